@@ -27,7 +27,6 @@ await model.finish()
 #   checkpoints/   Checkpoints: saved beside training, resumed on any number of ranks
 
 from .buckets.plan import BucketPlan, GradientBucket, Hook, plan_buckets
-from .buckets.shards import Stage
 from .checkpoints.checkpoints import Checkpointed, Checkpoints, Restored
 from .checkpoints.pieces import Cut
 from .data_parallel import DataParallel
@@ -36,7 +35,7 @@ from .layers import Layer, Local, Replicated, Sequential
 from .local_steps import DiLoCo, LocalSGD, LocalSteps
 from .models import Models
 from .optimizers import SGD, Adam, AdamW, Nesterov, Optimizer
-from .parameters import ModelMemory, expected_memory
+from .parameters import ModelMemory, Stage, expected_memory
 from .pipeline import Passed, Pipeline
 from .sharded import Sharded
 from .tensor import ColumnLinear, RowLinear, VocabularyLoss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -14,12 +14,11 @@ from ..notice import notify
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .ahead import Ahead
 from .buckets.agreement import compare_replicas
+from .buckets.averaged import Averaged
 from .buckets.bucketed import Bucketed
-from .buckets.gradients import Blame
+from .buckets.gradients import Place
 from .buckets.plan import BucketPlan, Hook, plan_by_size
-from .buckets.reduction import Reduction, Wiring
 from .checkpoints.names import Own
 from .checkpoints.pieces import Piece, Tensors, divided
 from .optimizers import Optimizer, check_optimizer
@@ -33,12 +32,15 @@ if TYPE_CHECKING:
     from .tree import Array, Tree
 
 
-class DataParallel(Bucketed[Reduction]):
+class DataParallel(Bucketed[Averaged]):
     """A model whose gradients are averaged over a group of ranks.
 
     Parameters are named in the order of forward; their gradients may be handed over in any order, the same on all
     ranks. Nothing in the loop waits: the update of a weight is issued when the weight is next asked for, and whatever
     needs it waits on the compute stream. Gradients that are not finite fail the rank that hands them over.
+
+    `model[name]` is the newest weight, or a future of it. The array is the model's own: it changes with the update
+    after the next `step`; copy what you keep.
 
     The first weights are the group's first rank's: models may be initialised as one likes, on all ranks differently.
 
@@ -121,22 +123,17 @@ class DataParallel(Bucketed[Reduction]):
         self._bucket_bytes = bucket_bytes
         self._backward = list(reversed(leaves))
         self._parameters = Parameters(rank, leaves, optimizer, order=self._backward)
-        self._wiring = Wiring(
-            rank=rank,
-            group=self.group,
-            stream=rank.stream(f"gradients of {self.group.name}", window=in_flight),
-            hook=hook,
-            exact=exact,
-            parameters=self._parameters,
-            work=self._work,
-            blame=Blame(rank, self.group),
-        )
+        self._stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
         self._factors: tuple[Future[object], ...] = ()  # what the gradients of the step that was sent last wait for
         self._all_hidden = False  # whether all gradients but the last were on all ranks when backward ended
         self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
         self._newest: dict[str, Future[dict[str, Array]]] = {}
-        if self.group.size > 1:
-            self._newest = dict.fromkeys(leaves, self._broadcast())
+        first = self._first_weights(self._parameters)
+        if first:
+            begun = rank.compute(
+                lambda *_: self._parameters.views, *first, name="first weights", seconds=0.0, call_site=users_frame()
+            )
+            self._newest = dict.fromkeys(leaves, begun)
         self._plan()
 
     def _plan(self) -> None:
@@ -147,19 +144,16 @@ class DataParallel(Bucketed[Reduction]):
         last = max(range(len(plans)), key=lambda index: (priorities[index], index))
         self._use(
             [
-                Reduction(self._wiring, plan, priority=priority, comes_last=plan.index == last)
+                Averaged(
+                    self._wiring,
+                    plan,
+                    priority=priority,
+                    stream=self._stream,
+                    parameters=self._parameters,
+                    comes_last=plan.index == last,
+                )
                 for plan, priority in zip(plans, priorities, strict=True)
             ]
-        )
-
-    def _broadcast(self) -> Future[dict[str, Array]]:
-        """Give all ranks the weights of the first, once it is known that they have the same parameters."""
-        alike = self._alike()
-        flats = [flat.view() for flat in self._parameters.flat.values()]
-        place = users_frame()
-        sent = [self.group.broadcast(flat, out=flat, call_site=place, name="first weights") for flat in flats]
-        return self.rank.compute(
-            lambda *_: self._parameters.views, alike, *sent, name="first weights", seconds=0.0, call_site=place
         )
 
     @property
@@ -178,20 +172,8 @@ class DataParallel(Bucketed[Reduction]):
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def __getitem__(self, name: str) -> object:
-        """Return the newest weight, or a future of it; of a part of the tree, a dict of them to pass to a compute.
-
-        The array is the model's own: it changes with the update after the next `step`; copy what you keep.
-
-        Raises:
-            UsageError: If there is no such parameter.
-        """
-        return self._names.find(name, self._weight)
-
     def _weight(self, name: str) -> Array | Future[object]:
-        bucket = self._home[name]
-        if bucket.waits:
-            self._update(bucket)
+        self._prepare(self._home[name])
         newest = self._newest.get(name)
         if newest is None or (newest.done and newest.exception() is None):
             return self._parameters.views[name]
@@ -209,19 +191,17 @@ class DataParallel(Bucketed[Reduction]):
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name].views[name]
 
-    def _take(self, bucket: Reduction, name: str, gradient: object) -> None:
+    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
         if self._tuner is not None:
-            self._tuner.handed_over(self.steps, name, gradient)
-        if bucket.waits:
-            self._update(bucket)
-        if self._syncs:
-            super()._take(bucket, name, gradient)
-        else:
-            bucket.add(name, gradient)
+            for name, gradient in gradients.items():
+                self._tuner.handed_over(self.steps, name, gradient)
+        super()._take(gradients, place)
 
-    def _send(self, bucket: Reduction) -> None:
+    def _prepare(self, bucket: Averaged) -> None:
         if bucket.waits:
             self._update(bucket)
+
+    def _send(self, bucket: Averaged) -> None:
         bucket.send(self.steps + 1)
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
@@ -237,17 +217,8 @@ class DataParallel(Bucketed[Reduction]):
             compare_replicas(self.rank, self.group, self._parameters.views, self.steps)
         return reduced
 
-    def step(self) -> Ahead:
-        """Let all weights make a step, once their gradients are there. Issues, and never waits.
-
-        Returns:
-            What may be awaited, to keep the program at most `ahead` steps ahead of its gradients.
-
-        Raises:
-            UsageError: If a parameter has had no gradient, and `unused` does not allow that.
-        """
-        ahead = super().step()
-        return ahead.then(self._tune) if self._tuner is not None and self.steps == RECORDED else ahead
+    def _after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
+        return self._tune if self._tuner is not None and self.steps == RECORDED else None
 
     async def _tune(self) -> None:
         """Choose buckets and order, the same on all ranks."""
@@ -268,7 +239,7 @@ class DataParallel(Bucketed[Reduction]):
         if self._tuner is not None and self.steps >= RECORDED:
             await self._tune()
         await self.settle()
-        return rebuild(self._like, self._parameters.views)
+        return rebuild(self._names.form, self._parameters.views)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -305,10 +276,9 @@ class DataParallel(Bucketed[Reduction]):
 
     def _update_all(self) -> None:
         for bucket in self._buckets:
-            if bucket.waits:
-                self._update(bucket)
+            self._prepare(bucket)
 
-    def _update(self, bucket: Reduction) -> None:
+    def _update(self, bucket: Averaged) -> None:
         newest = bucket.update(*self._factors)
         issued = self._issued
         while issued and issued[0].done and issued[0].exception() is None:
@@ -324,7 +294,7 @@ class DataParallel(Bucketed[Reduction]):
         """
         self._all_hidden = sum(not future.done for future in reduced) <= 1
 
-    def _arrived(self, bucket: Reduction) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+    def _arrived(self, bucket: Averaged) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
         slots = [(slot.name, slice(slot.start, slot.stop)) for slot in bucket.plan.slots]
         for part, arrived in zip(bucket.parts, bucket.arrived, strict=True):
             yield arrived, slots if len(bucket.parts) == 1 else [(slots[0][0], slice(0, part.stop - part.start))]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from sys import _getframe
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .ahead import Ahead
-from .buckets.agreement import agreement
-from .buckets.gradients import Place, check_gradient, check_packed
+from .buckets.gradients import Place, check_gradient, is_finite, not_finite
 from .buckets.plan import BucketPlan, plan_buckets
 from .checkpoints.names import Own
 from .checkpoints.pieces import Piece, Tensors, divided
 from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
 from .outer_steps import Fragment
 from .parameters import Parameters
-from .settings import group_of
-from .tree import Names, flatten, rebuild
-from .work import MemoryWork
+from .strategy import Ahead, Strategy
+from .tree import flatten, rebuild
 
 if TYPE_CHECKING:
     from .tree import Array, Tree
@@ -31,14 +26,15 @@ if TYPE_CHECKING:
 _NO_LIMIT = 1 << 62  # bytes of a bucket
 
 
-class LocalSteps:
+class LocalSteps(Strategy):
     """A model that each rank of a group trains by itself, and that they bring together once in a period.
 
-    It is used as `DataParallel` is. Inner steps send nothing. At the end of a period each rank sends by how much the
-    weights of its own differ from those that all ranks had last; the mean of that is what an outer optimizer takes for
-    a gradient. It travels under the next `delay` inner steps, whose progress is kept: what then comes in is added to
-    it. With fragments, parts of the weights take turns, each once in a period: as many bytes, at most 1 / fragments of
-    them at once.
+    It is used as `DataParallel` is: `reduce` hands a gradient over for the next inner step of this rank, and
+    `model[name]` is its newest weight, which changes with the next `step`. Inner steps send nothing. At the end of a
+    period each rank sends the difference between its own weights and the last common ones; the mean of that is the
+    gradient of an outer optimizer. It travels under the next `delay` inner steps, whose progress is kept: the outer
+    step is added to it. With fragments, parts of the weights take turns, each once in a period: as many bytes, at most
+    1 / fragments of them at once.
 
     The inner optimizer's state is each rank's own, and stays. Bytes sent per rank and inner step: 2 (n-1) / n of the
     weights, divided by the period; `DataParallel` sends that in each step.
@@ -82,10 +78,9 @@ class LocalSteps:
         _check(period=period, delay=delay, fragments=fragments, ahead=ahead, parameters=len(leaves))
         check_optimizer("optimizer", optimizer)
         check_optimizer("outer", outer)
-        self.rank, self.group, self.steps = rank, group_of(rank, group), 0
-        self.period, self.delay, self._ahead = period, delay, ahead
-        self._names, self._like = Names(params), params
-        self._parameters, self._work = Parameters(rank, leaves, optimizer), MemoryWork(rank)
+        super().__init__(rank, params, group, ahead)
+        self.period, self.delay = period, delay
+        self._parameters = Parameters(rank, leaves, optimizer)
         self._stream = rank.stream(f"outer steps of {self.group.name}")
         self._plans = self._planned(leaves, list(leaves))
         self._fragments = [
@@ -94,16 +89,9 @@ class LocalSteps:
             for plan in self._planned(leaves, list(leaves)[number::fragments])
         ]
         self._handed: dict[str, object] = {}
-        self._sent: deque[Future[object]] = deque()
         self._place: Place | None = None  # where a gradient was handed over last
-        first: list[Future[Any]] = []
-        if self.group.size > 1:
-            told = [f"{name!r}, {leaf.dtype} {leaf.shape}," for name, leaf in leaves.items()]
-            first.append(agreement(rank, self.group, "params", told))
-            flats = [flat.view() for flat in self._parameters.flat.values()]
-            first += [self.group.broadcast(flat, out=flat, name="first weights") for flat in flats]
         self._newest: Future[dict[str, Array]] = self._work.compute(
-            self._begin, *first, name="first weights", moved_bytes=0
+            self._begin, *self._first_weights(self._parameters), name="first weights", moved_bytes=0
         )
 
     def _planned(self, leaves: dict[str, Array], names: list[str]) -> list[BucketPlan]:
@@ -118,44 +106,15 @@ class LocalSteps:
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def __getitem__(self, name: str) -> object:
-        """Return the newest weight of this rank, or a future of it; of a part of the tree, a dict of them.
-
-        The array is the model's own: it changes with the next `step`; copy what you keep.
-
-        Raises:
-            UsageError: If there is no such parameter.
-        """
-        return self._names.find(name, self._weight)
-
     def _weight(self, name: str) -> Array | Future[object]:
         newest = self._newest
         return self._parameters.views[name] if newest.done and newest.exception() is None else newest[name]
 
-    def reduce(self, name: str, grad: object) -> None:
-        """Hand over a gradient, or a future of it, for this rank's next inner step; it is sent nowhere.
-
-        Args:
-            name: Of the parameter, or of a part of the tree.
-            grad: An array of the parameter's shape, or a future of one; for a part, a tree of them. It belongs to the
-                model until the step is made.
-
-        Raises:
-            UsageError: If there is no such parameter, it has had its gradient in this step, or the gradient has another
-                shape; at the await of a weight or of `finish`, if it is a future.
-            NonFiniteError: There, if the gradient is not finite.
-        """
-        frame = _getframe(1)
-        self._place = frame.f_code, frame.f_lasti
-        for leaf, gradient in list(self._names.pairs(name, grad)):
-            if leaf in self._handed:
-                raise UsageError(
-                    f"reduce: the gradient of {leaf!r} has been handed over in step {self.steps + 1} already; of a "
-                    "weight that is used twice, add the gradients up and hand over the sum"
-                )
-            if not isinstance(gradient, Future):
-                self._check_gradient(leaf, gradient, self.steps + 1)
-            self._handed[leaf] = gradient
+    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+        self._place = place
+        for name, gradient in gradients.items():
+            self._check_first(name, self._handed)
+            self._handed[name] = gradient
 
     def step(self) -> Ahead:
         """Let this rank's weights make an inner step; begin and end outer steps that are due. Issues, and never waits.
@@ -179,8 +138,7 @@ class LocalSteps:
             if self.steps % self.period == fragment.sends_at:
                 self._send(fragment)
                 self._apply_if_due(fragment)
-        self._sent.append(cast("Future[object]", self._newest))
-        return Ahead([self._sent.popleft()] if len(self._sent) > self._ahead else [])
+        return Ahead(self._limit([cast("Future[object]", self._newest)]))
 
     async def finish(self) -> object:
         """End with an outer step, so that all ranks have the same weights, and wait for it; then go on, if you like.
@@ -194,7 +152,7 @@ class LocalSteps:
                 self._send(fragment)
                 self._apply(fragment)
         await self._newest
-        return rebuild(self._like, self._parameters.views)
+        return rebuild(self._names.form, self._parameters.views)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -250,15 +208,11 @@ class LocalSteps:
 
     def _update(self, step: int, place: Place | None, gradients: dict[str, Array]) -> dict[str, Array]:
         for name, gradient in gradients.items():
-            self._check_gradient(name, gradient, step)
-            if self._parameters.real:
-                check_packed(gradient.reshape(-1), {name: gradient}, rank=self.rank.rank, step=step, place=place)
+            check_gradient(name, gradient, *self._leaves[name], step)
+            if self._parameters.real and not is_finite(gradient.reshape(-1)):
+                raise not_finite({name: gradient}, rank=self.rank.rank, step=step, place=place)
         self._parameters.make_step(gradients, step)
         return self._parameters.views
-
-    def _check_gradient(self, name: str, gradient: object, step: int) -> None:
-        view = self._parameters.views[name]
-        check_gradient(name, gradient, view.shape, view.dtype, step)
 
     def _send(self, fragment: Fragment) -> None:
         nbytes = fragment.plan.nbytes

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from ..runtime.rank import Rank
 from .buckets.gradients import is_finite
 from .buckets.plan import BucketPlan
-from .buckets.shards import Stage
 from .checkpoints.pieces import Piece, state_name
 from .optimizers import Optimizer
 
@@ -22,6 +21,9 @@ _BLOCK = 1 << 16
 """Elements looked at and updated at once: 256 KiB of float32, which a core's second-level cache holds."""
 
 DType: TypeAlias = "np.dtype[np.generic]"
+
+Stage: TypeAlias = Literal[1, 2, 3]
+"""A stage of ZeRO: ranks share out the optimizer's state; gradients as well; parameters as well."""
 
 Run: TypeAlias = tuple[slice, slice]
 """Elements that lie side by side among the weights, and in a bucket: where in either."""

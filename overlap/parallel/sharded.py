@@ -14,14 +14,13 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets.bucketed import Bucketed
-from .buckets.gathering import Gathering, Kept, Prefetched
+from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
-from .buckets.shards import Gauge, Shard, Stage
-from .buckets.shared_bucket import SharedBucket
+from .buckets.scattered import Gauge, Scattered
 from .checkpoints.names import Own
 from .checkpoints.pieces import Piece, Tensors, state_name
 from .optimizers import Optimizer, check_optimizer
-from .parameters import ModelMemory, expected_memory
+from .parameters import ModelMemory, Stage, expected_memory
 from .settings import Order, Settings, Unused, check_count
 from .tree import flatten, rebuild
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from .tree import Array, Tree
 
 
-class Sharded(Bucketed[SharedBucket]):
+class Sharded(Bucketed[Scattered]):
     """A model that a group of ranks shares out; it is used as `DataParallel` is.
 
     ======  =====================================  =========================================================
@@ -43,6 +42,10 @@ class Sharded(Bucketed[SharedBucket]):
     Gradients are scattered while backward goes on, each part is updated beside it, and parameters are gathered under
     the computes before those that need them. All stages make the same numbers as `DataParallel`, bit by bit wherever
     the scatter adds in the order in which its all-reduce does: as in one process, and on the virtual clock.
+
+    `model[name]` is a future of the newest weight; asking for it raises a `UsageError` once its gradient has been
+    handed over in this step. The arrays are read-only. In stages 1 and 2 they change with the update after the next
+    `step`; in stage 3 their memory is free once nobody has them.
 
     Attributes:
         rank: That it runs on.
@@ -132,7 +135,7 @@ class Sharded(Bucketed[SharedBucket]):
             first = rank.spawn(self._broadcast, flats, self._alike(), name="first weights")
         for place, bucket in enumerate(self._buckets):
             bucket.begin(flats[place] if first is None else cast("Future[Array]", first[place]))
-        self._gathering: Gathering = Prefetched(depth) if stage == 3 else Kept()
+        self._gathering: Gathering = Prefetched(depth) if stage == 3 else Gathering()
         self._on_the_wire: deque[Future[Array]] = deque()
         self._rounds = self._last_rounds = 0  # micro-batches without an update in this step, and in the one before
 
@@ -143,41 +146,20 @@ class Sharded(Bucketed[SharedBucket]):
         sent = [self.group.broadcast(flat, stream=stream, name="first weights") for flat in flats]
         return [await each for each in sent]
 
-    def _bucket(self, plan: BucketPlan) -> SharedBucket:
-        shard = Shard(
-            self.rank,
+    def _bucket(self, plan: BucketPlan) -> Scattered:
+        places = {name: place for place, name in enumerate(self._leaves)}
+        priority = min(places[name] for name in plan.names) if self._settings.order == "forward" else 0
+        return Scattered(
+            self._wiring,
             plan,
-            ranks=self.group.size,
-            place=self.group.rank,
+            priority=priority,
             stage=self.stage,
             optimizer=self._optimizer,
             gauge=self._gauge,
-        )
-        settings, places = self._settings, {name: place for place, name in enumerate(self._leaves)}
-        priority = min(places[name] for name in plan.names) if settings.order == "forward" else 0
-        return SharedBucket(
-            self.rank,
-            self.group,
-            shard,
-            self._work,
-            priority=priority,
-            exact=settings.exact,
-            hook=settings.hook,
             shared=self._shared,
         )
 
     # -- the loop ----------------------------------------------------------------------------------------------
-
-    def __getitem__(self, name: str) -> object:
-        """Return a future of the newest weight; of a part of the tree, a dict of futures, to be passed to a compute.
-
-        The arrays are read-only. In stages 1 and 2 they change with the update after the next `step`; in stage 3 their
-        memory is free once nobody has them.
-
-        Raises:
-            UsageError: If there is no such parameter, or its gradient has been handed over in this step.
-        """
-        return self._names.find(name, self._weight)
 
     def _weight(self, name: str) -> Future[object]:
         bucket = self._home[name]
@@ -188,7 +170,7 @@ class Sharded(Bucketed[SharedBucket]):
             )
         return self._gathering.visit(bucket)[name]
 
-    def _send(self, bucket: SharedBucket) -> None:
+    def _send(self, bucket: Scattered) -> None:
         wire = self._on_the_wire
         before = wire.popleft() if len(wire) >= self._settings.in_flight else None
         bucket.send(self.steps + 1, before, keeps=not self._syncs)
@@ -210,7 +192,7 @@ class Sharded(Bucketed[SharedBucket]):
         with super().no_sync():
             rounds = self._rounds
             yield
-            if self._settings.unused == "zeros" and self._rounds == rounds:
+            if self.stage > 1 and self._settings.unused == "zeros" and self._rounds == rounds:
                 self._end_round()
 
     def _end_round(self) -> None:
@@ -237,9 +219,9 @@ class Sharded(Bucketed[SharedBucket]):
         mine = [self.group] if self.group.size > 1 else []
         return mine + super()._with_other_parts()
 
-    def _arrived(self, bucket: SharedBucket) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+    def _arrived(self, bucket: Scattered) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
         assert bucket.reduced is not None, "the step has sent it"
-        yield bucket.reduced, bucket.shard.places()
+        yield bucket.reduced, bucket.places()
 
     def _reorder(self, order: Sequence[str]) -> None:
         """Let buckets travel in the order in which their last gradients come."""
@@ -251,27 +233,27 @@ class Sharded(Bucketed[SharedBucket]):
         leaves: dict[str, object] = {}
         for whole in [self._gathering.all_of(bucket) for bucket in self._buckets]:
             leaves |= await whole
-        return rebuild(self._like, leaves)
+        return rebuild(self._names.form, leaves)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights, and of what the optimizer keeps of them, by name."""
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for shard in (bucket.shard for bucket in self._buckets):
-            for slot in shard.plan.slots:
-                found[slot.name] = (shard.plan.dtype.name, slot.shape)
-                for key, kept in shard.state.items():
+        for bucket in self._buckets:
+            for slot in bucket.plan.slots:
+                found[slot.name] = (bucket.plan.dtype.name, slot.shape)
+                for key, kept in bucket.state.items():
                     found[state_name(key, slot.name)] = (kept.dtype.name, slot.shape)
         return found
 
     def kept(self) -> list[Piece]:
         """Return what this rank saves in a checkpoint: its part."""
-        return [piece for bucket in self._buckets for piece in bucket.shard.pieces(whole=False)]
+        return [piece for bucket in self._buckets for piece in bucket.pieces(whole=False)]
 
     def wanted(self) -> list[Piece]:
         """Return what this rank reads of a checkpoint: its part; in stages 1 and 2 all parameters."""
-        return [piece for bucket in self._buckets for piece in bucket.shard.pieces(whole=True)]
+        return [piece for bucket in self._buckets for piece in bucket.pieces(whole=True)]
 
     async def settle(self) -> None:
         """Wait until all updates of this rank's part are done that have been issued."""
@@ -287,16 +269,15 @@ class Sharded(Bucketed[SharedBucket]):
 
     def memory(self) -> ModelMemory:
         """Return what the model keeps on this rank from step to step: the sizes of the arrays that it has."""
-        shards = [bucket.shard for bucket in self._buckets]
         return ModelMemory(
-            parameters=sum((shard.param if shard.whole is None else shard.whole).nbytes for shard in shards),
-            gradients=sum(shard.grad.nbytes for shard in shards),
-            optimizer=sum(each.nbytes for shard in shards for each in shard.state.values()),
+            parameters=sum((bucket.param if bucket.whole is None else bucket.whole).nbytes for bucket in self._buckets),
+            gradients=sum(bucket.grad.nbytes for bucket in self._buckets),
+            optimizer=sum(each.nbytes for bucket in self._buckets for each in bucket.state.values()),
         )
 
     def expected_memory(self) -> ModelMemory:
         """Return what the formula of ZeRO says of this model, stage and group."""
-        plans = [bucket.shard.plan for bucket in self._buckets]
+        plans = [bucket.plan for bucket in self._buckets]
         kept = sum(
             each.itemsize * plan.size for plan in plans for each in self._optimizer.fresh(0, plan.dtype).values()
         )

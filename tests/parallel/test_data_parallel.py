@@ -8,7 +8,7 @@ import pytest
 
 import overlap
 from overlap import parallel
-from overlap.parallel.buckets import reduction
+from overlap.parallel.buckets import averaged
 from overlap.requested import overriding
 
 from ..core.companies import by_sockets, run_far
@@ -215,7 +215,7 @@ def test_ranks_with_fewer_samples_join_the_steps_of_the_others():
 
 
 def test_a_large_gradient_that_comes_last_is_updated_in_parts(monkeypatch):
-    monkeypatch.setattr(reduction, "BUCKET_BYTES", 24)  # so one of 10 numbers has three parts, of 3, 3 and 4
+    monkeypatch.setattr(averaged, "BUCKET_BYTES", 24)  # so one of 10 numbers has three parts, of 3, 3 and 4
 
     async def main(rank, clip_norm):
         params = {"v": np.zeros(10), "w": np.zeros(10)}

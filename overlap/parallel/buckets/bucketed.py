@@ -1,14 +1,12 @@
-"""What models that average gradients have in common: gradients come by name, and leave in buckets, in one order."""
+"""Models whose gradients leave in buckets, in one order on all ranks, and come back as means."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from sys import _getframe
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -16,15 +14,12 @@ from ...errors import UsageError
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
-from ..ahead import Ahead
 from ..checkpoints.names import Own
-from ..settings import Settings, group_of
-from ..tree import Names, flatten, rebuild
-from ..work import MemoryWork
+from ..settings import Settings
+from ..strategy import Ahead, Strategy
 from .agreement import agreement
-from .gradients import Part, Place, check_gradient, clip_factor, square_sums
-from .hooked import Hooked
-from .plan import BucketPlan
+from .bucket import Bucket, Wiring
+from .gradients import Part, Place, clip_factor, square_sums
 
 if TYPE_CHECKING:
     from ..tree import Array, Tree
@@ -32,30 +27,10 @@ if TYPE_CHECKING:
 _ORDER = "the order in which gradients are handed over must be the same on all ranks, or rebuild_buckets=False: they"
 
 
-class Bucket(Protocol):
-    """What a model needs of its buckets."""
-
-    hooked: Hooked | None  # What the hook has around it, if there is one
-    handed: dict[str, object]  # Gradients of this step that have not been sent, by name
-    place: Place | None  # Where one was handed over last
-
-    @property
-    def plan(self) -> BucketPlan:
-        """What is in it."""
-
-    @property
-    def sent(self) -> bool:
-        """Whether the gradients of this step have been."""
-
-    @property
-    def full(self) -> bool:
-        """Whether all gradients of this step are there."""
-
-
 B = TypeVar("B", bound=Bucket)
 
 
-class Bucketed(ABC, Generic[B]):
+class Bucketed(Strategy, Generic[B]):
     """A model whose gradients are averaged over a group of ranks, in buckets.
 
     Buckets leave in the same order on all ranks, each as soon as it is full and those before it have left.
@@ -69,12 +44,12 @@ class Bucketed(ABC, Generic[B]):
     _update_stream: str | None = None  # compute stream of updates, and of what they need
 
     def __init__(self, rank: Rank, params: Tree, group: Group | None, settings: Settings) -> None:
-        leaves = flatten(params)
-        self.rank, self.group, self.steps = rank, group_of(rank, group), 0
-        self._settings, self._names, self._work = settings, Names(params), MemoryWork(rank)
-        self._like = rebuild(params, {name: name for name in leaves})
-        self._leaves = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
+        super().__init__(rank, params, group, settings.ahead)
+        self._settings = settings
         self._real = rank.empty(1).flags.writeable  # else the world has no data
+        self._wiring = Wiring(
+            rank=rank, group=self.group, hook=settings.hook, exact=settings.exact, work=self._work, real=self._real
+        )
         self._copies = self._copies_of(settings)
         self._uneven = settings.uneven and self.group.size > 1
         rebuilds = settings.rebuild_buckets and settings.unused == "error" and not settings.uneven
@@ -87,7 +62,6 @@ class Bucketed(ABC, Generic[B]):
         self._joins = False  # whether this rank only takes part in the others' steps
         self._active: Future[Array] | None = None  # how many ranks have samples in this step
         self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
-        self._sent: deque[Sequence[Future[object]]] = deque()
 
     def _copies_of(self, settings: Settings) -> dict[str, int]:
         """Return how many ranks of the clip group have each parameter, where that is more than one."""
@@ -96,11 +70,6 @@ class Bucketed(ABC, Generic[B]):
             self._names.find(name, lambda leaf, copies=copies: found.__setitem__(leaf, copies))  # type: ignore[misc]
         return found
 
-    def _alike(self) -> Future[None]:
-        """Compare the parameters of all ranks."""
-        told = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
-        return agreement(self.rank, self.group, "params", told)
-
     def _use(self, buckets: list[B]) -> None:
         """Take these buckets from now on, in the order in which they travel."""
         self._buckets = buckets
@@ -108,20 +77,19 @@ class Bucketed(ABC, Generic[B]):
 
     # -- what a strategy adds ------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _weight(self, name: str) -> object:
-        """Return the newest weight, or a future of it."""
+    def _prepare(self, bucket: B) -> None:
+        """Let a bucket be ready for the gradients of the next step."""
 
     @abstractmethod
     def _send(self, bucket: B) -> None:
-        """Send a bucket; what nobody has handed over is 0."""
+        """Send a bucket, with zeros for gradients that nobody has handed over."""
 
     @abstractmethod
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
-        """Issue the updates, or see to it; return what a program that is not too far ahead waits for.
+        """Issue the updates, now or later; return the futures that a program waits for which is too far ahead.
 
         Args:
-            factors: What gradients are multiplied with.
+            factors: Numbers that gradients are multiplied with.
         """
 
     @abstractmethod
@@ -130,7 +98,7 @@ class Bucketed(ABC, Generic[B]):
 
     @abstractmethod
     def _arrived(self, bucket: B) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
-        """Yield what comes back of a bucket that has been sent, and where parameters are in it."""
+        """Yield the means of a bucket that has been sent, and the places of parameters in each."""
 
     @abstractmethod
     async def _whole(self) -> object:
@@ -140,55 +108,33 @@ class Bucketed(ABC, Generic[B]):
         """Take part in a step of the other ranks, with zeros."""
         self.step()
 
+    def _after_step(self) -> Callable[[], Coroutine[object, object, None]] | None:
+        """Return the work for the await of the step that was made last, if there is any."""
+        return None
+
     # -- the loop ------------------------------------------------------------------------------------------------
 
-    def __getitem__(self, name: str) -> object:
-        """Return the newest weight, or a future of it; of a part of the tree, a dict of them to pass to a compute.
-
-        Raises:
-            UsageError: If there is no such parameter.
-        """
-        return self._names.find(name, self._weight)
-
-    def reduce(self, name: str, grad: object) -> None:
-        """Hand over a gradient, or a future of it; it travels as soon as its bucket is full.
-
-        Args:
-            name: Of the parameter, or of a part of the tree.
-            grad: An array of the parameter's shape, or a future of one; for a part, a tree of them, or a future of one.
-                It belongs to the model until the update: large gradients are sent from where they are.
-
-        Raises:
-            UsageError: If there is no such parameter, it has had its gradient in this step, or the gradient has another
-                shape; at the await of a weight or of `finish`, if it is a future.
-            NonFiniteError: There, if the gradient is not finite.
-        """
-        frame = _getframe(1)
-        place = frame.f_code, frame.f_lasti
-        for leaf, gradient in list(self._names.pairs(name, grad)):
-            if not isinstance(gradient, Future):
-                check_gradient(leaf, gradient, *self._leaves[leaf], self.steps + 1)
-            bucket = self._home[leaf]
+    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+        for name, gradient in gradients.items():
+            bucket = self._home[name]
             bucket.place = place
-            self._take(bucket, leaf, gradient)
+            self._prepare(bucket)
+            if not self._syncs and bucket.views:
+                bucket.add(name, gradient, self.steps + 1)
+                continue
+            self._check_first(name, bucket.handed, sent=bucket.sent)
+            bucket.handed[name] = gradient
+            if self._observed is not None:
+                self._observed.append(name)
         while self._next < len(self._buckets) and self._buckets[self._next].full:
             self._send_next()
-
-    def _take(self, bucket: B, name: str, gradient: object) -> None:
-        if bucket.sent or name in bucket.handed:
-            raise UsageError(
-                f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already; of a weight "
-                "that is used twice, add the gradients up and hand over the sum"
-            )
-        bucket.handed[name] = gradient
-        if self._observed is not None:
-            self._observed.append(name)
 
     def _send_next(self) -> None:
         if self._uneven and self._active is None:
             self._active = self._count(1.0)
         bucket = self._buckets[self._next]
         self._next += 1
+        self._prepare(bucket)
         self._send(bucket)
 
     @contextmanager
@@ -223,9 +169,9 @@ class Bucketed(ABC, Generic[B]):
             self._send_next()
         self.steps += 1
         self._next = 0
-        self._sent.append(self._end_step((*self._mean_factor(), *self._clip(), *self._agreed)))
+        issued = self._end_step((*self._mean_factor(), *self._clip(), *self._agreed))
         self._rebuild()
-        return Ahead(self._sent.popleft() if len(self._sent) > self._settings.ahead else [])
+        return Ahead(self._limit(issued), self._after_step())
 
     async def finish(self) -> object:
         """Wait until all updates are done; then go on, if you like.

@@ -1,69 +1,52 @@
-"""When whole parameters are there: always, or only around their use."""
+"""Gathering of whole parameters: after each update, or only around their use."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...runtime.future import Future
-from .shared_bucket import SharedBucket
+from .scattered import Scattered
 
 if TYPE_CHECKING:
     from ..tree import Array
 
 
-class Gathering(Protocol):
-    """Where the parameters of a bucket come from."""
-
-    def visit(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
-        """Return them by name, for what is issued next."""
-
-    def ends(self) -> None:
-        """Take note that a step ends, and that the updates of all buckets are issued next."""
-
-    def begins(self, buckets: Sequence[SharedBucket]) -> None:
-        """Take note that they have been issued, in that order of buckets."""
-
-    def repeat(self) -> None:
-        """Gather as in the step before, for ranks that go on without this one."""
-
-    def all_of(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, for whoever wants all and may keep them."""
-
-
-class Kept:
-    """Stages 1 and 2: they stay, and are gathered in place after each update."""
+class Gathering:
+    """Stages 1 and 2: whole parameters stay, and are gathered in place after each update."""
 
     def __init__(self) -> None:
-        self._whole: dict[SharedBucket, Future[Array]] = {}
-        self._open: dict[SharedBucket, Future[dict[str, Array]]] = {}
+        self._whole: dict[Scattered, Future[Array]] = {}
+        self._open: dict[Scattered, Future[dict[str, Array]]] = {}
 
-    def visit(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
-        """Return them by name, for what is issued next."""
+    def visit(self, bucket: Scattered) -> Future[dict[str, Array]]:
+        """Return the parameters of a bucket by name, for the computes that are issued next."""
         found = self._open.get(bucket)
         if found is None:
             found = self._open[bucket] = bucket.opened(self._whole.get(bucket, bucket.updated))
         return found
 
-    all_of = visit
-
-    def repeat(self) -> None:
-        """Do nothing: they are gathered with the updates."""
+    def all_of(self, bucket: Scattered) -> Future[dict[str, Array]]:
+        """Return the parameters of a bucket by name, to be kept."""
+        return self.visit(bucket)
 
     def ends(self) -> None:
-        """Take note that a step ends, and that the updates of all buckets are issued next."""
+        """Note that a step ends, and that the updates of all buckets are issued next."""
         self._open.clear()
 
-    def begins(self, buckets: Sequence[SharedBucket]) -> None:
-        """Take note that they have been issued, in that order of buckets."""
+    def begins(self, buckets: Sequence[Scattered]) -> None:
+        """Note that the updates have been issued, in that order of buckets."""
         for bucket in buckets:
             self._whole[bucket] = bucket.gather()
 
+    def repeat(self) -> None:
+        """Gather as in the step before, for ranks that go on without this one."""
 
-class Prefetched:
-    """Stage 3: they are gathered ahead of their use, and dropped after it.
+
+class Prefetched(Gathering):
+    """Stage 3: whole parameters are gathered ahead of their use, and dropped after it.
 
     A visit is a run of uses of one bucket. The visits of a step are taken to be those of the step before. With the
     first use of one, the gather of the visit `depth` further on is issued; it starts once everything before the present
@@ -75,14 +58,15 @@ class Prefetched:
     """
 
     def __init__(self, depth: int) -> None:
+        super().__init__()
         self._depth = depth
-        self._expected: list[SharedBucket] = []
-        self._visits: list[SharedBucket] = []
-        self._ahead: deque[tuple[SharedBucket, Future[Array]]] = deque()
-        self._current: tuple[SharedBucket, Future[dict[str, Array]]] | None = None
+        self._expected: list[Scattered] = []
+        self._visits: list[Scattered] = []
+        self._ahead: deque[tuple[Scattered, Future[Array]]] = deque()
+        self._current: tuple[Scattered, Future[dict[str, Array]]] | None = None
 
-    def visit(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
-        """Return them by name, for what is issued next."""
+    def visit(self, bucket: Scattered) -> Future[dict[str, Array]]:
+        """Return the parameters of a bucket by name, for the computes that are issued next."""
         if self._current is not None and self._current[0] is bucket:
             return self._current[1]
         self._visits.append(bucket)
@@ -112,19 +96,19 @@ class Prefetched:
             _let_go(*each)
         self._visits = self._expected
 
-    def all_of(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
-        """Return the parameters of a bucket by name, for whoever wants all and may keep them."""
+    def all_of(self, bucket: Scattered) -> Future[dict[str, Array]]:
+        """Return the parameters of a bucket by name, to be kept."""
         self._forget()
         return bucket.opened(bucket.gather())
 
     def ends(self) -> None:
-        """Take note that a step ends, and that the updates of all buckets are issued next."""
+        """Note that a step ends, and that the updates of all buckets are issued next."""
         self._forget()
         self._current = None
         self._expected, self._visits = self._visits, []
 
-    def begins(self, buckets: Sequence[SharedBucket]) -> None:
-        """Take note that they have been issued, in that order of buckets."""
+    def begins(self, buckets: Sequence[Scattered]) -> None:
+        """Note that the updates have been issued, in that order of buckets."""
         for bucket in self._expected[: self._depth]:
             self._ahead.append((bucket, bucket.gather()))
 
@@ -139,6 +123,6 @@ class Prefetched:
         self._ahead.clear()
 
 
-def _let_go(bucket: SharedBucket, whole: Future[Array]) -> None:
+def _let_go(bucket: Scattered, whole: Future[Array]) -> None:
     """Let the next update of a bucket wait until a gather has read it, and nobody hold what was gathered."""
     bucket.unused.append(bucket.passed(whole))

@@ -1,4 +1,4 @@
-"""What may be handed over as the gradient of a parameter."""
+"""Checks of gradients: shapes, finite values and the global norm."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ import numpy as np
 from ...errors import NonFiniteError, UsageError
 from ...runtime.checking import first_not_finite
 from ...runtime.group import Group
-from ...runtime.rank import Rank
 from ...timeline.recording import call_site
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ..tree import Array
 
 
 def check_gradient(name: str, gradient: object, shape: tuple[int, ...], dtype: np.dtype[np.generic], step: int) -> None:
-    """Refuse what cannot be the gradient of a parameter.
+    """Refuse a value that cannot be the gradient of a parameter.
 
     Args:
         name: Of the parameter.
-        gradient: What was handed over, or what the future of it has become.
+        gradient: The value that was handed over, or the result of the future that was.
         shape: Of the parameter.
         dtype: Of the parameter.
         step: Of the model, from 1.
@@ -65,61 +63,45 @@ def is_finite(flat: Array) -> bool:
     return first_not_finite(flat) is None
 
 
-def check_packed(buffer: Array, views: Mapping[str, Array], *, rank: int, step: int, place: Place | None) -> None:
-    """Look at the gradients of a bucket before they are sent.
+def not_finite(views: Mapping[str, Array], *, rank: int, step: int, place: Place | None) -> NonFiniteError:
+    """Return the error that names rank, parameter, step and element of the first gradient that is not finite.
 
     Args:
-        buffer: All of them, flat.
-        views: Each of them by name.
-        rank: World rank, for the message.
-        step: Of the model, from 1, for the message.
-        place: Where a gradient of the bucket was handed over last, for the message.
+        views: Gradients by name, of which one is not finite.
+        rank: World rank.
+        step: Of the model, from 1.
+        place: The line that handed a gradient over last.
+    """
+    name, view = next((name, view) for name, view in views.items() if first_not_finite(view) is not None)
+    return _error(name, view, _seen(view), rank, step, place)
+
+
+def blame(group: Group, name: str, mine: Array | None, view: Array, step: int, place: Place | None) -> None:
+    """Ask all ranks whose gradient was not finite, on the thread of a compute, and raise the error on each of them.
+
+    A mean that is not finite shows on all ranks, so all of them call this.
+
+    Args:
+        group: The ranks that have the mean, on a stream of its own.
+        name: Of the parameter.
+        mine: This rank's gradient; None if it is known to be finite.
+        view: An array of its shape and type.
+        step: Of the model, from 1.
+        place: The line that handed the gradient over.
 
     Raises:
-        NonFiniteError: Naming rank, parameter, step and element.
+        NonFiniteError: The same on every rank, if a rank had such a gradient.
+        UsageError: If none had: the sum was too large.
     """
-    if is_finite(buffer):
-        return
-    name, view = next((name, view) for name, view in views.items() if first_not_finite(view) is not None)
-    raise _error(name, view, _seen(view), rank, step, place)
-
-
-class Blame:
-    """Finds out whose gradient was not finite, when it shows in the mean that all ranks have got.
-
-    Looking at the mean costs nothing that counts, as the update reads it anyway; so the ranks ask each other only then.
-
-    Args:
-        rank: This rank.
-        group: Whose mean it is.
-    """
-
-    def __init__(self, rank: Rank, group: Group) -> None:
-        self._rank, self._group = rank, group.on(rank.stream(f"blame of {group.name}"))
-
-    def find(self, name: str, mine: Array | None, view: Array, step: int, place: Place | None) -> None:
-        """Ask all ranks, on the thread of a compute; each comes here, as they have the same mean.
-
-        Args:
-            name: Of the parameter.
-            mine: This rank's gradient; None if it is known to be finite.
-            view: An array of its shape and type.
-            step: Of the model, from 1.
-            place: Where it was handed over.
-
-        Raises:
-            NonFiniteError: The same on every rank, if a rank had such a gradient.
-            UsageError: If none had: the sum was too large.
-        """
-        seen = _FINITE if mine is None else _seen(mine)
-        told = self._group.all_gather(np.array(seen, np.int64)).result().reshape(-1, 3)
-        for rank, (count, at, kind) in zip(self._group.ranks, told.tolist(), strict=True):
-            if count:
-                raise _error(name, view, (count, at, kind), rank, step, place)
-        raise UsageError(
-            f"reduce: the gradients of {name!r} in step {step} are finite, but their sum over the ranks is not; "
-            "scale the loss down"
-        )
+    seen = _FINITE if mine is None else _seen(mine)
+    told = group.all_gather(np.array(seen, np.int64)).result().reshape(-1, 3)
+    for rank, (count, at, kind) in zip(group.ranks, told.tolist(), strict=True):
+        if count:
+            raise _error(name, view, (count, at, kind), rank, step, place)
+    raise UsageError(
+        f"reduce: the gradients of {name!r} in step {step} are finite, but their sum over the ranks is not; "
+        "scale the loss down"
+    )
 
 
 def _seen(array: Array) -> tuple[int, int, int]:

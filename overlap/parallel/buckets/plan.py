@@ -54,6 +54,10 @@ class BucketPlan:
         """Names of the gradients."""
         return tuple(slot.name for slot in self.slots)
 
+    def views(self, flat: Array) -> dict[str, Array]:
+        """Return the gradients in a flat array of the bucket's size by name, each in its shape."""
+        return {slot.name: flat[slot.start : slot.stop].reshape(slot.shape) for slot in self.slots}
+
 
 def plan_buckets(
     gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]],

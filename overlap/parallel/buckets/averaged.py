@@ -1,0 +1,119 @@
+"""Buckets of data parallel models: every rank gets the mean of all gradients and updates all weights."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ...runtime.future import Future
+from ...runtime.stream import Stream
+from ..parameters import Parameters
+from .bucket import Bucket, Wiring, scaled
+from .gradients import blame
+from .plan import BUCKET_BYTES, BucketPlan
+
+if TYPE_CHECKING:
+    from ..tree import Array
+
+_PARTS = 4  # so a quarter of its update is not hidden; more parts would cost latency
+
+
+class Averaged(Bucket):
+    """A bucket whose mean comes back to every rank.
+
+    It has one buffer for good. That is enough, as all that writes it is a compute of this rank: the gradients of a step
+    are packed after the update of the step before, which has waited for the mean in the buffer.
+
+    Args:
+        wiring: The parts that all buckets of the model use.
+        plan: Its gradients.
+        priority: Of its operations.
+        stream: Of its operations.
+        parameters: The weights of the model.
+        comes_last: Whether nothing hides the update of this bucket: if it is one large gradient, it travels in parts.
+
+    Attributes:
+        parts: The parts of the buffer that travel by themselves.
+        arrived: The mean over the group, part by part, of the step that was sent last.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        plan: BucketPlan,
+        *,
+        priority: int,
+        stream: Stream,
+        parameters: Parameters,
+        comes_last: bool = False,
+    ) -> None:
+        self._flat: Array = wiring.rank.empty(plan.size, plan.dtype, common=True)
+        super().__init__(wiring, plan, priority=priority, buffer=self._flat)
+        self.arrived: list[Future[Array]] = []
+        self._stream, self._parameters, self._runs = stream, parameters, parameters.runs(plan)
+        self._step = self._updated = 0  # that was sent last, and updated last
+        cut = comes_last and self._alone and self._group.size > 1
+        self.parts = _parts(plan) if cut else [slice(0, plan.size)]
+        # A look at the mean is free, as the update reads it anyway; if it fails, threads of all ranks ask each other.
+        self._looks_late = self._alone and wiring.rank.clock == "real"
+        self._asking = self._group.on(wiring.rank.stream(f"blame of {self._group.name}"))
+        self._mine: Array | None = None  # this rank's gradient, if it has not been looked at
+
+    def send(self, step: int) -> None:
+        """Pack the gradients and send them; zeros stand for those that nobody has handed over."""
+        assert not self.waits, "an update reads the buffer first"
+        places = [self._flat[part] for part in self.parts]  # views for this step: those of the last may be locked
+        packed = self._pack(step, None, partial(self._in_parts, places))
+        self.arrived = [
+            self._reduce(packed[index], step, self._group.all_reduce, "bucket", out=place, stream=self._stream)
+            for index, place in enumerate(places)
+        ]
+        self._step = step
+
+    @property
+    def waits(self) -> bool:
+        """Whether an update is due that has not been issued."""
+        return self._updated != self._step
+
+    def update(self, *factors: object) -> Future[dict[str, Array]]:
+        """Issue the update of the step that was sent last, with its gradient times these numbers or futures of them."""
+        self._updated = self._step
+        moved_bytes = self._parameters.moved_bytes(self.plan) / len(self.parts)
+        for part, arrived in zip(self.parts, self.arrived, strict=True):
+            apply = partial(self._apply, self._step, part)
+            newest = self._work.compute(apply, arrived, *factors, name="update", moved_bytes=moved_bytes)
+        return newest
+
+    # -- on the compute stream -------------------------------------------------------------------------------------
+
+    def _in_parts(self, places: list[Array], flat: Array) -> list[Array]:
+        return places if flat is self._flat else [flat[part] for part in self.parts]
+
+    def _look(self, flat: Array, step: int) -> None:
+        stays = flat is not self._flat or self._group.size == 1  # else the mean takes its place
+        self._mine = flat if self._looks_late and stays else None
+        if self._mine is None:
+            super()._look(flat, step)
+
+    def _apply(self, step: int, part: slice, reduced: Array, *factors: float | None) -> dict[str, Array]:
+        if not self._wiring.real:
+            return self._parameters.views
+        runs = self._runs
+        if len(self.parts) > 1:
+            begin = runs[0][0].start
+            runs = [(slice(begin + part.start, begin + part.stop), slice(0, part.stop - part.start))]
+        gradient = scaled(reduced, factors)
+        if not self._parameters.update(self.plan.dtype, runs, gradient, step, check=self._looks_late):
+            [(name, view)] = self.views.items()
+            blame(self._asking, name, self._mine, view, step, self.place)
+        if part.stop == self.plan.size:
+            self._mine = None
+        return self._parameters.views
+
+
+def _parts(plan: BucketPlan) -> list[slice]:
+    """Return the parts of the gradient that comes last, if it is large: only the update of its last part is exposed."""
+    count = max(1, min(_PARTS, plan.nbytes // BUCKET_BYTES))
+    ends = [plan.size * (index + 1) // count for index in range(count)]
+    return [slice(start, stop) for start, stop in pairwise([0, *ends])]

@@ -1,0 +1,201 @@
+"""One bucket at work: gradients come in, are packed side by side, and their mean over the group comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...runtime.future import Future
+from ...runtime.group import Group
+from ...runtime.rank import Rank
+from ..work import MemoryWork
+from .gradients import Place, check_gradient, is_finite, not_finite
+from .hooked import Hooked
+from .plan import BucketPlan, Hook
+
+if TYPE_CHECKING:
+    from ..tree import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """The parts of a model that all its buckets use."""
+
+    rank: Rank  # This rank
+    group: Group  # Whose gradients are averaged
+    hook: Hook | None  # Takes the place of the collective
+    exact: bool  # Whether every gradient is added up in the order of ranks
+    work: MemoryWork  # Issues computes that move memory
+    real: bool  # False in a world whose arrays have no data
+
+
+class Bucket:
+    """A bucket of one model on one rank: planned once, sent in each step.
+
+    Args:
+        wiring: The parts that all buckets of the model use.
+        plan: Its gradients.
+        priority: Of its operations; lower is more urgent.
+        buffer: Memory where gradients lie side by side from step to step; None packs them into new memory each time.
+        counts: Elements of the mean that each rank needs, where no rank needs all.
+
+    Attributes:
+        plan: Its gradients.
+        handed: Gradients of this step that have not been packed, by name.
+        sent: Whether the gradients of this step have been sent.
+        place: The line of the program that handed a gradient over last.
+        views: The places of the gradients in the buffer, by name; empty without a buffer.
+        hooked: The hook at work on this bucket, if there is one.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        plan: BucketPlan,
+        *,
+        priority: int,
+        buffer: Array | None,
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        self.plan, self.handed, self.sent = plan, dict[str, object](), False
+        self.place: Place | None = None
+        self.views = {} if buffer is None else plan.views(buffer)
+        self.hooked: Hooked | None = None
+        if wiring.hook is not None:
+            self.hooked = Hooked(wiring.hook, wiring.rank, wiring.group, plan, priority=priority, counts=counts)
+        self._wiring, self._group, self._work = wiring, wiring.group, wiring.work
+        self._priority, self._buffer = priority, buffer
+        self._alone = len(plan.slots) == 1 and wiring.hook is None  # then the gradient need not be copied
+        self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
+        nothing = wiring.rank.empty(plan.size, plan.dtype) if buffer is None and not wiring.real else buffer
+        self._nothing = None if wiring.real else nothing
+
+    @property
+    def full(self) -> bool:
+        """Whether all gradients of this step are there."""
+        return len(self.handed) == len(self.plan.slots)
+
+    def _free(self) -> object:
+        """Return a future that is done when the buffer may be written; None if the order of computes sees to that."""
+        return None
+
+    def add(self, name: str, gradient: object, step: int) -> None:
+        """Add a gradient to the buffer, to be sent with later ones."""
+        add, slot = partial(self._add, name, name in self._added, step), self.views[name]
+        self._added.add(name)
+        self._work.compute(add, self._free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
+
+    def _add(self, name: str, added: bool, step: int, _: object, gradient: Array) -> None:
+        view = self.views[name]
+        check_gradient(name, gradient, view.shape, view.dtype, step)
+        if self._wiring.real:
+            _fill(view, gradient, add=added)
+
+    def _pack(self, step: int, after: object, form: Callable[[Array], object]) -> Future[Any]:
+        """Issue the packing of the gradients that have been handed over; zeros stand for those that have not.
+
+        Args:
+            step: Of the model, from 1.
+            after: Futures to wait for.
+            form: From the flat gradients of the bucket to the result of the compute.
+        """
+        handed, added = frozenset(self.handed), frozenset(self._added)
+        gradients = [self.handed.pop(name, None) for name in self.plan.names]
+        self._added.clear()
+        self.sent = True
+        pack = partial(self._packed, step, handed, added, form)
+        moved_bytes = 0 if self._alone and not added else 2 * self.plan.nbytes
+        return self._work.compute(pack, after, *gradients, name="pack", moved_bytes=moved_bytes)
+
+    def _reduce(
+        self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **more: Any
+    ) -> Future[Array]:
+        """Issue the mean over the group: by the hook, if there is one, or by this collective."""
+        if self.hooked is not None:
+            return self.hooked.start(packed, step)
+        if self._group.size == 1:
+            return packed
+        return collective(
+            packed,
+            op="mean",
+            exact=self._wiring.exact,
+            priority=self._priority,
+            name=f"{name} {self.plan.index}",
+            call_site=self.place,
+            **more,
+        )
+
+    # -- on the compute stream -------------------------------------------------------------------------------------
+
+    def _packed(
+        self,
+        step: int,
+        handed: frozenset[str],
+        added: frozenset[str],
+        form: Callable[[Array], object],
+        _: object,
+        *gradients: Array | None,
+    ) -> object:
+        for slot, gradient in zip(self.plan.slots, gradients, strict=True):
+            if slot.name in handed:
+                check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step)
+        if self._nothing is not None:
+            return form(self._nothing)
+        flat = self._as_it_lies(gradients[0]) if self._alone and not added else None
+        if flat is None:
+            flat = self._side_by_side(added, gradients)
+        self._look(flat, step)
+        return form(flat)
+
+    def _as_it_lies(self, gradient: Array | None) -> Array | None:
+        """Return the only gradient of the bucket, flat, if it can be sent without a copy."""
+        if not isinstance(gradient, np.ndarray) or not gradient.flags.c_contiguous or gradient.dtype != self.plan.dtype:
+            return None
+        if any(_is_same(gradient, view) for view in self.views.values()):  # then it is in the buffer already
+            return None
+        return gradient.reshape(-1)
+
+    def _side_by_side(self, added: frozenset[str], gradients: Iterable[Array | None]) -> Array:
+        buffer, views = self._buffer, self.views
+        if buffer is None:
+            buffer = np.empty(self.plan.size, self.plan.dtype)
+            views = self.plan.views(buffer)
+        for name, gradient in zip(self.plan.names, gradients, strict=True):
+            if gradient is not None:
+                _fill(views[name], gradient, add=name in added)
+            elif name not in added:
+                views[name].fill(0)
+        return buffer
+
+    def _look(self, flat: Array, step: int) -> None:
+        """Refuse gradients that are not finite."""
+        if not is_finite(flat):
+            raise not_finite(self.plan.views(flat), rank=self._wiring.rank.rank, step=step, place=self.place)
+
+
+def scaled(gradient: Array, factors: Iterable[float | None]) -> Array:
+    """Return a flat gradient times all factors; None stands for 1."""
+    for factor in factors:
+        if factor not in (None, 1.0):
+            gradient = gradient * gradient.dtype.type(factor)
+    return gradient
+
+
+def _fill(view: Array, gradient: Array, *, add: bool) -> None:
+    if add:
+        np.add(view, gradient, out=view, casting="unsafe")
+    elif not _is_same(gradient, view):
+        view[...] = gradient
+
+
+def _is_same(gradient: Array, view: Array) -> bool:
+    """Whether a gradient lies in its place already."""
+    return (
+        gradient.__array_interface__["data"] == view.__array_interface__["data"]
+        and gradient.strides == view.strides
+        and gradient.dtype == view.dtype
+    )

@@ -1,0 +1,282 @@
+"""Buckets that ranks share (ZeRO): the mean is scattered, each rank updates its part, and weights are gathered."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from ...runtime.future import Future
+from ..checkpoints.pieces import Piece, state_name
+from ..optimizers import Optimizer
+from ..parameters import Stage
+from ..work import users_frame
+from .bucket import Bucket, Wiring, scaled
+from .plan import BucketPlan, Slot
+
+if TYPE_CHECKING:
+    from ..tree import Array
+
+_IN_FLIGHT = 8
+"""Operations of a stream at once: the library's own default."""
+
+
+class Gauge:
+    """Counts bytes that are in memory now, and at most so far; any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may run while its holder adds
+        self.now = self.peak = 0
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes that were allocated, or, below 0, freed."""
+        with self._lock:
+            self.now += nbytes
+            self.peak = max(self.peak, self.now)
+
+
+class _Gathered(dict[str, "Array"]):
+    """Whole parameters by name, for as long as somebody has them."""
+
+    __slots__ = ("__weakref__",)
+
+
+def shares(size: int, ranks: int) -> tuple[int, ...]:
+    """Return how many of `size` elements each rank has: as even as can be, the first ones have one more."""
+    return tuple(size // ranks + (rank < size % ranks) for rank in range(ranks))
+
+
+class Scattered(Bucket):
+    """A bucket's parameters, gradients and optimizer state, as far as a stage of ZeRO leaves them on this rank.
+
+    Updates have a compute stream of their own, "optimizer": the update of a layer that is far behind backward runs
+    while backward goes on. Computes write through views of their own: a collective that has been issued locks the
+    arrays that it was given, long before it uses them.
+
+    Args:
+        wiring: The parts that all buckets of the model use.
+        plan: Its gradients.
+        priority: Of its operations.
+        stage: Of ZeRO.
+        optimizer: Updates this rank's part.
+        gauge: Counts gathered parameters.
+        shared: Whether ranks of one host have gathered parameters together.
+
+    Attributes:
+        param: This rank's part of the parameters; in stages 1 and 2 a view of `whole`.
+        whole: All parameters, in stages 1 and 2.
+        grad: All gradients in stage 1, this rank's part in stages 2 and 3.
+        state: The optimizer's state of this rank's part.
+        reduced: This rank's part of the mean gradient, of the step that was sent last.
+        updated: This rank's part of the newest parameters; in stages 1 and 2 all of those to begin with.
+        unused: Gathers whose result nobody has asked for, but which may still read this rank's part.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        plan: BucketPlan,
+        *,
+        priority: int,
+        stage: Stage,
+        optimizer: Optimizer,
+        gauge: Gauge,
+        shared: bool,
+    ) -> None:
+        rank, group = wiring.rank, wiring.group
+        counts = shares(plan.size, group.size)
+        buffer = rank.empty(plan.size, plan.dtype) if stage == 1 else None
+        super().__init__(wiring, plan, priority=priority, buffer=buffer, counts=counts)
+        size, stop = counts[group.rank], list(accumulate(counts))[group.rank]
+        self.mine = slice(stop - size, stop)
+        self.whole: Array | None = rank.empty(plan.size, plan.dtype) if stage < 3 else None
+        self.param: Array = rank.empty(size, plan.dtype) if self.whole is None else self.whole[self.mine]
+        self.grad: Array = rank.empty(size, plan.dtype) if buffer is None else buffer
+        kept = optimizer.fresh(size if wiring.real else 0, plan.dtype)
+        self.state = kept if wiring.real else {key: rank.empty(size, each.dtype) for key, each in kept.items()}
+        self.reduced: Future[Array] | None = None
+        self.updated: Future[Array]
+        self.unused: list[Future[Any]] = []
+        self._optimizer, self._gauge, self._shared = optimizer, gauge, shared
+        self._counts = None if len(set(counts)) == 1 else counts
+        self._collects = False  # whether `grad` holds a mean that has not been in an update
+        self._views = None if self.whole is None else self._read_only(self.whole)
+        self._scatters = rank.stream(f"scatters of {group.name}", window=_IN_FLIGHT)
+        self._gathers = rank.stream(f"gathers of {group.name}", window=_IN_FLIGHT)
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def begin(self, first: Array | Future[Array]) -> None:
+        """Take over the parameters that all ranks begin with."""
+        self.updated = self._work.compute(
+            self._begin, first, name="first weights", moved_bytes=2 * self.plan.nbytes, stream="optimizer"
+        )
+
+    def _free(self) -> object:
+        return self.updated
+
+    def send(self, step: int, after: Future[Array] | None, *, keeps: bool) -> None:
+        """Pack the gradients, as soon as `after` is done, and scatter their mean.
+
+        Zeros stand for gradients that nobody has handed over.
+
+        Args:
+            step: Of the model, from 1.
+            after: A future to wait for.
+            keeps: Whether, in stages 2 and 3, the mean is added to those of more micro-batches before the update.
+        """
+        added, self._collects = self._collects, keeps
+        packed = self._pack(step, [after, self._free()], lambda flat: flat[:])
+        if added or keeps:
+            part, moved_bytes = self._scatter(step, packed, None), 3 * self.grad.nbytes
+            collect = partial(self._collect, added)
+            self.reduced = self._work.compute(collect, part, name="add", moved_bytes=moved_bytes, stream="optimizer")
+        else:
+            keeps_part = self._buffer is None and self._wiring.real
+            self.reduced = self._scatter(step, packed, self.grad[:] if keeps_part else None)
+
+    def _scatter(self, step: int, packed: Future[Array], out: Array | None) -> Future[Array]:
+        scatter = self._group.reduce_scatter
+        return self._reduce(
+            packed, step, scatter, "scatter bucket", out=out, counts=self._counts, stream=self._scatters
+        )
+
+    def update(self, step: int, factors: Sequence[Future[object]]) -> None:
+        """Let the optimizer make a step with the gradient that was sent last, times these factors."""
+        self.updated = self._work.compute(
+            partial(self._update, step),
+            self.reduced,
+            list(factors),
+            *self.unused,
+            name="update",
+            moved_bytes=3 * self.param.nbytes + 2 * sum(each.nbytes for each in self.state.values()),
+            stream="optimizer",
+        )
+        self.sent = False
+        self.unused.clear()
+
+    def gather(self, *, when: bool = False) -> Future[Array]:
+        """Return all parameters, flat, after the newest update.
+
+        Args:
+            when: Start it only when all that has been issued on the compute stream so far has run.
+        """
+        part = self.updated
+        if when:
+            run = self._wiring.rank.compute(lambda: self.param[:], name="room", seconds=0.0)
+            part = run if part.done else self._in_room(_last, run, part)
+        return self._gather(part)
+
+    def gather_beside(self) -> Future[Array]:
+        """Return all parameters, flat, gathered only when all that `passed` has issued has run."""
+        return self._gather(self._in_room(_last, None, self.updated))
+
+    def passed(self, whole: Future[Array]) -> Future[None]:
+        """Return a future that is done when parameters have been gathered, without holding them."""
+        return self._in_room(_nothing, whole)
+
+    def _in_room(self, fn: Any, *args: object) -> Future[Any]:
+        return self._wiring.rank.compute(fn, *args, name="room", stream="room", seconds=0.0)
+
+    def _gather(self, part: Future[Array]) -> Future[Array]:
+        if self._group.size == 1:
+            return part
+        return self._group.all_gather(
+            part,
+            out=None if self.whole is None or not self._wiring.real else self.whole[:],
+            counts=self._counts,
+            shared=self._shared,
+            priority=self._priority,
+            stream=self._gathers,
+            name=f"gather bucket {self.plan.index}",
+            call_site=self.place,
+        )
+
+    def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:
+        """Return the parameters by name, once they are there and all that was issued before has run."""
+        return self._wiring.rank.compute(self._open, whole, name="open", seconds=0.0, call_site=users_frame())
+
+    # -- on compute streams ----------------------------------------------------------------------------------------
+
+    def _begin(self, flat: Array) -> Array:
+        target, source = (self.param[:], flat[self.mine]) if self.whole is None else (self.whole[:], flat)
+        if self._wiring.real:
+            target[:] = source
+        return target
+
+    def _collect(self, added: bool, part: Array) -> Array:
+        """Keep the mean gradient of this rank's part, or add it to the kept one."""
+        if not self._wiring.real:
+            return self.grad
+        kept = self.grad[:]
+        if added:
+            kept += part
+        else:
+            kept[:] = part
+        return kept
+
+    def _update(self, step: int, gradient: Array, factors: Sequence[float | None], *_: Array) -> Array:
+        if self._wiring.real and self.param.size:
+            self._optimizer.update(self.param[:], scaled(gradient, factors), self.state, step)
+        return self.param[:]
+
+    def _open(self, whole: Array) -> dict[str, Array]:
+        if self._views is not None:
+            return self._views
+        gathered = _Gathered(self._read_only(whole))
+        self._gauge.add(whole.nbytes)
+        weakref.finalize(gathered, self._gauge.add, -whole.nbytes).atexit = False
+        return gathered
+
+    def _read_only(self, flat: Array) -> dict[str, Array]:
+        views = self.plan.views(flat)
+        for view in views.values():
+            view.setflags(write=False)
+        return views
+
+    # -- this rank's part --------------------------------------------------------------------------------------------
+
+    def places(self) -> list[tuple[str, slice]]:
+        """Return the place of each parameter in this rank's part."""
+        begin = self.mine.start
+        shared = [(slot.name, *self._overlap(slot)) for slot in self.plan.slots]
+        return [(name, slice(start - begin, stop - begin)) for name, start, stop in shared if start < stop]
+
+    def pieces(self, *, whole: bool) -> list[Piece]:
+        """Return this rank's part of the parameters and of the optimizer's state, as they lie in memory.
+
+        Args:
+            whole: Return all parameters that are kept here, those of other ranks' parts included.
+        """
+        found: list[Piece] = []
+        for slot in self.plan.slots:
+            if whole and self.whole is not None:
+                found.append(Piece.whole(slot.name, slot.shape, self.whole[slot.start : slot.stop]))
+            else:
+                found += self._mine(slot, slot.name, self.param)
+            for key, kept in self.state.items():
+                found += self._mine(slot, state_name(key, slot.name), kept)
+        return found
+
+    def _mine(self, slot: Slot, name: str, part: Array) -> list[Piece]:
+        """Return the piece of a parameter in this rank's part of its weights or state; none if there is nothing."""
+        start, stop = self._overlap(slot)
+        if start >= stop:
+            return []
+        data = part[start - self.mine.start : stop - self.mine.start]
+        return [Piece(tensor=name, shape=slot.shape, start=start - slot.start, stop=stop - slot.start, data=data)]
+
+    def _overlap(self, slot: Slot) -> tuple[int, int]:
+        return max(slot.start, self.mine.start), min(slot.stop, self.mine.stop)
+
+
+def _last(_: object, part: Array) -> Array:
+    """Return the second argument, once both are there."""
+    return part
+
+
+def _nothing(_: object) -> None:
+    """Be done when the argument is there."""

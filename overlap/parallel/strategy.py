@@ -1,0 +1,190 @@
+"""The interface that all strategies share: newest weights by name, gradients in, steps that wait for nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from sys import _getframe
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .buckets.agreement import agreement
+from .buckets.gradients import Place, check_gradient
+from .checkpoints.names import Own
+from .checkpoints.pieces import Piece, Tensors
+from .parameters import Parameters
+from .settings import group_of
+from .tree import Names, flatten
+from .work import MemoryWork, users_frame
+
+if TYPE_CHECKING:
+    from .tree import Tree
+
+
+class Ahead:
+    """The result of `model.step()`: `await` it to wait until the program is only so many steps ahead.
+
+    Nobody has to: it is for loops that would issue thousands of steps before the first has run.
+
+    Args:
+        pending: Futures to wait for.
+        then: Work to be done afterwards, if this is awaited.
+    """
+
+    __slots__ = ("_pending", "_then")
+
+    def __init__(
+        self, pending: Sequence[Future[object]], then: Callable[[], Coroutine[object, object, None]] | None = None
+    ) -> None:
+        self._pending, self._then = pending, then
+
+    def __await__(self) -> Generator[object, object, None]:
+        for future in self._pending:
+            yield from future.__await__()
+        if self._then is not None:
+            yield from self._then().__await__()
+
+
+class Strategy(ABC):
+    """A model under training by a group of ranks.
+
+    Attributes:
+        rank: That it runs on.
+        group: The ranks that train it.
+        steps: How many `step` calls there have been.
+    """
+
+    def __init__(self, rank: Rank, params: Tree, group: Group | None, ahead: int) -> None:
+        self.rank, self.group, self.steps = rank, group_of(rank, group), 0
+        self._names, self._work = Names(params), MemoryWork(rank)
+        self._leaves = {name: (leaf.shape, leaf.dtype) for name, leaf in flatten(params).items()}
+        self._ahead = ahead
+        self._issued_steps: deque[Sequence[Future[object]]] = deque()
+
+    def __getitem__(self, name: str) -> object:
+        """Return the newest weight, or a future of it; of a part of the tree, a dict of them to pass to a compute.
+
+        Raises:
+            UsageError: If there is no such parameter.
+        """
+        return self._names.find(name, self._weight)
+
+    @abstractmethod
+    def _weight(self, name: str) -> object:
+        """Return the newest weight, or a future of it."""
+
+    def reduce(self, name: str, grad: object) -> None:
+        """Hand over a gradient, or a future of it; it travels as soon as its bucket is full.
+
+        Args:
+            name: Of the parameter, or of a part of the tree.
+            grad: An array of the parameter's shape, or a future of one; for a part, a tree of them, or a future of one.
+                It belongs to the model until the update: large gradients are sent from where they are.
+
+        Raises:
+            UsageError: If there is no such parameter, it has had its gradient in this step, or the gradient has another
+                shape; at the await of a weight or of `finish`, if it is a future.
+            NonFiniteError: There, if the gradient is not finite.
+        """
+        frame = _getframe(1)
+        place = frame.f_code, frame.f_lasti
+        gradients = dict(self._names.pairs(name, grad))
+        for leaf, gradient in gradients.items():
+            if not isinstance(gradient, Future):
+                check_gradient(leaf, gradient, *self._leaves[leaf], self.steps + 1)
+        self._take(gradients, place)
+
+    @abstractmethod
+    def _take(self, gradients: Mapping[str, object], place: Place) -> None:
+        """Take over gradients by name, from that line of the program."""
+
+    def _check_first(self, name: str, handed: Mapping[str, object], *, sent: bool = False) -> None:
+        """Refuse a second gradient of a parameter in one step."""
+        if sent or name in handed:
+            raise UsageError(
+                f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already; of a weight "
+                "that is used twice, add the gradients up and hand over the sum"
+            )
+
+    @abstractmethod
+    def step(self) -> Ahead:
+        """Let all weights make a step, once their gradients are there. Issues, and never waits.
+
+        Returns:
+            An awaitable that keeps the program at most `ahead` steps ahead of its gradients.
+
+        Raises:
+            UsageError: If a parameter has had no gradient, and `unused` does not allow that.
+        """
+
+    def _limit(self, issued: Sequence[Future[object]]) -> Sequence[Future[object]]:
+        """Return the futures of the step that a program waits for which has issued these in its newest one."""
+        self._issued_steps.append(issued)
+        return self._issued_steps.popleft() if len(self._issued_steps) > self._ahead else []
+
+    @abstractmethod
+    async def finish(self) -> object:
+        """Wait until all updates are done; then go on, if you like.
+
+        Returns:
+            The weights, in a tree like `params`.
+        """
+
+    # -- first weights -------------------------------------------------------------------------------------------------
+
+    def _alike(self) -> Future[None]:
+        """Compare the names, shapes and dtypes of the parameters of all ranks."""
+        told = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
+        return agreement(self.rank, self.group, "params", told)
+
+    def _first_weights(self, parameters: Parameters) -> list[Future[object]]:
+        """Give all ranks the weights of the first, once it is known that they have the same parameters."""
+        if self.group.size == 1:
+            return []
+        issued: list[Future[object]] = [self._alike()]
+        for flat in [each.view() for each in parameters.flat.values()]:
+            issued.append(self.group.broadcast(flat, out=flat, name="first weights", call_site=users_frame()))
+        return issued
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def tensors(self) -> Tensors:
+        """Return dtype and shape of all that all ranks have together, by name."""
+
+    @abstractmethod
+    def kept(self) -> Sequence[Piece]:
+        """Return the pieces that this rank saves: each element is one rank's."""
+
+    @abstractmethod
+    def wanted(self) -> Sequence[Piece]:
+        """Return the pieces that this rank needs to go on, in the model's own memory."""
+
+    @abstractmethod
+    def notes(self) -> dict[str, object]:
+        """Return what else all ranks of the model have alike, as JSON can tell it."""
+
+    @abstractmethod
+    def own(self) -> Own:
+        """Return the arrays that this rank alone keeps."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Wait until all updates that have been issued are done."""
+
+    @abstractmethod
+    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+        """Go on from that step: all wanted pieces have been written into place.
+
+        Args:
+            steps: That had been made.
+            notes: The result of `notes` when it was saved.
+            own: The result of `own` on this rank; None if other ranks saved it.
+
+        Returns:
+            What is not as it was, for people to read; empty if everything is.
+        """
