@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from transports.efa import door, joining
+from transports import meeting
+from transports.efa import joining
 
 from .net import PROCESS, FakeSocket, Net
 
@@ -120,7 +121,7 @@ def raw_sockets(net: Net) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RawSocket, "net", net, raising=False)
-        for module in (door, joining):
+        for module in (meeting, joining):
             patched.setattr(module, "socket", _Module())
         patched.setattr(trio.lowlevel, "wait_readable", wait_readable)
         patched.setattr(trio.lowlevel, "wait_writable", wait_writable)

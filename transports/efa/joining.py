@@ -1,4 +1,4 @@
-"""How processes find each other: each listens, tells where, and the lower member of each pair dials the higher one."""
+"""Joining of processes by sockets: every process listens, tells its addresses, and dials the higher members."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import product
 
 import trio
 
 from transports.efa.address import PeerAddress, ends_of, host_identity, rail_addresses, rail_names
-from transports.efa.door import Door, family
 from transports.efa.tcp import prepare, shorten
 from transports.factory import Exchange
-from transports.failures import ArgumentError, LinkLostError, TransportError
-from transports.handshake import HandshakeError, Hello, greet, welcome
+from transports.failures import LinkLostError, TransportError
+from transports.handshake import HandshakeError, Hello
+from transports.meeting import Door, Meeting, Place, Stream, family
 from transports.patience import usable
 from transports.tls import Tls
 
@@ -38,63 +38,33 @@ class Connection:
 
 @dataclass(kw_only=True)
 class Joining:
-    """One process's way into the fabric.
+    """One process's way into the fabric."""
 
-    Attributes:
-        member: Its index.
-        members: How many processes there are.
-        secret: What all members know.
-        job: Name of the world.
-        epoch: Which of the job's successive worlds.
-        rails: How many connections to each process, or the interfaces or addresses they use.
-        host: The address to listen at if `rails` is a number.
-        unix: Whether to use Unix sockets where both sides can.
-        tls: Encrypts the connections.
-        silence_s: How long TCP waits for an answer, or until a receiver reads; None: as long as the system does.
-        join_s: How long to wait for all processes.
-        watched: Whether somebody else knows which processes live.
-        lasting: Whether a single TCP connection inside a host is to come back, too, should somebody end it.
-        spared: Which processes need not be joined, once the addresses are exchanged.
-        report: Takes a line about strangers.
-        door: Where the others knock.
-        refused: Why connections were refused; told at the end.
-        identity: What this process shares with those that can reach its Unix socket.
-    """
-
-    member: int
-    members: int
-    secret: bytes
-    job: str
-    epoch: int
-    rails: int | Sequence[str]
-    host: str
-    unix: bool
-    tls: Tls | None
-    silence_s: float | None
-    join_s: float
-    report: Callable[[str], None]
-    watched: bool = False
-    lasting: bool = False
-    spared: Callable[[], Collection[int]] = tuple
+    member: int  # Its index
+    members: int  # How many processes there are
+    secret: bytes  # What all members know
+    job: str  # Name of the world
+    epoch: int  # Which of the job's successive worlds
+    rails: int | Sequence[str]  # How many connections to each process, or the interfaces or addresses they use
+    host: str  # The address to listen at if `rails` is a number
+    unix: bool  # Whether to use Unix sockets where both sides can
+    tls: Tls | None  # Encrypts the connections
+    silence_s: float | None  # How long TCP waits for an answer or a reader; None: as long as the system does
+    join_s: float  # How long to wait for all processes
+    report: Callable[[str], None]  # Takes a line about strangers
+    watched: bool = False  # Whether somebody else knows which processes live
+    lasting: bool = False  # Whether a single TCP connection inside a host is to come back, too, should it end
+    spared: Callable[[], Collection[int]] = tuple  # Processes that need not be joined, once addresses are exchanged
 
     def __post_init__(self) -> None:
-        if not self.secret:
-            raise ArgumentError("the secret is empty; without one anybody is a member")
-        if self.tls is not None:
-            self.tls.check()
-        self.identity = host_identity()
+        mine = Hello(role="rail", job=self.job, epoch=self.epoch, member=self.member, members=self.members)
+        self.meeting = Meeting[Connection](mine, self.secret, join_s=self.join_s, tls=self.tls)
+        self.identity = host_identity()  # shared with the processes that can reach this one's Unix socket
         self._names = rail_names(self.rails, self.host)
         self._addresses: tuple[str, ...] = ()
-        self._joined: dict[tuple[int, int], Connection] = {}  # by (member, rail)
-        self._reserved: set[tuple[int, int]] = set()
-        self._complete = trio.Event()
-        self.refused: list[str] = []
         self._said: set[str] = set()
-        self._failure: TransportError | None = None
-        self.door = Door((), unix=False, pending=0, stays=False)
         self._mine = PeerAddress(host="", unix="", tcp=())
         self._others: dict[int, PeerAddress] = {}
-        self._wanted: frozenset[int] = frozenset()
 
     @property
     def rail_count(self) -> int:
@@ -120,7 +90,7 @@ class Joining:
         others = [other.cores for other in self._others.values() if self.identity and other.host == self.identity]
         return 0 < len(others) < len(self._mine.cores.union(*others))
 
-    async def join(self, exchange: Exchange) -> dict[tuple[int, int], Connection]:
+    async def join(self, exchange: Exchange) -> dict[Place, Connection]:
         """Connect with every other process.
 
         Returns:
@@ -133,13 +103,13 @@ class Joining:
         self._addresses = await rail_addresses(self._names)
         pending = 2 * self.members * len(self._addresses)
         unix = self.unix and bool(self.identity)
-        self.door = Door(self._addresses, unix=unix, pending=pending, stays=self.returns)
-        listeners = self.door.open()
+        self.meeting.door = door = Door(self._addresses, unix=unix, pending=pending, stays=self.returns)
+        listeners = door.open()
         try:
             return await self._meet(exchange, listeners)
         except BaseException:
-            self.door.close()
-            for connection in self._joined.values():
+            door.close()
+            for connection in self.meeting.found.values():
                 await discard(connection)
             raise
         finally:
@@ -147,33 +117,31 @@ class Joining:
                 listener.close()
             self.tell_refused()
 
+    def close(self) -> None:
+        """Close the door, and tell the user of connections that were refused."""
+        self.meeting.door.close()
+        self.tell_refused()
+
     def tell_refused(self) -> None:
         """Tell the user of connections that were refused, if any were."""
-        if self.refused:
-            self.report(f"refused {len(self.refused)} connections; the last: {self.refused[-1]}")
-        self.refused.clear()
+        refused = self.meeting.refused
+        if refused:
+            self.report(f"refused {len(refused)} connections; the last: {refused[-1]}")
+        refused.clear()
 
-    async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[tuple[int, int], Connection]:
-        tcp = tuple(zip(self._addresses, self.door.ports, strict=True))
-        self._mine = PeerAddress(host=self.identity, unix=self.door.unix, tcp=tcp, lasting=self.lasting, cores=usable())
+    async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[Place, Connection]:
+        door = self.meeting.door
+        tcp = tuple(zip(self._addresses, door.ports, strict=True))
+        self._mine = PeerAddress(host=self.identity, unix=door.unix, tcp=tcp, lasting=self.lasting, cores=usable())
         addresses = await exchange("efa", self._mine.pack())
-        others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
-        self._others = others
-        self._wanted = frozenset(others).difference(self.spared())
-        self._check(others)
-        with trio.move_on_after(self.join_s):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.door.serve, listeners, self._welcome)
-                for member in self._wanted:
-                    if member > self.member:
-                        for index in range(len(self._addresses)):
-                            nursery.start_soon(self._dial_first, member, index)
-                await self._complete.wait()
-                nursery.cancel_scope.cancel()
-        if self._failure is not None:
-            raise self._failure
-        self._note_missing()
-        return self._joined
+        self._others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
+        self._check(self._others)
+        wanted = set(self._others).difference(self.spared())
+        places = product(wanted, range(len(self._addresses)))
+        missing = await self.meeting.gather(places, listeners, self._dial_patiently, self._welcome)
+        if missing:
+            raise self._incomplete(Counter(member for member, _ in missing))
+        return self.meeting.found
 
     def _check(self, others: dict[int, PeerAddress]) -> None:
         if len(others) != self.members - 1:
@@ -184,39 +152,15 @@ class Joining:
                     f"process {member} has rails={len(address.tcp)}, process {self.member} has "
                     f"rails={len(self._addresses)}; start all with the same"
                 )
-        if not self._wanted:
-            self._complete.set()
 
-    def _note_missing(self) -> None:
-        there = Counter(member for member, _ in self._joined)
-        others = sorted(self._wanted)
-        absent = [str(member) for member in others if not there[member]]
-        partly = [str(member) for member in others if 0 < there[member] < len(self._addresses)]
-        if absent or partly:
-            what = "no connection" if absent else f"fewer than {len(self._addresses)} connections"
-            who = ", ".join(absent or partly)
-            raise LinkLostError(f"process {self.member} has {what} with process {who} after {self.join_s:g} s")
-
-    def lose(self, member: int, reason: str) -> None:
-        """Wait no longer for a process that will not come."""
-        self._fail(LinkLostError(f"process {member} is lost: {reason}"))
-
-    def _fail(self, error: TransportError) -> None:
-        self._failure = self._failure or error
-        self._complete.set()
-
-    def _add(self, member: int, index: int, connection: Connection) -> None:
-        self._joined[member, index] = connection
-        if len(self._joined) == len(self._wanted) * len(self._addresses):
-            self._complete.set()
+    def _incomplete(self, missing: Counter[int]) -> LinkLostError:
+        rails = len(self._addresses)
+        absent = [member for member, count in missing.items() if count == rails]
+        what = "no connection" if absent else f"fewer than {rails} connections"
+        who = ", ".join(map(str, sorted(absent or missing)))
+        return LinkLostError(f"process {self.member} has {what} with process {who} after {self.join_s:g} s")
 
     # -- the side that dials ------------------------------------------------------------------------------------------
-
-    async def _dial_first(self, member: int, index: int) -> None:
-        try:
-            self._add(member, index, await self._dial_patiently(member, index))
-        except TransportError as error:
-            self._fail(error)
 
     async def _dial_patiently(self, member: int, index: int) -> Connection:
         """Connect, and again if the other side has hung up for having heard nothing: much is lost on some ways."""
@@ -243,16 +187,14 @@ class Joining:
             LinkLostError: It cannot be reached.
         """
         address = self._others[member]
-        near = bool(self.door.unix and address.unix and self.identity == address.host)
+        near = bool(self.meeting.door.unix and address.unix and self.identity == address.host)
         connection = socket.socket(socket.AF_UNIX if near else family(address.tcp[index][0]), socket.SOCK_STREAM)
         try:
             prepare(connection, self.silence_s)
             if not near and not isinstance(self.rails, int):
                 connection.bind((self._addresses[index], 0))  # leave by the rail's own interface
             where = "\0" + address.unix if near else address.tcp[index]
-            await trio.socket.from_stdlib_socket(connection).connect(where)
-            stream = self._stream(connection, serving=False)
-            answer = await greet(stream, self.hello(detail), self.secret, deadline_s=deadline_s)
+            stream, answer = await self.meeting.greet(connection, member, where, detail, deadline_s=deadline_s)
             return self._made(connection, stream, answer.detail)
         except BaseException as error:
             connection.close()
@@ -260,67 +202,41 @@ class Joining:
                 raise LinkLostError(f"process {member} cannot be reached: {error.strerror}") from error
             raise
 
-    def hello(self, detail: str) -> Hello:
-        """Return what this process says of itself on a connection."""
-        return Hello(
-            role="rail", job=self.job, epoch=self.epoch, member=self.member, members=self.members, detail=detail
-        )
-
     # -- the side that listens ----------------------------------------------------------------------------------------
 
     async def _welcome(self, connection: socket.socket) -> None:
-        place: list[tuple[int, int]] = []
-        welcomed = await self.welcome(connection, partial(self._judge, place))
+        places: list[Place] = []
+
+        def judge(hello: Hello) -> Hello | str:
+            index = int(hello.detail) if hello.detail.isdecimal() else -1
+            verdict = self.meeting.admit(hello, index)
+            if isinstance(verdict, Hello):
+                places.append((hello.member, index))
+            return verdict
+
+        welcomed = await self.welcome(connection, judge)
         if welcomed is not None:
-            self._add(*place[0], welcomed)
-        else:
-            self._reserved.difference_update(place)
+            self.meeting.settle(places[0], welcomed)
+        elif places:
+            self.meeting.release(places[0])
 
     async def welcome(self, connection: socket.socket, judge: Callable[[Hello], Hello | str]) -> Connection | None:
-        """Shake hands with who has called; None if that came to nothing, and the connection is closed."""
+        """Shake hands with a process that has dialled; None if that came to nothing, and the connection is closed."""
         kept = False
         try:
             prepare(connection, self.silence_s)
-            stream = self._stream(connection, serving=True)
-            await welcome(stream, self.secret, judge, deadline_s=HANDSHAKE_S)
+            stream = await self.meeting.welcome(connection, judge, deadline_s=HANDSHAKE_S)
             made = self._made(connection, stream)
             kept = True
             return made
         except (HandshakeError, OSError) as error:
-            self.refused.append(str(error))
+            self.meeting.refused.append(str(error))
             return None
         finally:
             if not kept:
                 connection.close()
 
-    def stranger(self, hello: Hello) -> str:
-        """Return why a process is of no use here, whatever it wants; empty if it is a member of this world."""
-        expected = (("rail", "role"), (self.job, "job"), (self.epoch, "epoch"), (self.members, "members"))
-        for value, name in expected:
-            if getattr(hello, name) != value:
-                return f"{name} {getattr(hello, name)!r} refused; here it is {value!r}"
-        return ""
-
-    def _judge(self, place: list[tuple[int, int]], hello: Hello) -> Hello | str:
-        reason = self.stranger(hello)
-        if reason:
-            return reason
-        if not 0 <= hello.member < self.member or hello.detail not in map(str, range(len(self._addresses))):
-            return f"process {hello.member}, rail {hello.detail!r} is not expected to call process {self.member}"
-        key = (hello.member, int(hello.detail))
-        if key in self._reserved:
-            return f"rail {hello.detail} of process {hello.member} has already joined"
-        self._reserved.add(key)
-        place.append(key)
-        return self.hello(hello.detail)
-
-    def _stream(
-        self, connection: socket.socket, *, serving: bool
-    ) -> trio.SSLStream[trio.abc.Stream] | trio.SocketStream:
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-        return stream if self.tls is None else self.tls.wrap(stream, serving=serving)
-
-    def _made(self, connection: socket.socket, stream: trio.abc.Stream, detail: str = "") -> Connection:
+    def _made(self, connection: socket.socket, stream: Stream, detail: str = "") -> Connection:
         shorten(connection, self._say_once)
         encrypted = stream if isinstance(stream, trio.SSLStream) else None
         return Connection(socket=connection, encrypted=encrypted, detail=detail, ends=ends_of(connection))

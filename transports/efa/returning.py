@@ -218,7 +218,7 @@ class Returning:
             await self._asked.wait()
             self._asked = trio.Event()
             try:
-                listeners = self._joining.door.open()
+                listeners = self._joining.meeting.door.open()
             except TransportError:  # somebody else has taken a port meanwhile
                 await trio.sleep(_LOOK_S)
                 self._asked.set()
@@ -226,7 +226,7 @@ class Returning:
             try:
                 with trio.CancelScope() as self._door:
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._joining.door.serve, listeners, self._welcome)
+                        nursery.start_soon(self._joining.meeting.door.serve, listeners, self._welcome)
                         await self._expect()
                         nursery.cancel_scope.cancel()
             finally:
@@ -255,20 +255,18 @@ class Returning:
 
     def _judge(self, wanted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
         link, theirs = self._links.get(hello.member), Detail.parse(hello.detail)
-        reason = self._joining.stranger(hello)
+        reason = self._joining.meeting.stranger(hello)
         if reason:
             return reason
         if link is None or theirs is None or hello.member > self._joining.member:
-            return (
-                f"process {hello.member}, rail {hello.detail!r} is not expected to call process {self._joining.member}"
-            )
+            return self._joining.meeting.unexpected(hello)
         reason = link.why_not(theirs.number)
         if not reason and not self._hears(link, theirs):
             reason = link.engine.gone or ""
         if reason:
             return reason
         wanted.append((link, theirs.number))
-        return self._joining.hello(str(Detail(theirs.number, *link.got(theirs.number % RAILS_LIMIT))))
+        return self._joining.meeting.hello(str(Detail(theirs.number, *link.got(theirs.number % RAILS_LIMIT))))
 
 
 def _nothing(place: int) -> None:

@@ -179,8 +179,7 @@ class Efa(MatchedTransport):
             finally:
                 await self.aclose()
                 background.cancel()
-                self._joining.door.close()
-                self._joining.tell_refused()
+                self._joining.close()
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether some ranks live in processes that cannot reach each other inside one host."""
@@ -237,7 +236,7 @@ class Efa(MatchedTransport):
         """Give up ranks of other processes: a wire that is down and has nothing under way does not show it for long."""
         lost = [member for member in self.links if not set(ranks).isdisjoint(self.placement[member])]
         for member in lost:
-            self._joining.lose(member, reason)
+            self._joining.meeting.lose(member, reason)
             self.links[member].give_up(reason)
         return bool(lost)
 

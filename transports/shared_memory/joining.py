@@ -1,7 +1,7 @@
-"""How processes of one host come together: a handshake, then memory and sockets are passed, then it is tried.
+"""Joining of processes of one host: a handshake, the passing of memory and sockets, and a trial of reading it.
 
-The lower member of each pair dials the higher one's Unix socket. Two that cannot share memory both know it in the end,
-and why.
+The lower member of each pair dials the higher one's Unix socket. Two processes that cannot share memory both know it in
+the end, and why.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import secrets
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgpack
 import trio
 
 from transports.efa.address import host_identity
-from transports.efa.door import Door
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
-from transports.handshake import HandshakeError, Hello, greet, welcome
+from transports.handshake import HandshakeError, Hello
+from transports.meeting import Door, Meeting, Place
 from transports.shared_memory.memory_link import Peer
 from transports.shared_memory.packets import SLOT_BYTES, SLOTS
 from transports.shared_memory.peer_memory import address_of, allow, read
@@ -50,15 +50,11 @@ class Joining:
     segment: Segment | None = None  # This process's memory for others, then
     bell: int = -1  # Descriptor of what wakes this process
     unshared: str = ""  # Why this process can share no memory at all; empty if it can
-    # Why other processes of this host cannot be reached, by index.
-    refused: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._nonce = bytearray(secrets.token_bytes(32))
-        self._peers: dict[int, Peer] = {}
-        self._expected: set[int] = set()
-        self._complete = trio.Event()
-        self._failure: TransportError | None = None
+        mine = Hello(role="memory", job=self.job, epoch=self.epoch, member=self.member, members=self.members)
+        self.meeting = Meeting[Peer | str](mine, self.secret, join_s=self.join_s)
         self._names: dict[int, str] = {}
 
     async def join(self, exchange: Exchange) -> dict[int, Peer]:
@@ -67,16 +63,20 @@ class Joining:
         Raises:
             TransportError: One that is there did not come.
         """
-        door = Door((), unix=True, pending=2 * self.members, stays=False)
+        self.meeting.door = door = Door((), unix=True, pending=2 * self.members, stays=False)
         identity = self._prepare()
         listeners = door.open() if identity else []
         try:
             told = await exchange("memory", msgpack.packb((identity, door.unix)))
             self._meet(identity, [self._unpacked(card) for card in told])
-            if self._expected:
-                await self._come_together(door, listeners)
+            missing = await self.meeting.gather([(i, 0) for i in self._names], listeners, self._dial, self._serve)
+            if missing:
+                who = ", ".join(str(member) for member, _ in sorted(missing))
+                raise LinkLostError(
+                    f"process {self.member} shares no memory with process {who} of this host after {self.join_s:g} s"
+                )
         except BaseException:
-            for peer in self._peers.values():
+            for peer in self.peers.values():
                 peer.socket.close()
                 os.close(peer.bell)
             self.close()
@@ -86,7 +86,17 @@ class Joining:
                 listener.close()
             if self.segment is not None:
                 self.segment.passed()
-        return self._peers
+        return self.peers
+
+    @property
+    def peers(self) -> dict[int, Peer]:
+        """The processes that share memory with this one, by index."""
+        return {member: found for (member, _), found in self.meeting.found.items() if isinstance(found, Peer)}
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Why other processes of this host cannot be reached, by index."""
+        return {member: found for (member, _), found in self.meeting.found.items() if isinstance(found, str)}
 
     def close(self) -> None:
         """Close what is left of this process's own."""
@@ -119,9 +129,8 @@ class Joining:
 
     def _meet(self, identity: str, told: list[tuple[str, str]]) -> None:
         self.neighbours = tuple(i for i, (theirs, _) in enumerate(told) if identity and theirs == identity)
-        self._expected = set(self.neighbours) - {self.member}
-        self._names = {i: told[i][1] for i in self._expected}
-        if self._expected:
+        self._names = {i: told[i][1] for i in self.neighbours if i != self.member}
+        if self._names:
             self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _make_segment(self) -> Segment:
@@ -131,97 +140,51 @@ class Joining:
         slots = SLOTS * SLOT_BYTES * self.members
         return Segment.make(max(limit // SLOT_BYTES * SLOT_BYTES, slots + SLOT_BYTES))
 
-    async def _come_together(self, door: Door, listeners: list[socket.socket]) -> None:
-        with trio.move_on_after(self.join_s):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(door.serve, listeners, self._serve)
-                for member in self._expected:
-                    if member > self.member:
-                        nursery.start_soon(self._dial, member)
-                await self._complete.wait()
-                nursery.cancel_scope.cancel()
-        if self._failure is not None:
-            raise self._failure
-        absent = self._expected - self._peers.keys() - self.refused.keys()
-        if absent:
-            who = ", ".join(map(str, sorted(absent)))
-            raise LinkLostError(
-                f"process {self.member} shares no memory with process {who} of this host after {self.join_s:g} s"
-            )
-
-    def lose(self, member: int, reason: str) -> None:
-        """Wait no longer for a process that will not come; it may be lost before it is known to be a neighbour."""
-        self._fail(LinkLostError(f"process {member} is lost: {reason}"))
-
-    def _fail(self, error: TransportError) -> None:
-        self._failure = self._failure or error
-        self._complete.set()
-
-    def _settled(self, member: int, found: Peer | str) -> None:
-        if isinstance(found, Peer):
-            self._peers[member] = found
-        else:
-            self.refused[member] = found
-        if self._expected <= self._peers.keys() | self.refused.keys():
-            self._complete.set()
-
     # -- both sides ---------------------------------------------------------------------------------------------------
 
-    async def _dial(self, member: int) -> None:
+    async def _dial(self, member: int, _: int) -> Peer | str:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
-            await trio.socket.from_stdlib_socket(connection).connect("\0" + self._names[member])
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-            await greet(stream, self._hello(), self.secret, deadline_s=self.join_s)
+            await self.meeting.greet(connection, member, "\0" + self._names[member], deadline_s=self.join_s)
             await self._pass(connection, [far.fileno()])
             card, (segment, bell) = await _receive(connection, 2)
-            self._settled(member, await self._try(connection, near, member, card, segment, bell))
-        except (OSError, TransportError) as error:
+            return await self._try(connection, near, member, card, segment, bell)
+        except BaseException as error:
             near.close()
-            self._fail(LinkLostError(f"process {member} cannot be reached: {error}"))
-        except BaseException:
-            near.close()
+            if isinstance(error, OSError | TransportError):
+                raise LinkLostError(f"process {member} cannot be reached: {error}") from error
             raise
         finally:
             far.close()
             connection.close()
 
     async def _serve(self, connection: socket.socket) -> None:
-        said: list[Hello] = []
+        places: list[Place] = []
         kept: socket.socket | None = None
 
         def judge(hello: Hello) -> Hello | str:
-            said.append(hello)
-            return self._judge(hello)
+            verdict = self.meeting.admit(hello, 0)
+            if isinstance(verdict, Hello):
+                places.append((hello.member, 0))
+            return verdict
 
         try:
             connection.setblocking(False)
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-            await welcome(stream, self.secret, judge, deadline_s=_HANDSHAKE_S)
+            await self.meeting.welcome(connection, judge, deadline_s=_HANDSHAKE_S)
             card, (end, segment, bell) = await _receive(connection, 3)
-            kept = socket.socket(fileno=end)
+            kept, place = socket.socket(fileno=end), places[0]
             await self._pass(connection, [])
-            self._settled(said[0].member, await self._try(connection, kept, said[0].member, card, segment, bell))
+            self.meeting.settle(place, await self._try(connection, kept, place[0], card, segment, bell))
         except (OSError, HandshakeError) as error:
             if kept is not None:
                 kept.close()
-                self._fail(LinkLostError(f"process {said[0].member} is lost: {error}"))
+                self.meeting.lose(places[0][0], str(error))
+            elif places:
+                self.meeting.release(places[0])
         finally:
             connection.close()
-
-    def _hello(self) -> Hello:
-        return Hello(role="memory", job=self.job, epoch=self.epoch, member=self.member, members=self.members)
-
-    def _judge(self, hello: Hello) -> Hello | str:
-        expected = (("memory", "role"), (self.job, "job"), (self.epoch, "epoch"), (self.members, "members"))
-        for value, name in expected:
-            if getattr(hello, name) != value:
-                return f"{name} {getattr(hello, name)!r} refused; here it is {value!r}"
-        if hello.member not in self._expected or hello.member >= self.member or hello.member in self._peers:
-            return f"process {hello.member} is not expected to call process {self.member}"
-        return self._hello()
 
     async def _pass(self, connection: socket.socket, more: list[int]) -> None:
         """Tell where this process's memory is."""

@@ -80,8 +80,6 @@ class SharedMemory(MatchedTransport):
         report: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(member, placement)
-        if not secret:
-            raise ArgumentError("the secret is empty; without one anybody is a member")
         if limit_bytes is not None and limit_bytes < 0:
             raise ArgumentError(f"limit_bytes is {limit_bytes}; name 0 bytes or more")
         self.exchange = exchange
@@ -212,7 +210,7 @@ class SharedMemory(MatchedTransport):
         """Give up ranks of other processes, known to be gone."""
         lost = [i for i, placed in enumerate(self.placement) if not set(ranks).isdisjoint(placed)]
         for member in lost:
-            self._joining.lose(member, reason)
+            self._joining.meeting.lose(member, reason)
             if member in self.links:
                 self.links[member].give_up(reason)
         return not self.links.keys().isdisjoint(lost)
