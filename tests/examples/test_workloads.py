@@ -62,6 +62,16 @@ def printed_by(*argv):
     return done.stdout
 
 
+WITH_AND_WITHOUT = """\
+strategy         without (ms)  with (ms)  times as fast
+data_parallel          54.472     49.683           1.10
+zero                   57.873     45.826           1.26
+tensor_parallel       110.406     93.998           1.17
+pipeline              112.478     78.119           1.44
+experts                 1.472      1.136           1.30
+diloco                 56.904     50.312           1.13
+"""
+
 EXPECTED = {
     "07_transformer": TRANSFORMER,
     "08_bert_peer_direct": BERT,
@@ -69,6 +79,7 @@ EXPECTED = {
     "10_two_streams": TWO_STREAMS,
     "18_strategies": STRATEGIES,
     "19_naive_and_overlapped": NAIVE_AND_OVERLAPPED,
+    "21_with_and_without": WITH_AND_WITHOUT,
 }
 
 

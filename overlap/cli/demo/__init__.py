@@ -1,12 +1,10 @@
-"""`overlap demo`: train the same model without overlap and with it, and see the difference."""
+"""`overlap demo`: trains the same model without overlap and with it, and shows the difference."""
 
 # In the order data flows:
 #
 #   model      the classifier: blocks, gradients, weights; pure numpy
-#   training   the two loops, and the run in which they take turns;  member: what each of several processes does
-#   progress   how far it is, on a terminal or in a log
-#   report     the figures, and how they are written;  pictures: both programs, drawn
-#   strategies the other demos: training strategies, each without overlap and with it;  modelled: in virtual time
+#   training   the two loops, and the run in which they take turns;  member: one process of several
+#   report     progress, figures, pictures and verdict
 
 from __future__ import annotations
 
@@ -21,45 +19,39 @@ from ...timeline.files.tracefile import write_trace
 from ...units import parse_bytes
 from ..configoptions import count
 from ..console import Console
-from . import modelled
-from .modelled import drawings as drawings_of
-from .modelled import figures, listing, simulated
-from .progress import progress
-from .report import drawings, gain, introduction, judged, summary
-from .strategies import STRATEGIES, Strategy
+from .report import drawings, gain, introduction, judged, progress, summary
 from .training import Task, compare, fitting_bandwidth
 
 __all__ = ["fill", "main"]
 
-MAX_RANKS = 64  # threads that compute at the same time; beyond that the demo shows a busy machine and nothing else
+MAX_RANKS = 64  # threads that compute at the same time: more of them would only show a busy machine
 MIN_WIDTH = 40
 
 _DESCRIPTION = """\
-Show what overlap does. By default, train a classifier of handwritten digits, data-parallel, over links paced to a
-stated speed: once with all communication after the backward pass, once with each gradient travelling while the next
-one is computed. Both compute exactly the same; the report says how much time overlap saved, and how much it could
-have. The other demos run training strategies on modelled instances, in virtual time.
+Show what overlap does: train a classifier of handwritten digits, data-parallel, over links paced to a stated speed,
+once with all communication after the backward pass, once with each gradient travelling while the next one is
+computed. Both compute exactly the same numbers; the report says how much time overlap saved, and how much was
+possible.
 """
 
 _EPILOG = """\
 examples:
-  overlap demo --list                              one for each training strategy, on modelled instances
   overlap demo                                     8 ranks, links about half as busy as compute
   overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
   overlap demo --ranks 2 --processes 2             one process a rank
+
+examples/21_with_and_without.py of a checkout shows every training strategy like this, in virtual time.
 
 The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, C. Kaynak, 1998, CC BY 4.0).
 """
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Tell the front door's parser what the command is for and what it takes."""
+    """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("strategy", nargs="?", default="digits", metavar="NAME", help="which one (default: digits)")
-    parser.add_argument(
-        "--list", action="store_true", help="list them; --ranks, --processes, --steps, --bandwidth: of digits"
-    )
+    parser.add_argument("strategy", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="data-parallel ranks (default: 8)")
     parser.add_argument(
         "--processes", "--nnodes", dest="nnodes", type=count, default=1, metavar="N", help="spread over N (default: 1)"
@@ -77,17 +69,13 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; return 0, or 1 if the weights of any two models differ.
 
     Raises:
-        UsageError: If an option has a value that cannot be meant; before anything starts.
+        UsageError: If an option has an impossible value; before anything starts.
     """
-    if args.list:
-        print(listing())
-        return 0
+    if args.strategy is not None or args.list:
+        raise UsageError("NAME: strategies in virtual time are now examples/21_with_and_without.py of a checkout")
     console = Console(width=_width(args), highlight=False, markup=False, emoji=False)
     ascii = args.ascii or console.options.ascii_only or console.is_dumb_terminal
     color = console.color_system is not None and not console.no_color
-    if args.strategy != "digits":
-        _show(_strategy(args.strategy), args, console, ascii=ascii, color=color)
-        return 0
     task = _task(args)
     if args.bandwidth is None:
         task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
@@ -105,29 +93,10 @@ def main(args: argparse.Namespace) -> int:
     return 0 if found.identical else 1
 
 
-def _show(strategy: Strategy, args: argparse.Namespace, console: Console, *, ascii: bool, color: bool) -> None:
-    """Run both programs of a strategy in virtual time, and tell."""
-    _check_folder(args.trace)
-    before, after = (simulated(strategy, overlapped=overlapped) for overlapped in (False, True))
-    console.print(modelled.introduction(strategy, before.timeline.world_size), soft_wrap=True)
-    _write(after.timeline, args.trace, console)
-    console.print()
-    for line in drawings_of(before, after, width=console.width, ascii=ascii, color=color):
-        console.print(line)
-    console.print(figures(before, after), soft_wrap=True)
-    console.print(modelled.judged(after, width=console.width), soft_wrap=True)
-
-
 def _write(timeline: Timeline, path: str | None, console: Console) -> None:
     if path:
         write_trace(timeline, path)
         console.print(f"\nwrote {path}; `overlap timeline {path}` draws it", soft_wrap=True)
-
-
-def _strategy(name: str) -> Strategy:
-    if name not in STRATEGIES:
-        raise UsageError(f"NAME: there is no demo {name!r}; known are digits, {', '.join(STRATEGIES)}")
-    return STRATEGIES[name]
 
 
 def _width(args: argparse.Namespace) -> int | None:
@@ -142,7 +111,7 @@ def _check_folder(trace: str | None) -> None:
 
 
 def _task(args: argparse.Namespace) -> Task:
-    """Return what is asked for, without pacing if nobody has said how fast, after a look at all options."""
+    """Return the task that the options ask for, without pacing unless `--bandwidth` is given."""
     if not 2 <= args.ranks <= MAX_RANKS:
         raise UsageError(f"--ranks: {args.ranks} is not from 2 to {MAX_RANKS}")
     if args.ranks % args.nnodes:

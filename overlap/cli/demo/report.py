@@ -1,28 +1,39 @@
-"""What the demo found out, as figures and as text. Pure, except that rich draws."""
+"""Report of the demo: progress, figures, pictures of both programs, and the verdict."""
 
 from __future__ import annotations
 
+import re
 import statistics
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from ...timeline import Timeline, TimelineView, breakdowns
-from ...units import format_ns
-from .pictures import ROWS, pictures, verdict
+from ...timeline.draw.theme import ASCII_BAR, BLOCK_BAR
+from ...units import format_ns, wrapped
 from .training import ALGORITHM, COMM_PER_COMPUTE, Comparison, Task
 
-_SHOWN = 16  # of 64: chance agreement of two digests is one in 2**64
+_SHOWN = 16  # digits of a digest, of 64: chance agreement of two is one in 2**64
+
+ROWS = 2
+"""Rows of each picture: two pictures, the figures and the verdict fit in 24 lines."""
+
+_FOLDERS = re.compile(r"[^\s(]*/(?=[^/\s]+\.py:\d)")  # of places in the demo's own files, wherever these are
+
+CELLS = 24  # of the progress bar
+LOGGED = 4  # lines of progress in a log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """One step, measured by its longest rank in each respect.
+    """One step; each figure is that of the rank where it is largest.
 
-    Ideal is if the shorter of compute and communication hid behind the longer. Waiting for other ranks counts as
-    communication: these share the cores of a machine, and come late for that reason.
+    In an ideal step the shorter of compute and communication hides behind the longer. Waiting for other ranks counts
+    as communication: ranks share the cores of this machine, and are late for that reason.
     """
 
     index: int
@@ -35,37 +46,36 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What overlap saves."""
+    """Time that overlap saves in a step."""
 
     without: StepTimes  # The median step without overlap
     overlapped: StepTimes  # The median step with it
-    counted: int  # Steps of each that the medians are of
-    # By how much, in the median, the wall time of a step differs from the median step of its kind; of the kind where
-    # that is more.
+    counted: int  # Number of steps behind each median
+    # Median deviation of wall times from the median step, of the kind of steps in which it is larger.
     spread_ns: int
 
     @property
     def possible_ns(self) -> int:
-        """What ideal overlap would save on the step without."""
+        """Time that ideal overlap would save."""
         return self.without.wall_ns - self.without.ideal_wall_ns
 
     @property
     def saved_ns(self) -> int:
-        """What overlap has saved."""
+        """Time that overlap has saved."""
         return self.without.wall_ns - self.overlapped.wall_ns
 
     @property
     def share(self) -> float | None:
-        """What was saved as part of what ideal overlap would save; None where the steps cannot say so.
+        """The saved part of the possible saving; None if the steps do not allow the statement.
 
-        They cannot where they differ among themselves by as much as there is to save, and where more is saved than
-        that: whatever else made the steps with overlap shorter may have made any part of the difference.
+        Steps that differ among themselves by as much as the possible saving do not, nor does a larger saving than the
+        possible one: another cause, which made the steps with overlap shorter, may explain any part of it.
         """
         told = self.possible_ns > self.spread_ns and self.saved_ns <= self.possible_ns
         return self.saved_ns / self.possible_ns if told else None
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Return the saving in words."""
         saved, possible, spread = map(format_ns, (self.saved_ns, self.possible_ns, self.spread_ns))
         if self.share is not None:
             return f"{self.share:.0%}: {saved} of the {possible} that ideal overlap saves"
@@ -77,7 +87,7 @@ class Gain:
 
 
 def gain(found: Comparison) -> Gain:
-    """Measure a comparison; the first step of each training only warms up, if there are others."""
+    """Measure a comparison; the first step of each training warms up, if there are others."""
     counted = range(min(1, found.steps - 1), found.steps)
     kinds = [measured(found.timeline, (first + step for step in counted)) for first in (0, found.steps)]
     without, overlapped = (sorted(steps, key=lambda one: one.wall_ns)[(len(steps) - 1) // 2] for steps in kinds)
@@ -85,7 +95,7 @@ def gain(found: Comparison) -> Gain:
 
 
 def measured(timeline: Timeline, steps: Iterable[int]) -> list[StepTimes]:
-    """Measure steps."""
+    """Return the times of some steps."""
     names = ("wall_ns", "compute_ns", "comm_ns", "overlapped_ns")
     rows = {step: breakdowns(timeline, step=step) for step in steps}
     return [
@@ -99,10 +109,7 @@ def measured(timeline: Timeline, steps: Iterable[int]) -> list[StepTimes]:
 
 
 def spread_ns(steps: list[StepTimes]) -> int:
-    """Return the median absolute deviation of the wall times: unlike most measures, a few slow steps do not raise it.
-
-    Of two it is half their difference; of one it is 0, for nothing is known then.
-    """
+    """Return the median absolute deviation of the wall times, which a few slow steps do not raise; 0 of one step."""
     walls_ns = [step.wall_ns for step in steps]
     middle_ns = statistics.median(walls_ns)
     return round(statistics.median(abs(wall_ns - middle_ns) for wall_ns in walls_ns))
@@ -112,7 +119,7 @@ def spread_ns(steps: list[StepTimes]) -> int:
 
 
 def introduction(task: Task, *, images: int, chosen: bool) -> str:
-    """Say what is going to happen, in lines of at most 79 characters."""
+    """Return the task in words, in lines of at most 79 characters."""
     why = f" (chosen to make communication take {COMM_PER_COMPUTE:g} of compute here)" if chosen else ""
     among, between = f"{task.ranks} ranks", "any two ranks"
     if task.nodes > 1:
@@ -125,11 +132,11 @@ def introduction(task: Task, *, images: int, chosen: bool) -> str:
         f"Two equal models take turns for {task.steps} steps each: the first communicates after its backward pass, "
         "the second under it."
     )
-    return textwrap.fill(said, 79)
+    return "\n".join(wrapped(said, 79))
 
 
 def summary(found: Comparison, of: Gain) -> str:
-    """Write the figures as lines of at most 79 characters."""
+    """Return the figures as lines of at most 79 characters."""
     before, after = of.without, of.overlapped
     times = [
         (f"step (median of {of.counted})", before.wall_ns, after.wall_ns),
@@ -149,7 +156,7 @@ def summary(found: Comparison, of: Gain) -> str:
 
 
 def _weights(found: Comparison) -> Iterator[str]:
-    """Say whether all ranks have the same weights after both trainings; of which they differ if they do."""
+    """Say whether all ranks have equal weights after both trainings; if not, list their digests."""
     if found.identical:
         digest = found.digests[0][0][:_SHOWN]
         yield f"identical weights  yes, bit by bit on all {len(found.digests)} ranks; SHA-256 {digest}"
@@ -159,16 +166,67 @@ def _weights(found: Comparison) -> Iterator[str]:
         yield f"  rank {rank:<13}{a[:_SHOWN]}    {b[:_SHOWN]}"
 
 
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
 def drawings(found: Comparison, of: Gain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
-    """Draw the median step without overlap and the one with it."""
+    """Draw the median step without overlap above the one with it, with one ruler and one legend for both."""
     views = {
         f"{title}, step {step.index}": TimelineView(found.timeline, step=step.index, rows=ROWS)
         for title, step in (("without overlap", of.without), ("with overlap", of.overlapped))
     }
-    ranks = found.timeline.world_size
-    yield from pictures(*views.items(), ranks=ranks, width=width, ascii=ascii, color=color)
+    ranks, length_ns = found.timeline.world_size, max(view.length_ns for view in views.values())
+    for number, (title, view) in enumerate(views.items(), 1):
+        lines = view.lines(
+            width=width, ascii=ascii, color=color, length_ns=length_ns, label=len(f"{ranks} like {ranks}")
+        )
+        above = lines[: lines.index([])]  # below the blank line is a table of figures, which `summary` gives
+        last = max(at for at, line in enumerate(above) if _is_lane(line))
+        below = above[last + 1 :] if number == len(views) else []
+        told = f"{title}: {ranks} ranks; most waited for first, alike in one row"  # as `timeline` folds rows
+        yield Text(told, style="bold" if color else "", no_wrap=True, overflow="crop")
+        for line in [*filter(_is_lane, above), *below]:
+            yield Text.assemble(*line, no_wrap=True, overflow="crop")
+
+
+def _is_lane(line: list[tuple[str, str]]) -> bool:
+    return line[-1][0] in ("│", "|")
 
 
 def judged(found: Comparison, of: Gain, *, width: int) -> str:
     """Return the verdict on the median step with overlap."""
     return verdict(TimelineView(found.timeline, step=of.overlapped.index), width=width)
+
+
+def verdict(view: TimelineView, *, width: int) -> str:
+    """Return a verdict in lines of that width, at most four of 80 columns; places are told without their folders."""
+    told = _FOLDERS.sub("", view.verdict.told(named=1))
+    return "\n".join(wrapped(f"with overlap, {told}", width))
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress(console: Console, *, steps: int, ascii: bool) -> Iterator[Callable[[float], None]]:
+    """Give a function that counts a step and shows its loss: a bar on a terminal, else plain lines.
+
+    Only that function draws, between steps, so that drawing takes no time from the measured steps.
+    """
+    full, empty = tuple(ASCII_BAR if ascii else BLOCK_BAR)
+    terminal = console.is_terminal and not console.is_dumb_terminal
+    done = 0
+
+    def advance(loss: float) -> None:
+        nonlocal done
+        done += 1
+        text = f"step {done} of {steps}, loss {loss:.3f}"
+        if live is not None:
+            filled = CELLS * done // steps
+            bar = f"{full * filled}{empty * (CELLS - filled)} {text}"
+            live.update(Text(bar, no_wrap=True, overflow="crop"), refresh=True)
+        elif done * LOGGED // steps > (done - 1) * LOGGED // steps:
+            console.print(text, soft_wrap=True)
+
+    with Live(console=console, auto_refresh=False, transient=True) if terminal else nullcontext() as live:
+        yield advance

@@ -1,60 +1,44 @@
-"""The training strategies as demos: each the same program twice, once waiting and once not, on modelled instances.
-
-Arrays have no data but where it decides who sends what, so what is shown is time alone: the virtual clock knows what
-computes and links take.
-"""
+"""The training strategies as programs for the virtual clock: each one waits, or overlaps, as it is told."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
-from ... import Rank, parallel
-from ...parallel import schedules
+from overlap import Rank, parallel
+from overlap.parallel import schedules
 
 LAYERS, HIDDEN, TOKENS = 8, 4096, 2048
-"""Of the model: square matrices, as wide as those of a transformer with 7 billion weights; and tokens of a batch."""
+"""Layers, width of their square matrices (as with 7 billion weights), and tokens of a batch."""
 
-TENSOR_TOKENS = 8192  # all of them pass on every rank; with few, adding up the gradients of two parts takes longest
+TENSOR_TOKENS = 8192  # with few tokens, adding the gradients of the two halves takes longest
 
 PRODUCT_FLOPS = 2.0 * TOKENS * HIDDEN * HIDDEN
-"""Of a layer's forward; backward takes twice as many, for its input and for its weights."""
+"""Operations of a layer's forward; backward takes twice as many, for its input and for its weights."""
 
 MICROBATCHES = 8
 TP = 8  # neighbouring cores
 
 PERIOD = 3
-"""Steps that ranks train apart: as many as are looked at."""
+"""Steps that ranks train apart."""
 
 EXPERTS, EXPERT_WIDTH, EXPERT_TOKENS = 64, 1024, 256
-"""Of a layer, columns of a token, and tokens of a rank; an expert is four times as wide inside."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A demo."""
-
-    title: str  # What it is, for a list
-    cluster: str  # Where it runs
-    without: str  # What the first program does, as the end of a sentence
-    overlapped: str  # What the second does
-    train: Callable[[Rank, int, bool], Awaitable[None]]  # The program: some steps, waiting or not
-    has_data: bool = False  # Whether arrays have
+"""Experts of a layer, width of a token, tokens of a rank; an expert is four times as wide inside."""
 
 
 def _same(_: object, x: Any) -> Any:
-    """Stand for a product: here only shapes matter, and time."""
+    """Stand for a product: only its shape and time matter."""
     return x
 
 
-async def _data(rank: Rank, steps: int, overlapped: bool) -> None:
+async def data_parallel(rank: Rank, steps: int, overlapped: bool) -> None:
+    """Wait for each layer and average all gradients at the end, or hand gradients over as they come."""
     await _loop(rank, parallel.DataParallel(rank, _weights(rank), optimizer=parallel.SGD(0.1)), steps, overlapped)
 
 
-async def _zero(rank: Rank, steps: int, overlapped: bool) -> None:
+async def zero(rank: Rank, steps: int, overlapped: bool) -> None:
+    """Gather a layer's weights when its turn comes (ZeRO-3), or a layer ahead."""
     depth = 1 if overlapped else 0
     model = parallel.Sharded(rank, _weights(rank), optimizer=parallel.SGD(0.1), stage=3, depth=depth)
     await _loop(rank, model, steps, overlapped)
@@ -87,13 +71,15 @@ async def _loop(rank: Rank, model: Any, steps: int, overlapped: bool) -> None:
     await model.finish()
 
 
-async def _apart(rank: Rank, steps: int, overlapped: bool) -> None:
+async def diloco(rank: Rank, steps: int, overlapped: bool) -> None:
+    """Wait for the outer step of DiLoCo, or let it travel under the next steps."""
     delay = PERIOD - 1 if overlapped else 0
     model = parallel.DiLoCo(rank, _weights(rank), optimizer=parallel.SGD(0.1), period=PERIOD, delay=delay)
     await _loop(rank, model, steps, overlapped=True)
 
 
-async def _experts(rank: Rank, steps: int, overlapped: bool) -> None:
+async def experts(rank: Rank, steps: int, overlapped: bool) -> None:
+    """Compute the shared expert when tokens are back, or while they travel."""
     row = {"flops": 2 * 2.0 * EXPERT_WIDTH * 4 * EXPERT_WIDTH}  # two matrices
     row_back, all_rows = {"flops": 2 * row["flops"]}, {"flops": EXPERT_TOKENS * row["flops"]}
     all_back = {"flops": 2 * all_rows["flops"]}
@@ -133,7 +119,8 @@ def _weights(rank: Rank) -> dict[str, Any]:
     return {f"layer{i}": rank.empty((HIDDEN, HIDDEN)) for i in range(LAYERS)}
 
 
-async def _tensor(rank: Rank, steps: int, overlapped: bool) -> None:
+async def tensor_parallel(rank: Rank, steps: int, overlapped: bool) -> None:
+    """Sum the activations of a whole batch, or compute one half while the other half is summed."""
     tp = rank.mesh(dp=rank.world_size // TP, tp=TP)["tp"]
     layers, parts = dict[str, parallel.Layer](), 2 if overlapped else 1
     for i in range(LAYERS // 2):
@@ -149,7 +136,8 @@ async def _tensor(rank: Rank, steps: int, overlapped: bool) -> None:
             await dx  # type: ignore[misc]
 
 
-async def _pipeline(rank: Rank, steps: int, overlapped: bool) -> None:
+async def pipeline(rank: Rank, steps: int, overlapped: bool) -> None:
+    """Run all forwards and then all backwards (GPipe), or fill the bubble (ZB-H1)."""
     schedule = schedules.make("zb-h1" if overlapped else "gpipe", ranks=rank.world_size, microbatches=MICROBATCHES)
     rows = TOKENS // MICROBATCHES
     part = {"flops": PRODUCT_FLOPS / MICROBATCHES * LAYERS / 2}
@@ -177,51 +165,3 @@ async def _pipeline(rank: Rank, steps: int, overlapped: bool) -> None:
         with rank.step(step):
             passed = await pipeline.run(batch, batch)
             await rank.compute(_same, None, list(passed.gradients.values()), name="gradients", seconds=0.0)
-
-
-STRATEGIES = {
-    "data": Strategy(
-        title="data parallel: gradients travel under the backward pass, weights that forward needs first overtake",
-        cluster="trn1.32xlarge x2",
-        without="waits for each layer, averages all gradients after the backward pass, and waits for the update",
-        overlapped="hands gradients over as they come, and never waits",
-        train=_data,
-    ),
-    "zero": Strategy(
-        title="ZeRO-3: weights are gathered a layer ahead of their use, and gradients scattered behind it",
-        cluster="trn1.32xlarge",
-        without="gathers a layer's weights when it comes to it, and scatters all gradients after the backward pass",
-        overlapped="gathers a layer ahead, scatters gradients as they come, and never waits",
-        train=_zero,
-    ),
-    "tensor": Strategy(
-        title="tensor parallel: half of a batch is computed while the other half is summed over 8 cores",
-        cluster="trn1.32xlarge",
-        without="sums the activations of a whole batch after each pair of layers, which nothing can hide",
-        overlapped="cuts each batch in two, one of which is computed while the other travels",
-        train=_tensor,
-    ),
-    "pipeline": Strategy(
-        title="pipeline parallel: zero bubble (ZB-H1) against GPipe, 8 microbatches on 32 stages",
-        cluster="trn1.32xlarge",
-        without="runs all forwards and then all backwards (GPipe)",
-        overlapped="computes weights' gradients where it would have waited (ZB-H1)",
-        train=_pipeline,
-    ),
-    "experts": Strategy(
-        title="expert parallel: a shared expert and the gradients of weights are computed while tokens travel",
-        cluster="trn2.3xlarge x2",
-        without="computes the shared expert when the tokens are back, and whole backwards before gradients return",
-        overlapped="computes the shared expert while tokens travel, and gradients of weights behind those of inputs",
-        train=_experts,
-        has_data=True,
-    ),
-    "diloco": Strategy(
-        title="DiLoCo: ranks train apart for 3 steps, and the outer step travels under the next ones",
-        cluster="trn1.32xlarge x2",
-        without="waits for the outer step",
-        overlapped="goes on meanwhile, and takes it in two steps later",
-        train=_apart,
-    ),
-}
-"""By name, in the order of a list."""
