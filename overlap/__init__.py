@@ -18,7 +18,7 @@
 #     checking    the issuer of `run(check="nan")`, which looks at all data that is sent
 #     backend     the differences between real and simulated time;  event_loop: its work for other threads
 #     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
-#                 algorithm by cost, proves its table, cuts out programs), program_runner, wire_ways and cc_core
+#                 algorithm by cost, proves its table, cuts out programs), programs and execution
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
 #     blame/      which rank waits for which, which keeps the event loop, and when the user hears of it
 #   remote/     what spans processes: spanning communicators

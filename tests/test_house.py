@@ -157,7 +157,7 @@ def test_the_plan_names_rooms_that_stand() -> None:
 def test_the_rule_sees_what_it_should() -> None:
     """The resolver above, tried where the answer is known."""
     assert room_of("overlap.collectives.generators.ring") == "overlap.collectives"
-    assert room_of("overlap.runtime.engine.cc_core") == "overlap.runtime.engine"
+    assert room_of("overlap.runtime.engine.execution") == "overlap.runtime.engine"
     assert (room_of("overlap.runtime.world"), room_of("overlap")) == ("overlap.runtime.world", "overlap.front")
     targets = {target for _, target in imports("overlap.runtime.world")}
     assert {"topology", "transports", "trio", "overlap.runtime.backend", "overlap.errors"} <= targets

@@ -2,14 +2,15 @@
 
 # The map of this room, in the order in which to read it:
 #
-#   base         the contract: Transport, Endpoint;  starting: messages that need no task
+#   base         the contract: Transport, Endpoint;  starter: messages begun by plain functions;  blocking: awaiting
+#                calls made of these, and these of awaiting calls
 #   failures     how they fail;  buffers: memory, as flat bytes
 #   common       the contract of memory in common: operations out of each other's memory
 #   factory      what a transport is made from;  registry: by name, ours and those of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   matching     what two processes say about messages: eager, rendezvous, credits, withdrawal. No sockets, no tasks
 #   matched      the asynchronous shell around it: a transport between processes only has to move bytes;
-#                link: the way to one of them;  started: messages on it that need no task
+#                link: the way to one of them
 #   frame        the form that this takes on a socket, and how hostile bytes are told from it
 #   handshake    how two processes prove to each other that they belong together;  tls: encrypted
 #   efa          sockets between processes, several to each
@@ -37,7 +38,7 @@ from transports.faulty import Fault, Faulty
 from transports.neuronlink import NeuronLink
 from transports.paced import LinkSpeed, Paced, by_kind
 from transports.router import Router
-from transports.starting import Call, Starter
+from transports.starter import Call, Starter
 from transports.wrappers import Recording, Sent
 
 if TYPE_CHECKING:

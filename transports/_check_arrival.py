@@ -13,7 +13,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 from transports._checking import Scale, expect, message_of, require
 from transports.base import TAG_LIMIT, Endpoint
 from transports.buffers import Buffer
-from transports.starting import Call
+from transports.starter import Call, Starter
 
 
 async def names(a: Endpoint, b: Endpoint, scale: Scale) -> None:
@@ -46,8 +46,18 @@ async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await a.send(b.rank, 7, message)
 
 
-async def sends_without_waiting(a: Endpoint, b: Endpoint, scale: Scale) -> None:
-    """`try_send` takes a message whole, in order and with its bytes as they are now, or not at all."""
+async def sends_without_tasks(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """A message begun by a plain function arrives as it was, though its callback writes there and begins more."""
+    starter = a.starter(b.rank)
+    if starter is None:
+        await trio.lowlevel.checkpoint()
+        return
+    await _begun_in_order(a, b, starter)
+    await _begun_by_callbacks(a, b, starter, scale)
+
+
+async def _begun_in_order(a: Endpoint, b: Endpoint, starter: Starter) -> None:
+    """Messages of one tag arrive in the order in which they were begun, with their bytes as they were then."""
     messages = [message_of(nbytes, i) for i, nbytes in enumerate((8, 0, 70_000, 9, 100))]
     async with trio.open_nursery() as nursery:
         for first in ("the receiver", "the sender"):
@@ -57,22 +67,19 @@ async def sends_without_waiting(a: Endpoint, b: Endpoint, scale: Scale) -> None:
                     await wait_all_tasks_blocked()
             for message in messages:
                 lent = bytearray(message)
-                if a.try_send(b.rank, 9, lent, priority=2):
-                    lent[:] = bytes(len(lent))  # the buffer is ours again
-                else:
-                    nursery.start_soon(a.send, b.rank, 9, message)
+                if starter.begin_send(b.rank, 9, lent, priority=2, done=partial(_clear, lent)) is None:
+                    _clear(lent)
                 await wait_all_tasks_blocked()
             if first == "the sender":
                 for i, message in enumerate(messages):
                     await expect(b, a, 9, message, f"message {i}, which {first} was first to name")
 
 
-async def sends_without_tasks(a: Endpoint, b: Endpoint, scale: Scale) -> None:
-    """What a plain function starts arrives as it was, though who is told of its end writes there and starts more."""
-    starter = a.starter(b.rank)
-    if starter is None:
-        await trio.lowlevel.checkpoint()
-        return
+def _clear(lent: bytearray, _: Call | None = None) -> None:
+    lent[:] = bytes(len(lent))  # the buffer is the sender's again
+
+
+async def _begun_by_callbacks(a: Endpoint, b: Endpoint, starter: Starter, scale: Scale) -> None:
     messages = [message_of(nbytes, i) for i, nbytes in enumerate((8, max(scale.sizes), 70_000, 1000, 60_000) * 5)]
     lent, left, over = [bytearray(message) for message in messages], set(range(len(messages))), trio.Event()
 
@@ -81,7 +88,7 @@ async def sends_without_tasks(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             done(i, None)
 
     def done(i: int, call: Call | None) -> None:
-        lent[i][:] = bytes(len(lent[i]))  # the buffer is ours again
+        _clear(lent[i])
         left.remove(i)
         if (call is None or call.error is None) and i + len(messages) // 2 < len(messages):
             start(i + len(messages) // 2)

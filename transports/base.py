@@ -20,7 +20,7 @@ from transports.failures import ArgumentError
 
 if TYPE_CHECKING:
     from transports.common import Board
-    from transports.starting import Starter
+    from transports.starter import Starter
 
 #: Tags are unsigned 64-bit integers, so that they fit any wire format: ``0 <= tag < TAG_LIMIT``.
 TAG_LIMIT = 2**64
@@ -61,31 +61,10 @@ class Endpoint(ABC):
             TransportClosedError: This end is closed.
         """
 
-    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
-        """Send the bytes of ``data`` if that needs no waiting at all; the buffer is the caller's again.
-
-        A plain function: it saves a small message the task that a `send` would need beside a receive. This default
-        never can.
-
-        Args:
-            dst: Receiving rank.
-            tag: ``0 <= tag < 2**64``.
-            data: C-contiguous buffer.
-            priority: As for `send`.
-
-        Returns:
-            Whether it was sent. If not, nothing has happened; call `send`.
-
-        Raises:
-            ArgumentError: For an unknown rank, a bad tag or a bad buffer.
-            LengthMismatchError: The receiver asked for another length.
-            LinkLostError: The wire is cut or the peer is gone.
-            TransportClosedError: This end is closed.
-        """
-        return False
-
     def starter(self, peer: int) -> Starter | None:
-        """Return what starts sends to a peer, and receives from it, without a task; this default has none.
+        """Return the object that begins messages to and from a peer without a task; None where each takes a task.
+
+        This default returns None: an endpoint with awaiting calls alone is complete.
 
         Args:
             peer: The other rank.

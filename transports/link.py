@@ -7,14 +7,6 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import trio
-from trio.lowlevel import (
-    Abort,
-    RaiseCancelT,
-    cancel_shielded_checkpoint,
-    current_task,
-    reschedule,
-    wait_task_rescheduled,
-)
 
 from transports.base import describe_ranks
 from transports.bounce import BounceBuffers
@@ -70,34 +62,6 @@ class Link(ABC):
         if not end.ended:
             self.engine.withdraw(end)
             self.settle()
-
-    async def end_of(self, end: Send | Receive) -> None:
-        """Wait until a call ends, and raise what it ended with."""
-        raise_cancel: RaiseCancelT | None = None
-
-        def cancelled(raise_it: RaiseCancelT) -> Abort:
-            nonlocal raise_cancel
-            end.wake = None  # taken back at once, it ends right here
-            if self.engine.withdraw(end):
-                return Abort.SUCCEEDED
-            end.wake, raise_cancel = woken, raise_it
-            self.settle()
-            return Abort.FAILED
-
-        def woken(_: Send | Receive) -> None:
-            reschedule(task)
-
-        if end.ended:
-            await cancel_shielded_checkpoint()
-        else:
-            task = current_task()
-            end.wake = woken
-            await wait_task_rescheduled(cancelled)
-        if end.withdrawn:
-            assert raise_cancel is not None, "only what is cancelled is withdrawn"
-            raise_cancel()
-        if end.error is not None:
-            raise end.error
 
 
 class Leaving(Protocol):

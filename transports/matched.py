@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import trio
-from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from transports.base import (
     TAG_LIMIT,
@@ -19,18 +19,17 @@ from transports.base import (
     Statistics,
     Transport,
     check_choices,
-    check_length,
     check_tag,
     describe_ranks,
 )
+from transports.blocking import StartingEndpoint
 from transports.bounce import BounceBuffers
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.link import Link
 from transports.matching import Lane, Receive, Send
 from transports.patience import Patience
-from transports.started import LinkStarter, delivery_of
-from transports.starting import Starter
+from transports.starter import Call, Starter
 
 LinkType = TypeVar("LinkType", bound=Link)
 
@@ -48,6 +47,7 @@ class MatchedTransport(Transport):
     Attributes:
         member: Index of this process.
         links: The ways to other processes, by index.
+        home: The index of the process of each rank that can be reached.
         memory: For messages that are lent.
         state: Why nothing can be sent or received; None while it can.
         patience: How long to look at links before sleeping; None where none of them would have come sooner.
@@ -70,18 +70,18 @@ class MatchedTransport(Transport):
         self.peers = tuple(sorted(every if joins_itself else set(every) - set(self.ranks)))
         self.memory = BounceBuffers()
         self.state: str | None = "is not open yet: async with transport.open()"
-        self._home = {rank: i for i, ranks in enumerate(placement) if joins_itself or i != member for rank in ranks}
+        self.home = {rank: i for i, ranks in enumerate(placement) if joins_itself or i != member for rank in ranks}
         self._endpoints = {rank: _MatchedEndpoint(self, rank) for rank in self.ranks}
 
     def reach(self, members: Iterable[int]) -> None:
         """Join the ranks of these processes only: it has turned out that others cannot be reached."""
         there = set(members)
-        self._home = {rank: member for rank, member in self._home.items() if member in there}
-        self.peers = tuple(sorted(self._home))
+        self.home = {rank: member for rank, member in self.home.items() if member in there}
+        self.peers = tuple(sorted(self.home))
 
     def make_links(self, make: Callable[[int, tuple[int, ...]], LinkType]) -> dict[int, LinkType]:
         """Return a link for every process that can be reached, made from its index and its ranks."""
-        return {i: make(i, self.placement[i]) for i in sorted(set(self._home.values()))}
+        return {i: make(i, self.placement[i]) for i in sorted(set(self.home.values()))}
 
     def endpoint(self, rank: int) -> Endpoint:
         """Return the endpoint of a local rank.
@@ -103,7 +103,7 @@ class MatchedTransport(Transport):
 
     def link(self, lane: Lane, peer: int) -> Link:
         """Return the way to a rank, after checking that a message may go there or come from there."""
-        home = self._home.get(peer)
+        home = self.home.get(peer)
         if home is None or self.state is not None or not 0 <= lane[2] < TAG_LIMIT:
             raise self.refusal(lane, peer)
         return self.links[home]
@@ -112,62 +112,97 @@ class MatchedTransport(Transport):
         """Return why a message may not go to a rank, or come from there."""
         src, dst, tag = lane
         check_tag(tag)
-        if peer not in self._home:
+        if peer not in self.home:
             return ArgumentError(
                 f"process {self.member} has no connection to rank {peer}; it reaches {describe_ranks(self.peers)}"
             )
         return TransportClosedError(f"the transport {self.state}", src=src, dst=dst, tag=tag)
 
 
-class _MatchedEndpoint(Endpoint):
+class _BegunSend(Send, Call):
+    """A send under way."""
+
+    link: Link
+
+    def withdraw(self) -> None:
+        self.link.take_back(self)
+
+
+class _BegunReceive(Receive, Call):
+    """A receive under way."""
+
+    link: Link
+
+    def withdraw(self) -> None:
+        self.link.take_back(self)
+
+    def delivery(self) -> Delivery:
+        lent = self.lent
+        assert lent is not None, "a receive without a place is lent memory"
+        if lent.readonly:  # the message came with its announcement, in memory of its own
+            return Delivery(lent)
+        return Delivery(lent[: self.nbytes].toreadonly(), partial(self.link.memory.give_back, lent))
+
+
+class _MatchedEndpoint(StartingEndpoint):
     """The end of one rank."""
 
     def __init__(self, transport: MatchedTransport, rank: int) -> None:
         self.rank = rank
         self._transport = transport
 
-    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
-        view = as_bytes(data)
+    def starter(self, peer: int) -> Starter:
+        self._transport.link((self.rank, peer, 0), peer)
+        return self
+
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
+    ) -> Call | None:
+        """Send at once if that needs no waiting, or begin to."""
+        view, transport = as_bytes(data), self._transport
         lane = (self.rank, dst, tag)
-        link = self._transport.link(lane, dst)
-        await checkpoint_if_cancelled()
-        link.engine.check(lane)
-        if link.send_now(lane, view):
-            await cancel_shielded_checkpoint()
-            return
-        send = Send(lane, view, priority)
+        link = transport.link(lane, dst)
+        if link.engine.gone is not None:
+            link.engine.check(lane)
+        if view.nbytes <= transport.at_once_bytes and link.send_now(lane, view):
+            return None
+        send = _BegunSend(lane, view, priority)
+        send.link, send.wake = link, done
         link.post(send)
-        await link.end_of(send)
+        return send
 
-    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
-        view = as_bytes(data)
-        if view.nbytes > self._transport.at_once_bytes:
-            return False
-        lane = (self.rank, dst, tag)
-        link = self._transport.link(lane, dst)
-        link.engine.check(lane)
-        return link.send_now(lane, view)
-
-    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-        view = as_bytes(out, name="out", writable=True)
-        await self._receive((src, self.rank, tag), view, view.nbytes)
-
-    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        check_length(nbytes)
-        return delivery_of(await self._receive((src, self.rank, tag), None, nbytes), self._transport.memory)
-
-    async def _receive(self, lane: Lane, view: memoryview | None, nbytes: int) -> Receive:
-        link = self._transport.link(lane, lane[0])
-        await checkpoint_if_cancelled()
+    def begin_recv(
+        self,
+        src: int,
+        tag: int,
+        out: Buffer | None,
+        nbytes: int,
+        *,
+        done: Callable[[Call], None],
+        consume: Callable[[int, memoryview], None] | None = None,
+    ) -> Call:
+        """Begin a receive."""
+        view = None if out is None else as_bytes(out, name="out", writable=True)
+        lane = (src, self.rank, tag)
+        link = self._transport.link(lane, src)
         link.look()
-        receive = Receive(lane, view, nbytes)
+        receive = _BegunReceive(lane, view, nbytes)
+        receive.link, receive.wake, receive.consume = link, done, consume
         if link.engine.receive(receive):
             link.settle()
-        await link.end_of(receive)
         return receive
 
-    def starter(self, peer: int) -> Starter:
-        return LinkStarter(self._transport, self._transport.link((self.rank, peer, 0), peer), self.rank, peer)
+    @property
+    def patience(self) -> Patience | None:
+        """Whether, and for how long, to catch up repeatedly before sleeping."""
+        return self._transport.patience
+
+    def catch_up(self, peer: int) -> bool:
+        """Move the bytes from and to a peer that are ready."""
+        transport = self._transport
+        if transport.state is not None or peer not in transport.home:
+            raise transport.refusal((self.rank, peer, 0), peer)
+        return transport.links[transport.home[peer]].catch_up()
 
     async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
         check_choices(choices)

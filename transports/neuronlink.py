@@ -1,43 +1,28 @@
 """NeuronLink: ranks of one process meet in memory, and a receiver reads the sender's own buffer.
 
-A message is a rendezvous. Whoever comes first waits in the mailbox of the receiving rank; whoever comes second does the
-work and wakes the other. Nothing is copied except into a buffer that the receiver asked to have filled.
+A message is a rendezvous. The end that comes first waits in the mailbox of the receiving rank; the second one moves the
+bytes and ends both. Nothing is copied except into a buffer that the receiver asked to have filled.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
-from typing import TypeAlias, cast
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
-import outcome
 import trio
-from trio.lowlevel import (
-    Abort,
-    RaiseCancelT,
-    Task,
-    cancel_shielded_checkpoint,
-    checkpoint_if_cancelled,
-    current_task,
-    reschedule,
-    wait_task_rescheduled,
-)
+from trio.lowlevel import cancel_shielded_checkpoint, current_trio_token, start_thread_soon
 
-from transports.base import (
-    Endpoint,
-    Envelope,
-    Statistics,
-    Transport,
-    check_choices,
-    check_length,
-    check_tag,
-    describe_ranks,
-)
+from transports.base import Endpoint, Envelope, Statistics, Transport, check_choices, check_tag, describe_ranks
+from transports.blocking import StartingEndpoint
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.factory import Bootstrap
-from transports.failures import ArgumentError, LengthMismatchError, TransportClosedError
+from transports.failures import ArgumentError, LengthMismatchError, TransportClosedError, TransportError
+from transports.starter import Call
 
 #: From this size on, `NeuronLink` copies in a worker thread: a GiB takes a tenth of a second or more, in which the
 #: event loop would stand still; below, the copy costs no more than waking a thread (about 100 us).
@@ -46,53 +31,78 @@ THREAD_COPY_BYTES = 1 << 20
 _Key: TypeAlias = "tuple[int, int]"  # (src, tag)
 
 
-class _Waiter:
-    """One end of a message: a task, its bytes, and where it waits until the other end comes."""
+class _End(Call):
+    """One end of a message, with its bytes.
 
-    __slots__ = ("key", "matched", "nbytes", "queues", "task", "view")
+    Attributes:
+        view: The caller's bytes; None once the call has ended, and of a receive that reads the sender's memory.
+        matched: The other end has come: from here on the message is finished first, whatever is cancelled.
+    """
 
-    def __init__(self, queues: dict[_Key, deque[_Waiter]], key: _Key, view: memoryview | None, nbytes: int) -> None:
-        self.queues = queues
-        self.key = key
-        self.view = view
-        self.nbytes = nbytes
-        self.task: Task = current_task()
-        self.matched = False
+    __slots__ = (
+        "_done",
+        "_key",
+        "_link",
+        "_queues",
+        "_sender",
+        "ended",
+        "error",
+        "matched",
+        "nbytes",
+        "view",
+        "withdrawn",
+    )
 
-    async def wait(self) -> object:
-        """Queue, and return what the other end hands over."""
-        queue = self.queues.get(self.key)
+    def __init__(
+        self,
+        link: NeuronLink,
+        queues: dict[_Key, deque[_End]],
+        key: _Key,
+        view: memoryview | None,
+        nbytes: int,
+        done: Callable[[Call], None],
+    ) -> None:
+        self._link, self._queues, self._key, self.view, self.nbytes, self._done = link, queues, key, view, nbytes, done
+        self.ended = self.withdrawn = self.matched = False
+        self.error: TransportError | None = None
+
+    def queue(self) -> None:
+        """Wait for the other end."""
+        queue = self._queues.get(self._key)
         if queue is None:
-            queue = self.queues[self.key] = deque()
+            queue = self._queues[self._key] = deque()
         queue.append(self)
-        return await wait_task_rescheduled(self._withdraw)
 
-    async def wait_for_release(self) -> None:
-        """Stay suspended, whatever is cancelled, until the other end has read the bytes."""
-        self.matched = True
-        await wait_task_rescheduled(self._withdraw)
-
-    def wake(self) -> None:
-        """Give the bytes back to their owner, who may resize them: hold no view any more."""
-        self.view = None
-        reschedule(self.task)
-
-    def fail(self, error: Exception) -> None:
-        """Raise in the waiting task."""
-        reschedule(self.task, outcome.Error(error))
-
-    def _withdraw(self, _: RaiseCancelT) -> Abort:
+    def withdraw(self) -> None:
         if self.matched:
-            return Abort.FAILED
-        queue = self.queues[self.key]
+            return
+        queue = self._queues[self._key]
         queue.remove(self)
         if not queue:
-            del self.queues[self.key]
-        return Abort.SUCCEEDED
+            del self._queues[self._key]
+        self.matched = self.withdrawn = True
+        self.end()
+
+    def lend(self, sender: _End) -> None:
+        """Take the memory of a sender, which ends when it is given back."""
+        self._sender = sender
+
+    def delivery(self) -> Delivery:
+        return Delivery(self._sender.bytes.toreadonly(), partial(self._link.end, self._sender))
+
+    @property
+    def bytes(self) -> memoryview:
+        assert self.view is not None, "only receives wait without bytes"
+        return self.view
+
+    def end(self) -> None:
+        """Give the bytes back to their owner, who may resize them, and report the end."""
+        self.view, self.ended = None, True
+        self._done(self)
 
 
 class _Mailbox:
-    """What waits at one receiving rank. For each key, only one of the two dicts has an entry, and no entry is empty.
+    """The unmatched messages of one receiving rank. For each key, only one of the two dicts has an entry.
 
     Attributes:
         sends: Sends that no receive has met.
@@ -103,24 +113,24 @@ class _Mailbox:
     __slots__ = ("receives", "sends", "watchers")
 
     def __init__(self) -> None:
-        self.sends: dict[_Key, deque[_Waiter]] = {}
-        self.receives: dict[_Key, deque[_Waiter]] = {}
+        self.sends: dict[_Key, deque[_End]] = {}
+        self.receives: dict[_Key, deque[_End]] = {}
         self.watchers: list[trio.Event] = []
 
     def changed(self) -> None:
-        """Let whoever waits for any message look again."""
+        """Let tasks that wait for any message look again."""
         watchers, self.watchers = self.watchers, []
         for watcher in watchers:
             watcher.set()
 
 
-def _pop(queues: dict[_Key, deque[_Waiter]], key: _Key) -> _Waiter:
+def _pop(queues: dict[_Key, deque[_End]], key: _Key) -> _End:
     queue = queues[key]
-    waiter = queue.popleft()
+    end = queue.popleft()
     if not queue:
         del queues[key]
-    waiter.matched = True
-    return waiter
+    end.matched = True
+    return end
 
 
 class NeuronLink(Transport):
@@ -145,8 +155,11 @@ class NeuronLink(Transport):
             raise ArgumentError(f"ranks is {ranks!r}; name at least one rank, each once, from 0 up")
         self.peers = self.ranks
         self._thread_copy_bytes: float = float("inf") if thread_copy_bytes is None else thread_copy_bytes
+        self._copies: deque[tuple[_End, _End]] = deque()  # that wait for a thread
         # copies are bound by memory, so more of them at once than processors only take turns
-        self._copiers = trio.CapacityLimiter(os.cpu_count() or 1)
+        self._idle_threads = os.cpu_count() or 1
+        self._ending: deque[_End] = deque()  # calls that have ended and whose callbacks are due
+        self._tells = False
         self._mailboxes = {rank: _Mailbox() for rank in self.ranks}
         self._endpoints = {rank: _NeuronLinkEndpoint(self, rank) for rank in self.ranks}
         self._closed = False
@@ -178,7 +191,9 @@ class NeuronLink(Transport):
             for queues in (box.sends, box.receives):
                 for key in list(queues):
                     while key in queues:
-                        _pop(queues, key).fail(_closed(src=key[0], dst=dst, tag=key[1]))
+                        end = _pop(queues, key)
+                        end.error = _closed(src=key[0], dst=dst, tag=key[1])
+                        self.end(end)
             box.changed()
         await cancel_shielded_checkpoint()
 
@@ -188,17 +203,70 @@ class NeuronLink(Transport):
         except KeyError:
             raise ArgumentError(f"there is no rank {rank} here; this NeuronLink joins {self._names}") from None
 
+    # -- messages ---------------------------------------------------------------------------------------------------
+
+    def mailbox(self, src: int, dst: int, peer: int, tag: int) -> _Mailbox:
+        """Return the mailbox where both ends meet, after checking that they can."""
+        check_tag(tag)
+        self._mailbox(peer)
+        if self._closed:
+            raise _closed(src=src, dst=dst, tag=tag)
+        return self._mailboxes[dst]
+
+    def meet(self, sender: _End, receiver: _End, *, lane: tuple[int, int, int]) -> None:
+        """Move the bytes of a message, of which both ends are there now."""
+        if sender.nbytes != receiver.nbytes:
+            for end in (receiver, sender):  # each has its own error, so that the tracebacks do not mix
+                end.error = _disagree(sender.nbytes, receiver.nbytes, *lane)
+            self.end(receiver, sender)
+        elif receiver.view is None:
+            receiver.lend(sender)
+            self.end(receiver)
+        elif sender.nbytes < self._thread_copy_bytes:
+            receiver.view[:] = sender.bytes
+            self.end(receiver, sender)
+        else:
+            self._copies.append((sender, receiver))
+            self._copy_in_threads()
+
+    def end(self, *ends: _End) -> None:
+        """End calls. Their callbacks begin other messages, whose ends wait in the queue: the stack does not grow."""
+        ending = self._ending
+        ending.extend(ends)
+        if self._tells:
+            return
+        self._tells = True
+        try:
+            while ending:
+                ending.popleft().end()
+        finally:
+            self._tells = False
+
+    def _copy_in_threads(self) -> None:
+        while self._copies and self._idle_threads:
+            sender, receiver = self._copies.popleft()
+            self._idle_threads -= 1
+            token = current_trio_token()
+            # numpy lets go of the interpreter lock while it copies; assigning to a memoryview does not
+            copy = partial(np.copyto, np.asarray(receiver.bytes), np.asarray(sender.bytes))
+            start_thread_soon(copy, partial(_tell, token, partial(self._copied, sender, receiver)))
+
+    def _copied(self, sender: _End, receiver: _End) -> None:
+        self._idle_threads += 1
+        self._copy_in_threads()
+        self.end(receiver, sender)
+
     @property
     def _names(self) -> str:
         return describe_ranks(self.ranks)
 
     @staticmethod
-    def _waiting(tables: list[tuple[int, dict[_Key, deque[_Waiter]]]]) -> tuple[Envelope, ...]:
+    def _waiting(tables: list[tuple[int, dict[_Key, deque[_End]]]]) -> tuple[Envelope, ...]:
         return tuple(
-            Envelope(src=src, dst=dst, tag=tag, nbytes=waiter.nbytes)
+            Envelope(src=src, dst=dst, tag=tag, nbytes=end.nbytes)
             for dst, queues in tables
             for (src, tag), queue in queues.items()
-            for waiter in queue
+            for end in queue
         )
 
 
@@ -213,89 +281,57 @@ def factory(bootstrap: Bootstrap) -> NeuronLink:
     return NeuronLink(bootstrap.ranks)
 
 
-class _NeuronLinkEndpoint(Endpoint):
-    """The end of one rank. Both orders of arrival end in the same few steps; see `NeuronLink`."""
+class _NeuronLinkEndpoint(StartingEndpoint):
+    """The end of one rank. Both orders of arrival end in `NeuronLink.meet`."""
 
     def __init__(self, link: NeuronLink, rank: int) -> None:
         self.rank = rank
         self._link = link
 
-    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
-        view = as_bytes(data)
-        box = self._meet(self.rank, dst, dst, tag)
-        key = (self.rank, tag)
-        if key not in box.receives:
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
+    ) -> Call | None:
+        view, key = as_bytes(data), (self.rank, tag)
+        box = self._link.mailbox(self.rank, dst, dst, tag)
+        send = _End(self._link, box.sends, key, view, view.nbytes, done)
+        if key in box.receives:
+            send.matched = True
+            self._link.meet(send, _pop(box.receives, key), lane=(self.rank, dst, tag))
+        else:
+            send.queue()
             if box.watchers:
-                box.changed()  # they run once this task is suspended, with its message in the queue
-            await _Waiter(box.sends, key, view, view.nbytes).wait()
-            return
-        await checkpoint_if_cancelled()
-        receiver = _pop(box.receives, key)
-        if receiver.nbytes != view.nbytes:
-            await self._disagree(receiver, view.nbytes, receiver.nbytes, dst, key)
-        if receiver.view is not None and view.nbytes < self._link._thread_copy_bytes:
-            receiver.view[:] = view
-            receiver.wake()
-            await cancel_shielded_checkpoint()
-        else:
-            sender = _Waiter(box.sends, key, view, view.nbytes)
-            reschedule(receiver.task, outcome.Value(sender))
-            await sender.wait_for_release()
+                box.changed()
+        return send
 
-    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
-        view = as_bytes(data)
-        box = self._meet(self.rank, dst, dst, tag)
-        key = (self.rank, tag)
-        waiting = box.receives.get(key)
-        if waiting is None or waiting[0].nbytes != view.nbytes or view.nbytes >= self._link._thread_copy_bytes:
-            return False
-        if waiting[0].view is None:  # it wants to read our memory, and we would have to wait until it has
-            return False
-        receiver = _pop(box.receives, key)
-        assert receiver.view is not None
-        receiver.view[:] = view
-        receiver.wake()
-        return True
-
-    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
-        view = as_bytes(out, name="out", writable=True)
-        box = self._meet(src, self.rank, src, tag)
-        key = (src, tag)
-        if key not in box.sends:
-            sender = await _Waiter(box.receives, key, view, view.nbytes).wait()
-            if sender is not None:
-                await self._copy_in_thread(cast("_Waiter", sender), view)
-            return
-        sender = await self._take(box, key, view.nbytes)
-        if view.nbytes < self._link._thread_copy_bytes:
-            view[:] = _bytes_of(sender)
-            sender.wake()
-            await cancel_shielded_checkpoint()
+    def begin_recv(
+        self,
+        src: int,
+        tag: int,
+        out: Buffer | None,
+        nbytes: int,
+        *,
+        done: Callable[[Call], None],
+        consume: Callable[[int, memoryview], None] | None = None,
+    ) -> Call:
+        view, key = None if out is None else as_bytes(out, name="out", writable=True), (src, tag)
+        box = self._link.mailbox(src, self.rank, src, tag)
+        receive = _End(self._link, box.receives, key, view, nbytes, done)
+        if key in box.sends:
+            receive.matched = True
+            self._link.meet(_pop(box.sends, key), receive, lane=(src, self.rank, tag))
         else:
-            await self._copy_in_thread(sender, view)
-
-    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
-        check_length(nbytes)
-        box = self._meet(src, self.rank, src, tag)
-        key = (src, tag)
-        if key not in box.sends:
-            sender = cast("_Waiter", await _Waiter(box.receives, key, None, nbytes).wait())
-        else:
-            sender = await self._take(box, key, nbytes)
-            await cancel_shielded_checkpoint()
-        return Delivery(_bytes_of(sender).toreadonly(), sender.wake)
+            receive.queue()
+        return receive
 
     async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
         check_choices(choices)
-        for src, tag in choices:
-            self._meet(src, self.rank, src, tag)
+        box, *_ = [self._link.mailbox(src, self.rank, src, tag) for src, tag in choices]
         await trio.lowlevel.checkpoint()
         while True:
             for index, (src, tag) in enumerate(choices):
-                if (src, tag) in self._meet(src, self.rank, src, tag).sends:
+                if (src, tag) in self._link.mailbox(src, self.rank, src, tag).sends:
                     return index
             changed = trio.Event()
-            box = self._link._mailboxes[self.rank]
             box.watchers.append(changed)
             try:
                 await changed.wait()
@@ -303,49 +339,15 @@ class _NeuronLinkEndpoint(Endpoint):
                 if changed in box.watchers:
                     box.watchers.remove(changed)
 
-    def _meet(self, src: int, dst: int, peer: int, tag: int) -> _Mailbox:
-        """Return the mailbox where both ends meet, after checking that they can."""
-        check_tag(tag)
-        self._link._mailbox(peer)
-        if self._link._closed:
-            raise _closed(src=src, dst=dst, tag=tag)
-        return self._link._mailboxes[dst]
 
-    async def _take(self, box: _Mailbox, key: _Key, nbytes: int) -> _Waiter:
-        """Match the sender that has waited longest; from here on it is suspended until it is woken."""
-        await checkpoint_if_cancelled()
-        sender = _pop(box.sends, key)
-        if sender.nbytes != nbytes:
-            await self._disagree(sender, sender.nbytes, nbytes, self.rank, key)
-        return sender
-
-    @staticmethod
-    async def _disagree(other: _Waiter, sent_bytes: int, expected_bytes: int, dst: int, key: _Key) -> None:
-        """Raise at both ends, each its own error, so that the tracebacks do not mix."""
-        src, tag = key
-        here, there = (
-            LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag)
-            for _ in range(2)
-        )
-        other.fail(there)
-        await cancel_shielded_checkpoint()
-        raise here
-
-    async def _copy_in_thread(self, sender: _Waiter, out: memoryview) -> None:
-        try:
-            # shielded: the message is taken, so it arrives; a copy is bounded and cannot be stopped half-way
-            with trio.CancelScope(shield=True):
-                # numpy lets go of the interpreter lock while it copies; assigning to a memoryview does not
-                await trio.to_thread.run_sync(
-                    np.copyto, np.asarray(out), np.asarray(_bytes_of(sender)), limiter=self._link._copiers
-                )
-        finally:
-            sender.wake()
+def _tell(token: trio.lowlevel.TrioToken, told: Callable[[], None], _: object) -> None:
+    """Call a function of the event loop from a thread, unless the loop has ended."""
+    with suppress(trio.RunFinishedError):
+        token.run_sync_soon(told)
 
 
-def _bytes_of(sender: _Waiter) -> memoryview:
-    assert sender.view is not None, "only receives wait without bytes"
-    return sender.view
+def _disagree(sent_bytes: int, expected_bytes: int, src: int, dst: int, tag: int) -> LengthMismatchError:
+    return LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag)
 
 
 def _closed(*, src: int, dst: int, tag: int) -> TransportClosedError:

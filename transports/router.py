@@ -11,7 +11,7 @@ import trio
 from transports.base import Endpoint, Statistics, Transport, check_choices, describe_ranks
 from transports.buffers import Buffer, Delivery
 from transports.failures import ArgumentError, TransportError
-from transports.starting import Starter
+from transports.starter import Starter
 
 if TYPE_CHECKING:
     from transports.common import Board
@@ -122,9 +122,6 @@ class _RouterEndpoint(Endpoint):
 
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
         await self._to(dst).send(dst, tag, data, priority=priority)
-
-    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
-        return self._to(dst).try_send(dst, tag, data, priority=priority)
 
     def starter(self, peer: int) -> Starter | None:
         return self._to(peer).starter(peer)

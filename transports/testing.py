@@ -103,7 +103,6 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             arrival.zero_bytes,
             arrival.order_of_sends,
             arrival.order_of_receives,
-            arrival.sends_without_waiting,
             arrival.sends_without_tasks,
             arrival.tags_are_independent,
             arrival.many_tags,

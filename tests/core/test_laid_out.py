@@ -13,9 +13,10 @@ from overlap.collectives import Buffer, Extent, Kind, Op, Program, Schedule, Ste
 from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.reduce import reducer
 from overlap.collectives.slicing import in_slices
-from overlap.runtime.engine.cc_core import AHEAD, apply
+from overlap.runtime.engine.execution import apply
 from overlap.runtime.engine.laid_out import LaidOut, LaidStep, Run, lay_out
 from overlap.runtime.engine.program_memory import Buffers, Layout
+from overlap.runtime.engine.step_order import AHEAD
 
 _Lane: TypeAlias = tuple[int, int, int]
 

@@ -5,10 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import trio
-from trio.testing import wait_all_tasks_blocked
 
-from overlap.runtime.engine.cc_core import run_in_workers
 from overlap.runtime.engine.workers import Workers
 
 TIMEOUT_S = 60.0
@@ -127,45 +124,3 @@ def test_closing_an_unused_pool_starts_nothing() -> None:
     before = set(threading.enumerate())
     Workers(4).close()
     assert set(threading.enumerate()) <= before  # a thread of an earlier test may end meanwhile
-
-
-def test_a_cancelled_program_waits_for_its_pieces(one_thread: Jobs) -> None:
-    """They write to memory that belongs to others as soon as the wait is over."""
-
-    async def main() -> None:
-        inside, ended = trio.Event(), trio.Event()
-        token = trio.lowlevel.current_trio_token()
-
-        def piece() -> None:
-            token.run_sync_soon(inside.set)
-            assert one_thread.gate.wait(TIMEOUT_S)
-            one_thread.ran.append("piece")
-
-        async def program() -> None:
-            await run_in_workers(one_thread.workers, [piece], priority=0)
-            ended.set()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(program)
-            await inside.wait()
-            nursery.cancel_scope.cancel()
-            with trio.CancelScope(shield=True):
-                await wait_all_tasks_blocked()
-                assert not one_thread.ran
-                one_thread.gate.set()
-        assert ended.is_set()
-
-    trio.run(main)
-    assert one_thread.ran == ["piece"]
-
-
-def test_a_program_gets_the_error_of_its_pieces(one_thread: Jobs) -> None:
-    def boom() -> None:
-        raise ArithmeticError("on purpose")
-
-    async def main() -> None:
-        with pytest.raises(ArithmeticError, match="on purpose"):
-            await run_in_workers(one_thread.workers, [boom, partial(one_thread.ran.append, "x")], priority=0)
-
-    trio.run(main)
-    assert one_thread.ran == ["x"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any, Self
 
 import pytest
+import trio
 
-from transports import Endpoint, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Router, Transport
+from transports import Call, Endpoint, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Router, Transport
+from transports.blocking import StartingEndpoint, TaskStarter
 from transports.testing import CHECKS, MakePair
+from transports.wrappers import Wrapper
 
 from .promises import assert_all_kept, assert_kept
 
@@ -22,6 +26,34 @@ def delayed(inner: Transport) -> Transport:
     return Faulty(inner, seed=3, delay=0.5, delay_s=2.0**-10)
 
 
+class InTasks(Wrapper):
+    """Begins each message in a task, and awaits what it has begun: both conversions of `transports.blocking`."""
+
+    nursery: trio.Nursery
+
+    def wrap(self, endpoint: Endpoint) -> Endpoint:
+        return _InTasksEndpoint(endpoint, self.nursery)
+
+    @asynccontextmanager
+    async def _open_inner(self) -> AsyncIterator[Self]:
+        async with self.inner.open(), trio.open_nursery() as self.nursery:
+            yield self
+
+
+class _InTasksEndpoint(StartingEndpoint):
+    def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
+        self.rank, self.inner, self.tasks = inner.rank, inner, TaskStarter(inner, nursery.start_soon)
+
+    def begin_send(self, *args: Any, **options: Any) -> Call | None:
+        return self.tasks.begin_send(*args, **options)
+
+    def begin_recv(self, *args: Any, **options: Any) -> Call:
+        return self.tasks.begin_recv(*args, **options)
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        return await self.inner.wait_any(choices)
+
+
 REAL: dict[str, Callable[[], Transport]] = {
     "neuronlink": partial(NeuronLink, 2),
     "neuronlink, ranks 5 and 3": partial(NeuronLink, (5, 3)),
@@ -29,12 +61,14 @@ REAL: dict[str, Callable[[], Transport]] = {
     "recording": lambda: Recording(NeuronLink(2)),
     "paced": lambda: Paced(NeuronLink(2), links=slow),
     "faulty": lambda: delayed(NeuronLink(2)),
+    "in tasks": lambda: InTasks(Paced(NeuronLink(2), links=slow)),
     "router": lambda: Router([NeuronLink(2)]),
     "all wrappers": lambda: Recording(Paced(delayed(NeuronLink(2)), links=slow)),
 }
 VIRTUAL: dict[str, Callable[[], Transport]] = {
     "neuronlink": lambda: NeuronLink(2, thread_copy_bytes=None),
     "paced": lambda: Paced(NeuronLink(2, thread_copy_bytes=None), links=slow),
+    "in tasks": lambda: InTasks(NeuronLink(2, thread_copy_bytes=None)),
     "all wrappers": lambda: Recording(delayed(Paced(NeuronLink(2, thread_copy_bytes=None), links=slow))),
 }
 

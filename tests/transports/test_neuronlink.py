@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from transports import ArgumentError, Envelope, NeuronLink, Statistics, TransportClosedError
+from transports import ArgumentError, Envelope, NeuronLink, Statistics, TransportClosedError, neuronlink
 
 THREADED = 1000
 
@@ -65,13 +65,13 @@ def test_large_copies_and_only_those_are_made_in_threads(
     nbytes: int, copies: int, receive_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
-    real = trio.to_thread.run_sync
+    real = neuronlink.start_thread_soon
 
-    async def counted(fn: Callable[..., object], *args: object, limiter: trio.CapacityLimiter) -> object:
-        seen.append(fn)
-        return await real(fn, *args, limiter=limiter)
+    def counted(copy: partial[None], deliver: Callable[..., object]) -> None:
+        seen.append(copy.func)
+        real(copy, deliver)
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", counted)
+    monkeypatch.setattr(neuronlink, "start_thread_soon", counted)
     data, out = np.random.default_rng(0).bytes(nbytes), bytearray(nbytes)
 
     async def main() -> None:
@@ -88,13 +88,13 @@ def test_large_copies_and_only_those_are_made_in_threads(
 
 def test_a_receive_that_is_cancelled_while_a_thread_copies_completes(monkeypatch: pytest.MonkeyPatch) -> None:
     scope = trio.CancelScope()
+    real = neuronlink.start_thread_soon
 
-    async def cancel_then_copy(fn: Callable[..., object], *args: object, limiter: trio.CapacityLimiter) -> None:
+    def cancel_then_copy(copy: partial[None], deliver: Callable[..., object]) -> None:
         scope.cancel()
-        await trio.lowlevel.checkpoint()
-        fn(*args)
+        real(copy, deliver)
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", cancel_then_copy)
+    monkeypatch.setattr(neuronlink, "start_thread_soon", cancel_then_copy)
     out = bytearray(THREADED)
 
     async def main() -> None:

@@ -65,10 +65,6 @@ class Compiled:
             laid = self._laid[in_place] = lay_out(self.program, buffers, self._members)
         return laid, buffers
 
-    def buffers(self, operation: Operation) -> Buffers:
-        """Return an operation's arrays."""
-        return self._buffers(operation)[0]
-
     def _buffers(self, operation: Operation) -> tuple[Buffers, bool]:
         """Return an operation's arrays as the schedule's buffers, and whether input and result share memory."""
         source, target, plan = operation.source, operation.target, self._plan

@@ -226,7 +226,7 @@ class HostRun(Looking):
         work = [partial(self._take, pull, cast("Array", target)) for pull in cut]
         if here:
             try:
-                self._meeting.common.quiet.run(do_all, work)
+                self._meeting.common.workers.quiet.run(do_all, work)
             except Exception as error:
                 self._end(error)
                 return

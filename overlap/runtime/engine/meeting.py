@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -37,7 +36,6 @@ class Common:
 
     workers: Workers  # Where large work is done
     token: TrioToken  # Of the event loop
-    quiet: Context  # In which small work is done: numpy warns of nothing there
     fall_back: Callable[[Communicator, Match], None]  # Starts an operation as a program, where memory does not do
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
 from functools import cached_property, partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import trio
 from trio.lowlevel import TrioToken
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from topology import Cluster
 
     from .host_memory import HostMemory
-    from .program_runner import ProgramRunner
+    from .programs import ProgramRunner
 
 # What is asked for where no program is needed.
 _SHORT_CUT = (None, "direct")
@@ -42,10 +40,6 @@ class RealEngine(BaseEngine):
         self._token = token
         self._workers = Workers()
         self._in_flight = 0
-        # An infinite gradient is the program's business, not a warning of ours. numpy keeps that setting in the
-        # context; entering one made beforehand costs a tenth of `np.errstate` each time.
-        self._quiet = copy_context()
-        self._quiet.run(np.seterr, all="ignore")
         self._idle = trio.Event()
 
     def direct(self, members: tuple[int, ...]) -> bool:
@@ -94,7 +88,6 @@ class RealEngine(BaseEngine):
         common = Common(
             workers=self._workers,
             token=self._token,
-            quiet=self._quiet,
             fall_back=lambda communicator, match: self._programs.start(communicator, match, lasting=False),
         )
         return HostMemory(self._transport, common)
@@ -110,7 +103,7 @@ class RealEngine(BaseEngine):
     @cached_property
     def _programs(self) -> ProgramRunner:
         from .compiler import Compiler  # and with it the generators, which the short cut never needs
-        from .program_runner import ProgramRunner
+        from .programs import ProgramRunner
 
         compiler = Compiler(self._cluster, self._algorithm, far=self._transport.spans_hosts)
         return ProgramRunner(self._transport, self._workers, compiler)
@@ -120,7 +113,7 @@ class RealEngine(BaseEngine):
         operations: list[Operation] = match.arrived  # type: ignore[assignment]  # a call of `cast` takes time
         pattern: Call = match.pattern  # type: ignore[assignment]
         if pattern.work_bytes * len(operations) <= INLINE_BYTES or _is_idle(operations):
-            self._quiet.run(run_here, operations, pattern)
+            self._workers.quiet.run(run_here, operations, pattern)
             _complete(operations, met_ns, pattern)
             return
         last.lock()

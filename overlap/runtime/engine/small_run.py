@@ -64,7 +64,7 @@ class Exchange(ShortWay):
             return
         row = operation.seq % OPERATIONS, ...
         values: list[Array] = [posted[row] for posted in self._posted]
-        reducer, quiet = self._call.reducer, self.meeting.common.quiet
+        reducer, quiet = self._call.reducer, self.meeting.common.workers.quiet
         assert reducer is not None, "it is an all-reduce"
         out = operation.out if operation.target is None else operation.target
         if out is None:

@@ -14,8 +14,10 @@ import numpy as np
 
 from ...collectives.program import Kind, Program, Step
 from ...collectives.reduce import Array
-from .cc_core import AHEAD
 from .program_memory import Buffers
+
+#: Steps of a queue of receives that may be under way: all slices of a step, and what becomes of them.
+AHEAD = 16
 
 Numbers: TypeAlias = tuple[int, ...]
 """Of steps, or of runs."""

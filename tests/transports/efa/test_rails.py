@@ -17,7 +17,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.transports.promises import assert_kept
+from tests.transports.promises import assert_kept, leaves_at_once
 from transports import Call, LinkLostError
 from transports.efa import rail
 from transports.efa.connection import SocketRail
@@ -161,7 +161,7 @@ def test_the_death_of_the_last_rail_fails_everything_and_says_whom() -> None:
             for call in (partial(end.send, 3, 9, b""), partial(end.recv, 4, 9, 0)):
                 await quietly(call, errors)
             with pytest.raises(LinkLostError):
-                end.try_send(3, 9, b"")
+                leaves_at_once(end, 3, 9, b"")
         reason = "process 1 (ranks 3, 4) is lost: the last connection to it was lost: the connection ended"
         assert [str(error).partition(": ")[2] for error in errors] == [reason] * 5
         assert world.reports[0] == [reason]

@@ -10,7 +10,7 @@ import sys
 import trio
 
 from transports.shared_memory import SharedMemory
-from transports.starting import Call
+from transports.starter import Call
 
 #: Several pieces of reading.
 LONG_BYTES = 8 << 20

@@ -7,22 +7,23 @@ these turns of the event loop takes as long as sending a small message does. So 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import trio
 from trio.lowlevel import Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
 from transports import Call, Delivery, Starter
 
+from ...collectives.program import Step
 from ...collectives.reduce import Array
-from .cc_core import apply, pieces_of
+from ...collectives.schedule import Buffer, Op
 from .host_bytes import typed
 from .laid_out import LaidOut, LaidStep, Run
 from .lingering import linger
-from .program_memory import Buffers
-from .workers import Workers
+from .program_memory import Buffers, Layout
+from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,9 @@ class Station:
 
     starters: Mapping[int, Starter]  # What starts messages, by the world rank of the other end
     workers: Workers  # Where large reductions run
-    quiet: Context  # In which numpy does not warn
 
 
-class WireDrivenExecution:
+class Execution:
     """One rank's program under way, over what has a starter for every peer.
 
     Args:
@@ -264,7 +264,7 @@ class WireDrivenExecution:
         target, mine = self._places(step)
         layout, rank = self._laid.layout, self._laid.rank
         try:
-            self._station.quiet.run(apply, step.step, layout, rank, incoming, mine[part], target[part])
+            self._station.workers.quiet.run(apply, step.step, layout, rank, incoming, mine[part], target[part])
         except Exception as error:
             self._fail(error)
 
@@ -299,7 +299,7 @@ class WireDrivenExecution:
             if len(pieces) > 1:
                 self._let_others(pieces, step, delivery)
                 return
-            self._station.quiet.run(pieces[0])
+            self._station.workers.quiet.run(pieces[0])
         except Exception as error:
             self._worked(step, delivery, error)
         else:
@@ -327,3 +327,46 @@ class WireDrivenExecution:
 
 def _never(_: object) -> trio.lowlevel.Abort:
     raise AssertionError("who gives up is shielded")
+
+
+def pieces_of(
+    step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array
+) -> list[Callable[[], None]]:
+    """Return what applies a step, see `apply`: one piece of work for this thread, or more for others."""
+    weight = 1 if layout.reducer is None else layout.reducer.weight
+    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _is_there(step, layout, incoming, target):
+        return [partial(apply, step, layout, rank, incoming, mine, target)]
+    length = max(1, PIECE_BYTES // target.itemsize)
+    parts = (slice(start, start + length) for start in range(0, target.size, length))
+    return [partial(apply, step, layout, rank, incoming[part], mine[part], target[part]) for part in parts]
+
+
+def _is_there(step: Step, layout: Layout, incoming: Array, target: Array) -> bool:
+    """Whether a move has nothing to do: input and result share memory."""
+    divides = layout.reducer is not None and layout.reducer.divides
+    if step.op is Op.ADD or divides or incoming.dtype != target.dtype or incoming.size != target.size:
+        return False
+    return bool(incoming.__array_interface__["data"][0] == target.__array_interface__["data"][0])
+
+
+def apply(step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array) -> None:
+    """Move or add to `target` what has come, or lies elsewhere; or a part of it.
+
+    Args:
+        step: That says so.
+        layout: Of the program.
+        rank: Group rank of the program.
+        incoming: What has come.
+        mine: What it is added to: the target itself, or the base of the step.
+        target: Where it goes.
+    """
+    reducer = layout.reducer
+    if step.op is Op.ADD:
+        assert reducer is not None, "only reductions have ADD rows"
+        theirs, own = reducer.widen(incoming), reducer.widen(mine)
+        low, high = (theirs, own) if step.peer < rank else (own, theirs)
+        reducer.ufunc(low, high, out=target)
+    elif reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
+        np.copyto(target, incoming, casting="unsafe")
+    else:
+        reducer.finalise(incoming, target, layout.contributions)

@@ -1,46 +1,53 @@
-"""Executions that the wires drive: the same results as by tasks, and nothing under way once one has ended."""
+"""Programs driven by the wires: right results, and nothing under way once an execution has ended."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 
 import numpy as np
 import pytest
 import trio
+import trio.lowlevel
+from trio.testing import wait_all_tasks_blocked
 
 import overlap
+from overlap.collectives import Buffer, Extent, Kind, Op, Program, Step
 from overlap.collectives.generators import GENERATORS
 from overlap.runtime.backend import Backend
-from overlap.runtime.engine import cc_core, wire_driven, wire_ways
-from overlap.runtime.engine.wire_driven import WireDrivenExecution
+from overlap.runtime.engine import execution, programs
+from overlap.runtime.engine.execution import Execution
+from overlap.runtime.engine.laid_out import lay_out
+from overlap.runtime.engine.program_memory import Buffers, Layout
 from overlap.runtime.engine.workers import Workers
 from transports import Starter
 
 from .cases import KINDS, cases
-from .companies import Company, by_sockets, run_far
+from .companies import TIMEOUT_S, Company, by_sockets, run_far
 from .test_collectives import check_world, issue_all
 
 
 @pytest.fixture(autouse=True)
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[WireDrivenExecution]:
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Execution]:
     """Return the executions that have begun."""
-    executions: list[WireDrivenExecution] = []
+    executions: list[Execution] = []
 
-    class Seen(WireDrivenExecution):
+    class Seen(Execution):
         def begin(self, ended: Callable[[BaseException | None], None]) -> bool:
             executions.append(self)
             return super().begin(ended)
 
-    monkeypatch.setattr(wire_ways, "WireDrivenExecution", Seen)
+    monkeypatch.setattr(programs, "Execution", Seen)
     return executions
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_collective(kind: str, begun: list[WireDrivenExecution]) -> None:
+def test_every_collective(kind: str, begun: list[Execution]) -> None:
     todo = list(cases(kind, 4))
     check_world(todo, run_far(issue_all, 4, 1, todo, wires=by_sockets))
     assert begun
-    assert not any(execution._running for execution in begun)
+    assert not any(run._running for run in begun)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +85,9 @@ def test_wires_are_not_looked_at_for_what_threads_do(monkeypatch: pytest.MonkeyP
         (peer,) = starters
         rested[1 - peer] = over()
 
-    monkeypatch.setattr(cc_core, "INLINE_BYTES", 0)
-    monkeypatch.setattr(cc_core, "PIECE_BYTES", 8)
-    monkeypatch.setattr(wire_driven, "linger", seen)
+    monkeypatch.setattr(execution, "INLINE_BYTES", 0)
+    monkeypatch.setattr(execution, "PIECE_BYTES", 8)
+    monkeypatch.setattr(execution, "linger", seen)
 
     async def main(rank: overlap.Rank) -> float:
         return float((await rank.scatter(np.arange(4.0)))[0])
@@ -91,7 +98,7 @@ def test_wires_are_not_looked_at_for_what_threads_do(monkeypatch: pytest.MonkeyP
 
 def test_what_is_moved_to_where_it_lies_takes_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Additions are done where they come; what is left of an all-reduce in place is in its place."""
-    monkeypatch.setattr(cc_core, "INLINE_BYTES", 0)
+    monkeypatch.setattr(execution, "INLINE_BYTES", 0)
     monkeypatch.setattr(Workers, "submit", None)
 
     async def main(rank: overlap.Rank) -> bool:
@@ -106,7 +113,7 @@ def test_what_is_moved_to_where_it_lies_takes_no_threads(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("in_threads", [True, False])
 def test_messages_of_every_length_at_once(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that leave at once, those whose chunks follow unasked, and those that are offered."""
-    monkeypatch.setattr(cc_core, "INLINE_BYTES", 0 if in_threads else 1 << 30)
+    monkeypatch.setattr(execution, "INLINE_BYTES", 0 if in_threads else 1 << 30)
 
     async def main(rank: overlap.Rank) -> bool:
         sizes = [100, 50_000, 300_000, 3_300_000]
@@ -135,7 +142,7 @@ async def many(rank: overlap.Rank, step: int, mine: list[np.ndarray], end: Calla
 
 
 @pytest.mark.parametrize("step", [0, 7, 19])
-def test_when_a_rank_raises_nothing_stays_under_way(step: int, begun: list[WireDrivenExecution]) -> None:
+def test_when_a_rank_raises_nothing_stays_under_way(step: int, begun: list[Execution]) -> None:
     arrays: list[list[np.ndarray]] = [[], [], []]
 
     async def fail() -> None:
@@ -146,12 +153,12 @@ def test_when_a_rank_raises_nothing_stays_under_way(step: int, begun: list[WireD
 
     outcomes = run_far(main, 3, 1, wires=by_sockets)
     assert [type(outcome) for outcome in outcomes] == [overlap.RankFailedError] * 3
-    assert not any(execution._running for execution in begun)
+    assert not any(run._running for run in begun)
     assert all(array.flags.writeable for mine in arrays for array in mine)
 
 
 @pytest.mark.parametrize("step", [0, 7, 19])
-def test_when_a_process_is_lost_nothing_stays_under_way(step: int, begun: list[WireDrivenExecution]) -> None:
+def test_when_a_process_is_lost_nothing_stays_under_way(step: int, begun: list[Execution]) -> None:
     arrays: list[list[np.ndarray]] = [[], [], []]
     reached = trio.Event()
 
@@ -169,5 +176,63 @@ def test_when_a_process_is_lost_nothing_stays_under_way(step: int, begun: list[W
 
     outcomes = run_far(main, 3, 1, wires=by_sockets, nemesis=lose)
     assert all(isinstance(outcome, overlap.RankFailedError) for outcome in outcomes)
-    assert not any(execution._running for execution in begun)
+    assert not any(run._running for run in begun)
     assert all(array.flags.writeable for mine in arrays for array in mine)
+
+
+def test_a_program_that_is_given_up_waits_for_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They write to memory that belongs to others as soon as the end is told."""
+    gate, told = threading.Event(), list[BaseException | None]()
+    monkeypatch.setattr(execution, "INLINE_BYTES", 0)
+    monkeypatch.setattr(execution, "PIECE_BYTES", 800)
+    monkeypatch.setattr(execution, "apply", lambda *_: gate.wait(TIMEOUT_S))
+    run, workers = _copying(1000)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            assert not run(nursery).begin(told.append)
+            run(nursery).cancel()
+            await wait_all_tasks_blocked()
+            assert not told
+            gate.set()
+
+    trio.run(main)
+    workers.close()
+    assert [type(error) for error in told] == [trio.ClosedResourceError]
+
+
+def test_a_program_gets_the_error_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def boom(*_: object) -> None:
+        raise ArithmeticError("on purpose")
+
+    told = list[BaseException | None]()
+    monkeypatch.setattr(execution, "INLINE_BYTES", 0)
+    monkeypatch.setattr(execution, "PIECE_BYTES", 8)
+    monkeypatch.setattr(execution, "apply", boom)
+    run, workers = _copying(3)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            assert not run(nursery).begin(told.append)
+            while not told:
+                await trio.lowlevel.checkpoint()
+
+    trio.run(main)
+    workers.close()
+    assert [str(error) for error in told] == ["on purpose"]
+
+
+def _copying(size: int) -> tuple[Callable[[trio.Nursery], Execution], Workers]:
+    """Return the execution of a program that copies an array in pieces, once there is a nursery, and its workers."""
+    workers = Workers(1)
+    step = Step(Kind.LOCAL, Op.MOVE, 0, 0, Extent(Buffer.IN, 0, 1), Extent(Buffer.OUT, 0, 1), None, ())
+    layout = Layout(size, 1, None, 1)
+    buffers = Buffers((np.ones(size), np.zeros(size), np.empty(0)), layout)
+    laid = lay_out(Program(0, ((), (step,))), buffers, [0])
+
+    @cache
+    def run(nursery: trio.Nursery) -> Execution:
+        station = execution.Station(starters={}, workers=workers)
+        return Execution(laid, buffers, station, tag=0, priority=0, spawn=nursery.start_soon)
+
+    return run, workers

@@ -10,7 +10,7 @@ import trio
 
 import overlap
 from overlap.processes.control_plane import ControlPlane
-from overlap.runtime.engine import wire_ways
+from overlap.runtime.engine.programs import ProgramWay
 from overlap.runtime.match import Match
 
 from .companies import Company, by_sockets, run_far
@@ -36,13 +36,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the numbers of the operations that take a shorter way."""
     seqs: list[int] = []
 
-    take = wire_ways.WireWay.take
+    take = ProgramWay.take
 
-    def seen(self: wire_ways.WireWay, operation: overlap.CollectiveFuture) -> None:
+    def seen(self: ProgramWay, operation: overlap.CollectiveFuture) -> None:
         seqs.append(operation.seq)
         take(self, operation)
 
-    monkeypatch.setattr(wire_ways.WireWay, "take", seen)
+    monkeypatch.setattr(ProgramWay, "take", seen)
     return seqs
 
 
@@ -116,14 +116,14 @@ def test_who_comes_to_a_rank_that_has_finished_is_told() -> None:
 
 def test_an_operation_that_cannot_begin_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with it is told to all, and the next one takes the same way."""
-    begin = wire_ways.DrivenWay._begin
+    begin = ProgramWay._begin
 
-    def begins(self: wire_ways.DrivenWay, match: Match, operation: overlap.CollectiveFuture) -> bool:
+    def begins(self: ProgramWay, match: Match, operation: overlap.CollectiveFuture) -> bool:
         if operation.seq == BEFORE and operation.group.rank == 1:
             raise MemoryError("none left")
         return begin(self, match, operation)
 
-    monkeypatch.setattr(wire_ways.DrivenWay, "_begin", begins)
+    monkeypatch.setattr(ProgramWay, "_begin", begins)
     came = trio.Event()
 
     async def main(rank: overlap.Rank) -> float:
