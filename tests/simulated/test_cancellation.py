@@ -54,4 +54,4 @@ def test_a_process_is_cancelled_at_any_step(member: int, rails: int, every: int)
         if found is None:
             break
         check(found, member)
-    assert step > 200
+    assert step > 150  # of which there are fewer the fewer tasks a message takes
