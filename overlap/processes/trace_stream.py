@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event, Thread
 from time import thread_time
 
-from ..timeline.files.parts import begun, block
+from ..timeline.files.parts import begin_stream, stream_block
 from ..timeline.recording import RawSpan, Recorder, columns_of
 from ..timeline.spans import Timeline
 
@@ -31,7 +31,7 @@ class TraceStream:
 
     def __init__(self, path: Path, recorders: Sequence[Recorder], empty: Timeline, *, offset_ns: int = 0) -> None:
         self._path, self._recorders = path, recorders
-        self._beginning = begun(empty, offset_ns=offset_ns)
+        self._beginning = begin_stream(empty, offset_ns=offset_ns)
         self._seen: dict[int, RawSpan | None] = {}
         self._written = 0
         path.write_bytes(self._beginning)
@@ -53,7 +53,7 @@ class TraceStream:
         blocks = []
         for recorder in self._recorders:
             if raws := recorder.since(self._seen.get(recorder.rank)):
-                blocks.append(block(columns_of(recorder.rank, raws)))
+                blocks.append(stream_block(columns_of(recorder.rank, raws)))
                 self._seen[recorder.rank] = raws[-1]
                 self._written += len(raws)
         if blocks:

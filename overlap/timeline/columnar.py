@@ -1,13 +1,13 @@
-"""Many spans as columns: eighteen numbers each instead of objects, which are made when somebody asks for one.
+"""Spans as named numpy columns: one number of each span in each column, and `Span` objects only on request.
 
-A column has an element for each span. Texts and groups are numbered once; a column of them holds the numbers.
+A column has one element for each span. Texts and groups are stored once in a table; their columns hold indices into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,23 +19,28 @@ if TYPE_CHECKING:
 
 Wholes: TypeAlias = NDArray[np.int64]
 Indexes: TypeAlias = NDArray[np.int32]
+Mask: TypeAlias = NDArray[np.bool_]
+Rows: TypeAlias = NDArray[np.intp]
 Group: TypeAlias = tuple[str, tuple[int, ...]]
 """Name and ranks."""
 
 KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires")
 NONE = int(np.iinfo(np.int64).min)
-"""No step, or nobody knows when it was issued."""
+"""Stands for a step, an instant of the call or an instant of the await that is not known."""
 
 WHOLES = ("start_ns", "end_ns", "issued_ns", "met_ns", "seq", "nbytes", "priority", "step", "awaited_ns")
-INDEXES = ("kind", "lane", "name", "op", "algorithm", "dtype", "call_site", "group")
-_TIMES = (0, 1, 2, 3, 8)  # rows of the wholes that are instants
+"""Columns of 64 bits, in the order in which packed columns store them."""
+TEXTS = ("lane", "name", "op", "algorithm", "dtype", "call_site")
+INDEXES = ("kind", *TEXTS, "group")
+"""Columns of 32 bits, which packed columns store after the others."""
+_COLUMNS = ("rank", *WHOLES, *INDEXES)
 _KIND_ORDER = np.array([sorted(KINDS).index(kind) for kind in KINDS], np.int32)
 
 T = TypeVar("T")
 
 
 class Table(dict[T, int]):
-    """Numbers what it is asked for, in the order of the first asking."""
+    """Assigns the next number to each new item."""
 
     def __missing__(self, item: T) -> int:
         self[item] = number = len(self)
@@ -50,54 +55,56 @@ _NO_INFO = CollectiveInfo(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanColumns:
-    """The columns of n spans."""
+    """The columns of n spans; the fields of a `Span` and of its `CollectiveInfo` say what each column means."""
 
-    texts: tuple[str, ...]  # What the columns of names number
-    groups: tuple[Group, ...]  # What the column of groups numbers
-    rank: Wholes  # n ranks
-    whole: Wholes  # A row for each of `WHOLES`; `NONE` where there is none or nobody knows
-    index: Indexes  # A row for each of `INDEXES`; `op` is -1 where a span has no `CollectiveInfo`
+    texts: tuple[str, ...]  # The table of names, places and the like
+    groups: tuple[Group, ...]  # The table of groups
+    rank: Wholes
+    start_ns: Wholes
+    end_ns: Wholes
+    issued_ns: Wholes  # `NONE` if the instant of the call is not known
+    met_ns: Wholes  # 0 for a span that is no operation
+    seq: Wholes
+    nbytes: Wholes
+    priority: Wholes
+    step: Wholes  # `NONE` outside of steps
+    awaited_ns: Wholes  # `NONE` if the program did not wait for the operation
+    kind: Indexes  # Index into `KINDS`
+    lane: Indexes
+    name: Indexes
+    op: Indexes  # -1 for a span that is no operation, that is, without a `CollectiveInfo`
+    algorithm: Indexes
+    dtype: Indexes
+    call_site: Indexes
+    group: Indexes
 
     def __len__(self) -> int:
         return len(self.rank)
 
     @property
-    def start_ns(self) -> Wholes:
-        """When each began."""
-        return cast(Wholes, self.whole[0])
+    def is_operation(self) -> Mask:
+        """Whether each span has a `CollectiveInfo`."""
+        return self.op >= 0
 
     @property
-    def end_ns(self) -> Wholes:
-        """When each ended."""
-        return cast(Wholes, self.whole[1])
+    def called_ns(self) -> Wholes:
+        """`Span.called_ns` of each span."""
+        known = np.where(self.issued_ns == NONE, self.start_ns, self.issued_ns)
+        return cast(Wholes, np.minimum(known, self.start_ns))
 
     @property
-    def issued_ns(self) -> Wholes:
-        """When each was called, or `NONE`."""
-        return cast(Wholes, self.whole[2])
+    def moved_ns(self) -> Wholes:
+        """`Span.moved_ns` of each span."""
+        within_ns = np.minimum(np.maximum(self.met_ns, self.start_ns), self.end_ns)
+        return cast(Wholes, np.where(self.is_operation, within_ns, self.start_ns))
 
-    @property
-    def met_ns(self) -> Wholes:
-        """When the last rank had come; 0 for what is no operation."""
-        return cast(Wholes, self.whole[3])
+    def is_kind(self, kind: Kind) -> Mask:
+        """Whether each span is of a kind."""
+        return cast(Mask, self.kind == KINDS.index(kind))
 
-    @property
-    def step(self) -> Wholes:
-        """In which step each was issued, or `NONE`."""
-        return cast(Wholes, self.whole[7])
-
-    @property
-    def is_operation(self) -> NDArray[np.bool_]:
-        """Whether each has a `CollectiveInfo`."""
-        return cast(NDArray[np.bool_], self.index[3] >= 0)
-
-    def is_kind(self, kind: Kind) -> NDArray[np.bool_]:
-        """Whether each is of that kind."""
-        return cast(NDArray[np.bool_], self.index[0] == KINDS.index(kind))
-
-    def of_kind(self, kind: Kind, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return which of some spans, by number, are of that kind; the others are not looked at."""
-        return cast(NDArray[np.intp], rows[self.index[0, rows] == KINDS.index(kind)])
+    def of_kind(self, kind: Kind, rows: Rows) -> Rows:
+        """Return the rows among `rows` whose spans are of a kind."""
+        return cast(Rows, rows[self.kind[rows] == KINDS.index(kind)])
 
     @classmethod
     def of(cls, spans: Sequence[Span]) -> SpanColumns:
@@ -108,85 +115,98 @@ class SpanColumns:
         """
         infos = [span.info or _NO_INFO for span in spans]
         texts, groups = Table[str](), Table[Group]()
-        wholes = [
-            [span.start_ns for span in spans],
-            [span.end_ns for span in spans],
-            [_issued_ns(span) for span in spans],
-            [info.met_ns for info in infos],
-            [info.seq for info in infos],
-            [info.nbytes for info in infos],
-            [info.priority for info in infos],
-            [NONE if span.step is None else span.step for span in spans],
-            [NONE if info.awaited_ns is None else info.awaited_ns for info in infos],
-        ]
-        indexes = [
-            [KINDS.index(span.kind) for span in spans],
-            [texts[span.lane] for span in spans],
-            [texts[span.name] for span in spans],
-            [-1 if info is _NO_INFO else texts[info.op] for info in infos],
-            [texts[info.algorithm] for info in infos],
-            [texts[info.dtype] for info in infos],
-            [texts[span.info.call_site if span.info else span.call_site] for span in spans],
-            [groups[info.group, info.ranks] for info in infos],
-        ]
-        return cls(
-            texts=tuple(texts), groups=tuple(groups), rank=np.array([span.rank for span in spans], np.int64),
-            whole=np.array(wholes, np.int64), index=np.array(indexes, np.int32),
-        )  # fmt: skip
+        told: dict[str, list[int]] = {
+            "rank": [span.rank for span in spans],
+            "start_ns": [span.start_ns for span in spans],
+            "end_ns": [span.end_ns for span in spans],
+            "issued_ns": [_or_none(span.info.issued_ns if span.info else span.issued_ns) for span in spans],
+            "step": [_or_none(span.step) for span in spans],
+            "awaited_ns": [_or_none(info.awaited_ns) for info in infos],
+        }
+        for name in ("met_ns", "seq", "nbytes", "priority"):
+            told[name] = [getattr(info, name) for info in infos]
+        told |= {
+            "kind": [KINDS.index(span.kind) for span in spans],
+            "lane": [texts[span.lane] for span in spans],
+            "name": [texts[span.name] for span in spans],
+            "op": [-1 if info is _NO_INFO else texts[info.op] for info in infos],
+            "algorithm": [texts[info.algorithm] for info in infos],
+            "dtype": [texts[info.dtype] for info in infos],
+            "call_site": [texts[span.info.call_site if span.info else span.call_site] for span in spans],
+            "group": [groups[info.group, info.ranks] for info in infos],
+        }
+        columns = {name: np.array(column, np.int64) for name, column in told.items()}
+        return cls.of_named(columns, texts, groups)
+
+    @classmethod
+    def of_table(
+        cls, rank: int, table: Iterable[NDArray[np.integer]], texts: Iterable[str], groups: Iterable[Group]
+    ) -> SpanColumns:
+        """Return the columns of one rank, from the columns `WHOLES` and `INDEXES` in this order."""
+        named = dict(zip((*WHOLES, *INDEXES), table, strict=True))
+        return cls.of_named(named | {"rank": np.full(len(named["seq"]), rank, np.int64)}, texts, groups)
+
+    @classmethod
+    def of_named(
+        cls, columns: Mapping[str, NDArray[np.integer]], texts: Iterable[str], groups: Iterable[Group]
+    ) -> SpanColumns:
+        """Return columns that may have other types of integers than they should."""
+        typed: dict[str, Any] = {
+            name: column.astype(np.int32 if name in INDEXES else np.int64) for name, column in columns.items()
+        }
+        return cls(texts=tuple(texts), groups=tuple(groups), **typed)
 
     @classmethod
     def joined(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
-        """Return the columns of several one after the other, their texts numbered anew."""
+        """Return the columns of several parts, one after the other, with one table of the texts that they use."""
         texts, groups = Table[str](), Table[Group]()
         texts[""], groups["", ()]
-        ranks, wholes, indexes = (
-            [np.zeros(0, np.int64)],
-            [np.zeros((len(WHOLES), 0), np.int64)],
-            [np.zeros((len(INDEXES), 0), np.int32)],
-        )
+        none = np.zeros((len(WHOLES) + len(INDEXES), 0), np.int64)
+        found = [cls.of_table(0, none, (), ())]
         for part in parts:
-            new_text, new_group = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
-            for number in np.unique(part.index[1:7]).tolist():  # a part of a timeline does not use all
-                new_text[number] = texts[part.texts[number]] if number >= 0 else -1
-            for number in np.unique(part.index[7]).tolist():
-                new_group[number] = groups[part.groups[number]]
-            ranks.append(part.rank)
-            wholes.append(part.whole)
-            indexes.append(np.concatenate([part.index[:1], new_text[part.index[1:7]], new_group[part.index[7:]]]))
-        return cls(
-            texts=tuple(texts), groups=tuple(groups), rank=np.concatenate(ranks),
-            whole=np.concatenate(wholes, axis=1), index=np.concatenate(indexes, axis=1),
-        )  # fmt: skip
+            text_of, group_of = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
+            for number in part._used_texts():
+                text_of[number] = texts[part.texts[number]]
+            for number in np.unique(part.group).tolist():
+                group_of[number] = groups[part.groups[number]]
+            found.append(part._renumbered((), (), text_of, group_of))
+        columns = {name: np.concatenate([getattr(part, name) for part in found]) for name in _COLUMNS}
+        return cls(texts=tuple(texts), groups=tuple(groups), **columns)
 
     def canonical(self) -> SpanColumns:
-        """Return the same with only those texts and groups that are used, in order: equal spans have equal columns."""
-        used = np.unique(self.index[1:7]).tolist()
-        texts = sorted({self.texts[number] for number in used if number >= 0})
-        groups = sorted({self.groups[number] for number in np.unique(self.index[7]).tolist()})
+        """Return these columns with sorted tables of the texts and groups in use: equal spans give equal columns."""
+        texts = sorted({self.texts[number] for number in self._used_texts()})
+        groups = sorted({self.groups[number] for number in np.unique(self.group).tolist()})
         new_text = {text: number for number, text in enumerate(texts)}
         new_group = {group: number for number, group in enumerate(groups)}
         text_of = np.array([*(new_text.get(text, -1) for text in self.texts), -1], np.int32)
         group_of = np.array([*(new_group.get(group, -1) for group in self.groups), -1], np.int32)
         return self._renumbered(tuple(texts), tuple(groups), text_of, group_of)
 
+    def _used_texts(self) -> list[int]:
+        """Return the indices of the texts in use; a part of a timeline shares the table of the whole."""
+        used = np.unique(np.concatenate([np.unique(getattr(self, name)) for name in TEXTS]))
+        found: list[int] = used[used >= 0].tolist()
+        return found
+
     def _renumbered(
         self, texts: tuple[str, ...], groups: tuple[Group, ...], text_of: Indexes, group_of: Indexes
     ) -> SpanColumns:
-        """Return the same with other tables; the last element of each says that none remains none."""
-        index = np.concatenate([self.index[:1], text_of[self.index[1:7]], group_of[self.index[7:]]])
-        return replace(self, texts=texts, groups=groups, index=index)
+        """Return these columns for other tables; the last element of `text_of` is -1, so that no text stays none."""
+        named = {name: text_of[getattr(self, name)] for name in TEXTS}
+        return replace(self, texts=texts, groups=groups, group=group_of[self.group], **named)
 
-    def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> SpanColumns:
-        """Return the columns of some of the spans: those of a mask, or of their numbers, in that order."""
-        return replace(self, rank=self.rank[which], whole=self.whole[:, which], index=self.index[:, which])
+    def take(self, which: Mask | Rows) -> SpanColumns:
+        """Return the columns of the spans selected by a mask, or by row numbers and then in their order."""
+        return replace(self, **{name: getattr(self, name)[which] for name in _COLUMNS})
 
     def by_rank(self) -> dict[int, SpanColumns]:
-        """Return the columns of each rank that has any, ranks ascending, in the order of these."""
+        """Return the columns of each rank that has spans, ranks ascending, each in the order of these."""
         rows = self.rows_by_rank(np.ones(len(self), bool))
         return {rank: self.take(which) for rank, which in rows.items()}
 
-    def rows_by_rank(self, which: NDArray[np.bool_]) -> dict[int, NDArray[np.intp]]:
-        """Return the numbers of the spans of a mask by rank, ranks ascending, each in the order of these."""
+    def rows_by_rank(self, which: Mask) -> dict[int, Rows]:
+        """Return the row numbers of the selected spans by rank, ranks ascending, each in the order of these."""
         rows = np.flatnonzero(which)
         rank = self.rank[rows]
         if rank.min(initial=0) >= 0 and rank.max(initial=0) < 1 << 15:
@@ -195,8 +215,8 @@ class SpanColumns:
         ranks, firsts = np.unique(self.rank[rows], return_index=True)
         return dict(zip(ranks.tolist(), np.split(rows, firsts[1:]), strict=False))
 
-    def order(self) -> NDArray[np.intp]:
-        """Return the numbers of the spans in the order of `span_order`."""
+    def order(self) -> Rows:
+        """Return the row numbers in the order of a timeline: by start, then by all that tells spans apart."""
         by_start = np.argsort(self.start_ns, kind="stable")
         starts = self.start_ns[by_start]
         same = np.concatenate([[False], starts[1:] == starts[:-1], [False]])
@@ -207,18 +227,18 @@ class SpanColumns:
             by_start[tied] = among[np.lexsort(keys[::-1])]
         return by_start
 
-    def _order_keys(self) -> list[NDArray[np.int64] | NDArray[np.int32]]:
+    def _order_keys(self) -> list[Wholes | Indexes]:
         place = np.empty(len(self.texts) + 1, np.int32)
         place[sorted(range(len(self.texts)), key=self.texts.__getitem__)] = np.arange(len(self.texts), dtype=np.int32)
-        kind, lane, name = _KIND_ORDER[self.index[0]], place[self.index[1]], place[self.index[2]]
-        seq = np.where(self.is_operation, self.whole[4], -1)
+        seq = np.where(self.is_operation, self.seq, -1)
+        kind, lane, name = _KIND_ORDER[self.kind], place[self.lane], place[self.name]
         return [self.start_ns, self.rank, kind, lane, self.end_ns, name, seq]
 
-    def near(self, window: Interval) -> NDArray[np.bool_]:
-        """Whether each touches a window, or what touches it: all that can matter to an instant inside.
+    def near(self, window: Interval) -> Mask:
+        """Return which spans can matter to an instant inside a window: those that touch it, or touch such a span.
 
-        Whoever takes part in an operation that touches the window is there when its last rank comes, so that a look
-        from the first to the last instant of those finds them all.
+        Every rank of an operation that touches the window takes part when its last rank comes, so that one look from
+        the first to the last instant of such operations finds all of them.
         """
         if window[0] <= self.start_ns.min(initial=window[0]) and self.end_ns.max(initial=window[1]) <= window[1]:
             return np.ones(len(self), bool)
@@ -226,24 +246,23 @@ class SpanColumns:
         operations = touches & self.is_operation
         first_ns = min(window[0], int(self.start_ns[operations].min(initial=window[0])))
         last_ns = max(window[1], int(self.end_ns[operations].max(initial=window[1])))
-        called_ns = np.where(self.is_operation, np.minimum(self.issued_ns, self.start_ns), self.start_ns)
-        found: NDArray[np.bool_] = (self.end_ns >= first_ns) & (called_ns <= last_ns)
-        return found
+        begun_ns = np.where(self.is_operation, self.called_ns, self.start_ns)
+        return (self.end_ns >= first_ns) & (begun_ns <= last_ns)
 
     def shifted(self, offset_ns: int) -> SpanColumns:
-        """Return the same on another clock."""
-        whole = self.whole.copy()
-        for row in _TIMES:
-            known = self.is_operation if row == 3 else whole[row] != NONE
-            whole[row] += np.where(known, offset_ns, 0)
-        return replace(self, whole=whole)
+        """Return the spans on another clock, which showed `offset_ns` when the clock of these showed 0."""
+        moved: dict[str, Any] = {"start_ns": self.start_ns + offset_ns, "end_ns": self.end_ns + offset_ns}
+        moved["met_ns"] = self.met_ns + np.where(self.is_operation, offset_ns, 0)
+        moved["issued_ns"] = self.issued_ns + np.where(self.issued_ns != NONE, offset_ns, 0)
+        moved["awaited_ns"] = self.awaited_ns + np.where(self.awaited_ns != NONE, offset_ns, 0)
+        return replace(self, **moved)
 
     def spans(self) -> Iterator[Span]:
-        """Yield the spans. Cost: about 4 microseconds each."""
+        """Yield the spans as objects. Cost: about 4 microseconds each."""
         texts, groups = self.texts, self.groups
-        for rank, whole, index in zip(self.rank.tolist(), self.whole.T.tolist(), self.index.T.tolist(), strict=True):
-            start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns = whole
-            kind, lane, name, op, algorithm, dtype, call_site, group = index
+        for row in zip(*(getattr(self, name).tolist() for name in _COLUMNS), strict=True):
+            rank, start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns, *indexes = row
+            kind, lane, name, op, algorithm, dtype, call_site, group = indexes
             info = None
             if op >= 0:
                 info = CollectiveInfo(
@@ -259,28 +278,43 @@ class SpanColumns:
             )  # fmt: skip
 
 
-def _issued_ns(span: Span) -> int:
-    if span.info:
-        return span.info.issued_ns
-    return NONE if span.issued_ns is None else span.issued_ns
+def _or_none(number: int | None) -> int:
+    return NONE if number is None else number
+
+
+def runs(*keys: NDArray[np.integer]) -> Rows:
+    """Return where runs of equal rows begin in n sorted rows of some columns; nothing if there are no rows."""
+    begins = np.ones(len(keys[0]), bool)
+    begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return np.flatnonzero(begins)
 
 
 class SpanList(Sequence[Span]):
-    """Columns that look like a list of spans; each is made once, when somebody asks for it."""
+    """Columns that look like a list of spans; each object is made once, when it is first asked for."""
 
     def __init__(self, columns: SpanColumns) -> None:
         self.columns = columns
-        self._made: list[Span | None] = []  # None, or the span; empty as long as nobody has asked
+        self._made: list[Span | None] = []  # the objects made so far; empty before the first
         self._are_all_made = False
 
-    def chosen(self, numbers: Sequence[int]) -> list[Span]:
-        """The spans of these numbers; no others are made."""
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> SpanList:
+        """Return the list of spans in the order of a timeline; errors as for `SpanColumns.of`."""
+        columns = SpanColumns.of(spans)
+        order = columns.order()
+        found = cls(columns.take(order))
+        found._made = [spans[row] for row in order.tolist()]
+        found._are_all_made = True
+        return found
+
+    def chosen(self, rows: Sequence[int]) -> list[Span]:
+        """Return the spans of some rows; no other objects are made."""
         made = self._made or [None] * len(self)
         self._made = made
-        if missing := [number for number in numbers if made[number] is None]:
-            for number, span in zip(missing, self.columns.take(np.array(missing)).spans(), strict=True):
-                made[number] = span
-        return cast("list[Span]", [made[number] for number in numbers])
+        if missing := [row for row in rows if made[row] is None]:
+            for row, span in zip(missing, self.columns.take(np.array(missing)).spans(), strict=True):
+                made[row] = span
+        return cast("list[Span]", [made[row] for row in rows])
 
     def _all(self) -> list[Span]:
         if not self._are_all_made:
@@ -296,8 +330,8 @@ class SpanList(Sequence[Span]):
     @overload
     def __getitem__(self, at: slice) -> list[Span]: ...
     def __getitem__(self, at: int | slice) -> Span | list[Span]:
-        numbers = range(len(self))[at]
-        return self.chosen([numbers])[0] if isinstance(numbers, int) else self.chosen(numbers)
+        rows = range(len(self))[at]
+        return self.chosen([rows])[0] if isinstance(rows, int) else self.chosen(rows)
 
     def __iter__(self) -> Iterator[Span]:
         return iter(self._all())

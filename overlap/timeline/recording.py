@@ -164,10 +164,7 @@ def columns_of(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
     made = _Rows()
     rows = [made.row(raw) for raw in raws]
     table = np.array(rows, np.int64).reshape(len(rows), len(WHOLES) + len(INDEXES)).T
-    return SpanColumns(
-        texts=tuple(made.texts), groups=tuple(made.groups), rank=np.full(len(rows), rank, np.int64),
-        whole=np.ascontiguousarray(table[: len(WHOLES)]), index=table[len(WHOLES) :].astype(np.int32),
-    )  # fmt: skip
+    return SpanColumns.of_table(rank, table, made.texts, made.groups)
 
 
 class _Rows:

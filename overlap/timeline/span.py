@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["compute", "comm", "step", "program", "wires"]
@@ -76,28 +76,13 @@ class Span:
         """Length of the span."""
         return self.end_ns - self.start_ns
 
-    def shifted(self, offset_ns: int) -> Span:
-        """The same on another clock."""
-        info = self.info
-        if info is not None:
-            info = replace(
-                info,
-                issued_ns=info.issued_ns + offset_ns,
-                met_ns=info.met_ns + offset_ns,
-                start_ns=info.start_ns + offset_ns,
-                end_ns=info.end_ns + offset_ns,
-                awaited_ns=None if info.awaited_ns is None else info.awaited_ns + offset_ns,
-            )
-        return replace(
-            self,
-            start_ns=self.start_ns + offset_ns,
-            end_ns=self.end_ns + offset_ns,
-            issued_ns=None if self.issued_ns is None else self.issued_ns + offset_ns,
-            info=info,
-        )
+    @property
+    def called_ns(self) -> int:
+        """When the program called what the span shows: its start if the call is not known, and never later."""
+        issued_ns = self.issued_ns if self.info is None else self.info.issued_ns
+        return self.start_ns if issued_ns is None else min(issued_ns, self.start_ns)
 
-
-def span_order(span: Span) -> tuple[int, int, str, str, int, str, int]:
-    """Sort key of a timeline: by start, then by everything that tells spans apart, so that equal runs sort equally."""
-    seq = span.info.seq if span.info else -1
-    return span.start_ns, span.rank, span.kind, span.lane, span.end_ns, span.name, seq
+    @property
+    def moved_ns(self) -> int:
+        """When the bytes of an operation began to move: when its last rank had come, within the span."""
+        return self.start_ns if self.info is None else min(max(self.info.met_ns, self.start_ns), self.end_ns)

@@ -1,4 +1,4 @@
-"""The spans of a run: a timeline, which keeps them in columns until somebody asks for one."""
+"""The timeline of a run: its spans, in order, and what is known of the run as a whole."""
 
 from __future__ import annotations
 
@@ -6,26 +6,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .columnar import NONE, SpanColumns, SpanList
+from .columnar import NONE, Mask, SpanColumns, SpanList
 from .measure.intervals import Interval
-from .recording import (
-    Recorder,
-)
+from .recording import Recorder
 from .span import Clock, Span
+
+CUT = "cut"
+"""Key in `meta` of a timeline from a file that was cut off; all that is there is complete."""
+LEFT_OUT = "left_out"
+"""Key in `meta`: which spans of a file were not taken."""
+ORIGIN = "origin"
+"""Key in `meta` of a timeline that another tool recorded: its name."""
+REPLAYED = "replayed"
+"""Key in `meta` of a timeline whose times were not recorded, but computed from dependencies."""
 
 
 @dataclass(kw_only=True)
 class Timeline:
-    """The spans of a run, or of the part of it that one process saw."""
+    """The spans of a run, or of the part of it that one process saw.
 
-    spans: Sequence[Span]  # sorted by `span_order`; `collect` does that, and `columns` has them as numbers
+    Raises:
+        OverflowError: A number in a span has more than 64 bits.
+    """
+
+    spans: Sequence[Span]  # in any order at first; sorted by start, and in columns, from then on
     world_size: int  # ranks in the whole run, seen here or not
     clock: Clock = "real"  # "real", or "virtual" for simulated time
     dropped: int = 0  # spans that no longer fitted the rings
     meta: dict[str, str] = field(default_factory=dict)  # free text about the run, such as the script's name
-    _columns: SpanColumns | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._list = self.spans if isinstance(self.spans, SpanList) else SpanList.of(self.spans)
+        self.spans = self._list
 
     @classmethod
     def collect(
@@ -36,7 +49,7 @@ class Timeline:
         clock: Clock = "real",
         meta: Mapping[str, str] | None = None,
     ) -> Timeline:
-        """Gather what the recorders of a process hold. Cost: 2 microseconds per span, so after the run."""
+        """Gather the spans of the recorders of a process. Cost: 2 microseconds per span, so after the run."""
         recorders = list(recorders)
         columns = SpanColumns.joined(recorder.columns() for recorder in recorders)
         dropped = sum(recorder.dropped for recorder in recorders)
@@ -52,18 +65,14 @@ class Timeline:
         dropped: int = 0,
         meta: dict[str, str] | None = None,
     ) -> Timeline:
-        """Return the timeline of spans in any order; none is made before it is asked for."""
+        """Return the timeline of spans in any order; no object is made of a span before it is asked for."""
         spans = SpanList(columns.take(columns.order()))
         return cls(spans=spans, world_size=world_size, clock=clock, dropped=dropped, meta=meta or {})
 
     @property
     def columns(self) -> SpanColumns:
         """The spans as columns, in their order: a look at a million of them takes milliseconds."""
-        if isinstance(self.spans, SpanList):
-            return self.spans.columns
-        if self._columns is None or len(self._columns) != len(self.spans):
-            self._columns = SpanColumns.of(self.spans)
-        return self._columns
+        return self._list.columns
 
     def ranks(self) -> list[int]:
         """The ranks that have spans here, ascending."""
@@ -75,16 +84,15 @@ class Timeline:
         return self.chosen(self.columns.rank == rank)
 
     def near(self, window: Interval) -> list[Span]:
-        """The spans that touch a window, and all those of the operations that do, in order of start."""
+        """The spans that touch a window, and all spans of the operations that do, in order of start."""
         return self.chosen(self.columns.near(window))
 
-    def chosen(self, which: NDArray[np.bool_]) -> list[Span]:
-        """The spans of a mask over the columns, in order of start."""
-        numbers = np.flatnonzero(which).tolist()
-        return self.spans.chosen(numbers) if isinstance(self.spans, SpanList) else [self.spans[at] for at in numbers]
+    def chosen(self, which: Mask) -> list[Span]:
+        """The spans selected by a mask over the columns, in order of start."""
+        return self._list.chosen(np.flatnonzero(which).tolist())
 
     def shifted(self, offset_ns: int) -> Timeline:
-        """The same on another clock: what that showed when this one showed 0 is `offset_ns`."""
+        """The timeline on another clock, which showed `offset_ns` when the clock of this one showed 0."""
         return replace(self, spans=SpanList(self.columns.shifted(offset_ns)))
 
     def by_rank(self) -> dict[int, list[Span]]:

@@ -33,7 +33,6 @@ from overlap.data import digits
 from overlap.timeline import CollectiveInfo, Recorder, Span, Timeline, breakdowns, read_trace
 from overlap.timeline.measure.reasons import Cause
 from overlap.timeline.measure.verdict import Verdict
-from overlap.timeline.span import span_order
 
 STEP = {"forward": 3, "loss": 1, "backward": 3, "update": 3}
 SMALL = ((9, 4), (4, 2), (128, 10))
@@ -380,7 +379,7 @@ wire (comm at train.py:9); idle 43.8; hidden 11% of 100% possible"""
 
 def test_both_pictures_fold_ranks_and_begin_with_the_one_that_is_waited_for():
     spans = [one for step in range(2) for rank in range(8) for one in spans_of(step, rank, overlapped=step == 1)]
-    found = replace(comparison(), timeline=Timeline(spans=sorted(spans, key=span_order), world_size=8), steps=1)
+    found = replace(comparison(), timeline=Timeline(spans=spans, world_size=8), steps=1)
     of = gain(found)
     shown = [line.plain for line in drawings(found, of, width=80, ascii=True, color=False)]
     assert "\n".join(shown) == DRAWN

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from overlap.timeline import Span, breakdowns, causes
 from overlap.timeline.measure.activity import Activity
-from overlap.timeline.measure.meetings import Last, key_of, last_ranks, last_rows
+from overlap.timeline.measure.meetings import PAIRED, last_rows
 from overlap.timeline.measure.metrics import coverage
-from overlap.timeline.measure.reasons import FOLLOWED, Excess, reasons
+from overlap.timeline.measure.reasons import FOLLOWED, computed_ns, largest_excess, reasons
 from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
 
 
@@ -27,6 +27,13 @@ def doing(timeline, rank, now):
         if span.info.met_ns <= now:
             return "wire", span
     return ("waiting", active[0]) if active else ("program", None)
+
+
+def key(span):
+    """What the spans of one operation have in common."""
+    info = span.info
+    met_ns = info.met_ns if info.op in PAIRED else None
+    return info.group, info.ranks, span.lane, info.op, info.seq, met_ns
 
 
 def by_start(span):
@@ -57,10 +64,13 @@ def found_by_looking(timeline, victim, now):
 def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
     covers = coverage(timeline)
     told = {}
-    for one in reasons(timeline, covers):
-        for now in range(one.start_ns, one.end_ns):
-            assert (one.victim, now) not in told
-            told[one.victim, now] = one.rank, one.doing
+    found = reasons(timeline, covers)
+    times = zip(found.victim.tolist(), found.start_ns.tolist(), found.end_ns.tolist(), strict=True)
+    for victim, start_ns, end_ns in times:
+        for now in range(start_ns, end_ns):
+            assert (victim, now) not in told
+            (cause,) = found.within((now, now + 1), victim)
+            told[victim, now] = cause.rank, cause.doing
     for row, cover in zip(breakdowns(timeline), covers, strict=True):
         counted = {"compute": 0, "wire": 0, "waiting": 0, "idle": 0, "transfer": 0, "queued": 0}
         mine = [span for span in timeline.spans if span.rank == row.rank and span.kind == "comm"]
@@ -90,19 +100,26 @@ def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
 def test_columns_name_the_same_last_rank_as_a_look_at_each_span(timeline, others):
     spans = [comm(rank, start, start + rank, 20, op=op, seq=start % 2) for rank, start, op in others]
     timeline = timeline_of(*timeline.spans, *spans)
-    last, rows = last_ranks(timeline.spans), last_rows(timeline.columns)
-    for span, row in zip(timeline.spans, rows.tolist(), strict=True):
-        one = timeline.spans[row]
-        named = None if row < 0 else Last(one.rank, one.start_ns, one.info.call_site)
-        assert named == last.get(key_of(span))
+    spans, rows = timeline.spans, last_rows(timeline.columns)
+    for span, row in zip(spans, rows.tolist(), strict=True):
+        met = [other for other in spans if span.info and other.info and key(other) == key(span)]
+        if len({other.rank for other in met}) < 2:
+            assert row < 0
+        else:
+            start_ns = max(other.start_ns for other in met)
+            assert (spans[row].start_ns, key(spans[row])) == (start_ns, key(span))
+            assert spans[row].rank == min(other.rank for other in met if other.start_ns == start_ns)
 
 
 @given(traces())
 def test_what_each_rank_did_is_what_one_finds_by_looking(timeline):
     activity = Activity(timeline, (0, 2 * LIMIT_NS))
     for rank in timeline.ranks():
-        _, pieces = activity.of(rank)
-        did = {now: (one.doing, one.span) for one in pieces for now in range(one.start_ns, one.end_ns)}
+        pieces = activity.pieces(rank)
+        spans = list(activity.columns.take(pieces.row).spans())
+        words = [("compute", "program", "wire", "waiting")[number] for number in pieces.doing.tolist()]
+        times = zip(pieces.start_ns.tolist(), pieces.end_ns.tolist(), words, spans, strict=True)
+        did = {now: (word, span) for start_ns, end_ns, word, span in times for now in range(start_ns, end_ns)}
         for now in range(2 * LIMIT_NS):
             what, span = did.get(now, ("program", None))
             assert (what, None if what == "compute" else span) == doing(timeline, rank, now)
@@ -139,9 +156,12 @@ def test_it_is_what_the_victim_does_not_compute_even_if_the_rank_is_on_to_someth
         comm(0, 10, 14, 20), comm(1, 14, 14, 20),
     )  # fmt: skip
     assert only(timeline)[1] == (1, "compute 'tokenise' at train.py:31", 4)
-    assert Excess(timeline.columns, (0, 20)).most(0, 1) == ("tokenise", "train.py:31", 4)
-    assert Excess(timeline.columns, (2, 8)).most(0, 1) == ("tokenise", "train.py:31", 2)
-    assert Excess(timeline.columns, (0, 20)).most(0, 2) == ("", "", 0)
+    for window, rank, excess in (
+        ((0, 20), 1, (("tokenise", "train.py:31"), 4)),
+        ((2, 8), 1, (("tokenise", "train.py:31"), 2)),
+        ((0, 20), 2, (("", ""), 0)),
+    ):
+        assert largest_excess(computed_ns(timeline.columns, window), 0, rank) == excess
 
 
 def test_a_program_that_kept_the_loop_busy_is_told_with_its_place():

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 
 from overlap.cli import advise as advise_command
 from overlap.cli.timeline import fill, main
+from overlap.cli.timeline.tables import advice_text
 from overlap.errors import UsageError
 from overlap.timeline import median_step, render_text, verdict_of, write_trace
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.inference import graph_of
-from overlap.timeline.replay.prediction import advice_text, advise, predict
+from overlap.timeline.replay.prediction import advise, predict
 from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
 from tests.timeline.made import comm, compute, timeline_of, traces
@@ -332,7 +333,12 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     parser = argparse.ArgumentParser()
     advise_command.fill(parser)
     assert advise_command.main(parser.parse_args([file])) == 0
-    shown = capsys.readouterr().out
+    shown, said = capsys.readouterr()
     assert shown.startswith("the step takes 40.0 us; it would take\n1. 30.0 us (-25.0%)  ")
-    assert advise_command.main(parser.parse_args([file, "--json"])) == 0
+    assert "is now `overlap timeline --advise`" in said
+    parser = argparse.ArgumentParser()
+    fill(parser)
+    assert main(parser.parse_args([file, "--advise"])) == 0
+    assert capsys.readouterr() == (shown, "")
+    assert main(parser.parse_args([file, "--advise", "--json"])) == 0
     assert json.loads(capsys.readouterr().out)["advice"][0]["predicted_ns"] == 30_000

@@ -37,7 +37,7 @@ def test_what_was_written_is_there_without_an_end(tmp_path):
         growing.flush()
     growing.flush()
     found = read_trace(path)
-    assert found.spans == [span.shifted(1000) for span in collected(*recorders)]
+    assert found.spans == Timeline.collect(recorders, world_size=2).shifted(1000).spans
     assert (found.world_size, found.meta["script"]) == (2, "t")
     assert found.meta["cut"] == "what was recorded before the run was killed"
     growing.remove()

@@ -7,13 +7,19 @@ import pytest
 from hypothesis import given
 
 from overlap.cli.timeline import fill, main
+from overlap.cli.timeline.tables import (
+    compared,
+    comparison_table,
+    critical_path_table,
+    operations_table,
+    stragglers_table,
+)
 from overlap.errors import UsageError
 from overlap.timeline import verdict_of, write_trace
 from overlap.timeline.draw.columns import columns
-from overlap.timeline.measure.comparison import compared, comparison_table
-from overlap.timeline.measure.critical_path import critical_path, critical_path_table
-from overlap.timeline.measure.operations import operations, operations_table
-from overlap.timeline.measure.stragglers import stragglers, stragglers_table
+from overlap.timeline.measure.critical_path import critical_path
+from overlap.timeline.measure.operations import operations
+from overlap.timeline.measure.stragglers import stragglers
 from overlap.timeline.measure.verdict import parse_limit
 from tests.timeline.made import comm, compute, timeline_of, traces
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from overlap.timeline import read_trace, write_trace
-from overlap.timeline.files.parts import columns_at_end
+from overlap.timeline.files.parts import read_end
 from overlap.timeline.spans import Timeline
 
 from .made import comm, compute, traces
@@ -21,12 +21,12 @@ def test_the_end_says_what_the_events_say(tmp_path_factory, timeline):
     path = tmp_path_factory.mktemp("t") / "t.json"
     write_trace(timeline, path)
     data = path.read_bytes()
-    beginning, columns = columns_at_end(data)
+    beginning, columns = read_end(data)
     assert beginning.startswith(b'{"displayTimeUnit"')
     assert sorted(columns.spans(), key=str) == sorted(timeline.spans, key=str)
     assert read_trace(path) == timeline
     path.write_bytes(without_end(data))
-    assert columns_at_end(path.read_bytes()) is None
+    assert read_end(path.read_bytes()) is None
     assert read_trace(path) == timeline
 
 
@@ -56,5 +56,5 @@ def test_of_an_end_that_says_nothing_the_events_count(written, old, new):
     text, spans = written.read_text(), read_trace(written).spans
     assert text.count(old) == 1
     written.write_text(text.replace(old, new))
-    assert columns_at_end(written.read_bytes()) is None
+    assert read_end(written.read_bytes()) is None
     assert read_trace(written).spans == list(spans)

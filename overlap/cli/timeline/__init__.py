@@ -22,15 +22,16 @@ from ...timeline.measure.oddities import oddities
 from ...timeline.measure.verdict import Verdict, parse_limit, verdict_of
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.replay.changes import Change, parse_change
-from ...timeline.replay.prediction import Prediction, predict
+from ...timeline.replay.prediction import Prediction, advise, predict
 from ...timeline.spans import Timeline
 from ...version import install_command
-from ..advise import described
+from ..console import Console
 from ..failure import EXIT_FAILED
 from ..output import kept, output_path
 from .browser import browse, check_terminal
 from .browser.track import Track
-from .report import report
+from .report import ADVICE_SCHEMA_VERSION, described, report
+from .tables import advice_text
 
 _DESCRIPTION = """\
 Show who computed, who communicated, what was hidden and what was exposed.
@@ -54,6 +55,8 @@ examples:
   overlap timeline -i run.trace.json --step 3      scroll, zoom and search in the terminal
   overlap timeline run.trace.json --ops --stragglers --critical-path
   overlap timeline run.trace.json --what-if bucket_bytes=4MiB --what-if "compute 'tokenise'=0.5x"
+  overlap timeline run.json --advise
+  overlap timeline rank0.json rank1.json --advise  files of PyTorch's profiler, one for each rank
   overlap timeline new.json --against old.json --fail-if "exposed > 5%" --fail-if "step > 41ms"
   overlap timeline run-process0.json run-process1.json -o run.json
                                                  make one file of those of several processes
@@ -88,6 +91,9 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
         "awaits=late, streams=apart, window=8; several hold together",
     )
+    parser.add_argument(
+        "--advise", action="store_true", help="try such changes, and list the five that would shorten the step most"
+    )
     parser.add_argument("--against", metavar="B", help="compare with another trace: its picture, and the differences")
     parser.add_argument(
         "--fail-if", action="append", metavar="TEST", help="exit with 1 if so: 'exposed > 5%%', 'step > 40ms'"
@@ -115,6 +121,8 @@ def main(args: argparse.Namespace) -> int:
         check_terminal()
     if args.png is not None:
         check_pillow()
+    if args.advise:
+        return advised(args)
     limits = [parse_limit(text) for text in args.fail_if or ()]
     changes = [parse_change(text) for text in args.what_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
@@ -136,6 +144,23 @@ def main(args: argparse.Namespace) -> int:
     for limit in failed:
         print(f"--fail-if: {limit.told(verdict)}", file=sys.stderr)
     return EXIT_FAILED if failed or not kept_all else 0
+
+
+def advised(args: argparse.Namespace) -> int:
+    """Print the changes that would gain most: balance, awaits, buckets, algorithms, streams, bytes and computes.
+
+    Raises:
+        UsageError: If the file cannot be read or understood, or holds nothing.
+    """
+    found = advise(merged([read_trace(file) for file in args.files]))
+    if args.json:
+        told = {"schema_version": ADVICE_SCHEMA_VERSION, "advice": [described(one) for one in found]}
+        print(json.dumps(told, indent=2, sort_keys=True))
+        return 0
+    console = Console(width=args.width, highlight=False, markup=False, emoji=False)
+    for line in advice_text(found, width=console.width):
+        console.print(line, soft_wrap=True)
+    return 0
 
 
 def _check_alone(args: argparse.Namespace) -> None:

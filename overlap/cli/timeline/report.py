@@ -9,9 +9,11 @@ from ...timeline.measure.metrics import Breakdown, breakdowns
 from ...timeline.measure.operations import operations
 from ...timeline.measure.stragglers import arrivals
 from ...timeline.measure.verdict import Verdict
+from ...timeline.replay.prediction import Prediction
 from ...timeline.span import Span
 from ...timeline.spans import Timeline
 
+ADVICE_SCHEMA_VERSION = 1
 SCHEMA_VERSION = 2
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""
 
@@ -40,6 +42,22 @@ def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
     return [
         span for span in timeline.chosen(timeline.columns.is_kind("wires")) if (ranks is None or span.rank in ranks)
     ]
+
+
+def described(one: Prediction) -> dict[str, object]:
+    """Return a prediction as `--what-if` and `--advise` print it: integers of nanoseconds."""
+    told = asdict(one.predicted)
+    told.pop("causes")
+    return {
+        "changes": [change.text for change in one.changes],
+        "measured_ns": one.measured.wall_ns,
+        "replayed_ns": one.replayed.wall_ns,
+        "predicted_ns": one.predicted.wall_ns,
+        "least_ns": one.least_ns,
+        "most_ns": one.most_ns,
+        "gain_ns": one.gain_ns,
+        "predicted": told,
+    }
 
 
 def _figures(row: Breakdown) -> dict[str, int | float | None]:

@@ -12,16 +12,23 @@ from rich.text import Text
 from ...timeline.draw.page import page
 from ...timeline.draw.picture import png, scene_of, svg
 from ...timeline.draw.view import MIN_WIDTH, TimelineView
-from ...timeline.measure.comparison import compared, comparison_table
-from ...timeline.measure.critical_path import critical_path, critical_path_table
-from ...timeline.measure.operations import operations, operations_table
-from ...timeline.measure.stragglers import stragglers, stragglers_table
+from ...timeline.measure.critical_path import critical_path
+from ...timeline.measure.operations import operations
+from ...timeline.measure.stragglers import stragglers
 from ...timeline.measure.verdict import Verdict
-from ...timeline.replay.prediction import Prediction, prediction_table
+from ...timeline.replay.prediction import Prediction
 from ...timeline.spans import Timeline
 from ..console import Console
 from ..output import kept, written
 from .report import wires
+from .tables import (
+    compared,
+    comparison_table,
+    critical_path_table,
+    operations_table,
+    prediction_table,
+    stragglers_table,
+)
 
 
 def console(args: argparse.Namespace) -> Console:

@@ -11,14 +11,13 @@ from typing import Literal, TypeAlias
 from ...collectives.kinds import Collective
 from ...cost.parameters import itemsize_of
 from ...errors import UsageError
-from ...timeline.files.merge import CUT
 from ...timeline.measure.meetings import PAIRED
 from ...timeline.measure.metrics import median_step
 from ...timeline.measure.verdict import verdict_of
 from ...timeline.replay.graph import Node
-from ...timeline.replay.inference import graph_of, issued_ns
+from ...timeline.replay.inference import graph_of
 from ...timeline.span import CollectiveInfo, Span
-from ...timeline.spans import Timeline
+from ...timeline.spans import CUT, ORIGIN, Timeline
 
 MoveKind: TypeAlias = Literal["compute", "collective", "message", "kept", "begin", "end"]
 
@@ -116,7 +115,7 @@ class _Told:
     def __init__(self, timeline: Timeline, notes: Counter[str]) -> None:
         self._notes = notes
         comm = [span for span in timeline.spans if span.kind == "comm"]
-        self._ours = "origin" not in timeline.meta
+        self._ours = ORIGIN not in timeline.meta
         self._tags = _tags(comm)
         self._complete = _complete(comm, timeline.ranks())
 
@@ -255,7 +254,7 @@ class _Program:
         if node in self._marks:
             span = self._marks[node].span
             return span.start_ns if self._marks[node].kind == "begin" else span.end_ns
-        return issued_ns(self._works[node].spans[0])
+        return self._works[node].spans[0].called_ns
 
     def _add_all(self, nodes: Sequence[Node]) -> None:
         """Append what is issued in one instant, whose order a trace does not tell: nothing before what it needs."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 
-from ..files.events import Json, colour
+from ..files.events import Json, deal
 from ..measure.intervals import Interval, Merged, clip, merge
 from ..measure.metrics import windows_of
 from ..span import Span
@@ -69,27 +69,25 @@ def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[in
         if span.kind == "compute":
             computed.setdefault(span.rank, []).append((span.start_ns, span.end_ns))
     busy, nothing = {rank: merge(intervals) for rank, intervals in computed.items()}, merge([])
-    rows = [
-        (f"{rank} {lane}" if number == 1 else f"{rank} {lane} ({number})", row)
-        for (rank, _, lane), spans in sorted(lanes.items())
-        for number, row in enumerate(colour(spans), 1)
-    ]
+    names: list[str] = []
+    rows: list[list[Json]] = []
+    for (rank, _, lane), spans in sorted(lanes.items()):
+        spans.sort(key=lambda span: span.start_ns)
+        dealt = deal((span.start_ns, span.end_ns) for span in spans)
+        for span, row in zip(spans, dealt, strict=True):
+            rows.append(_row(span, len(names) + row, first_ns, busy.get(span.rank, nothing)))
+        names += [f"{rank} {lane} ({row + 1})" if row else f"{rank} {lane}" for row in range(max(dealt) + 1)]
     return {
         "origin_ns": first_ns,
         "length_ns": last_ns - first_ns,
         "left_out": left_out,
-        "lanes": [name for name, _ in rows],
-        "spans": [
-            _row(span, place, first_ns, busy.get(span.rank, nothing))
-            for place, (_, row) in enumerate(rows)
-            for span in row
-        ],
+        "lanes": names,
+        "spans": rows,
     }
 
 
 def _row(span: Span, lane: int, first_ns: int, busy: Merged) -> list[Json]:
     info = span.info
-    met_ns = span.start_ns if info is None else min(max(info.met_ns, span.start_ns), span.end_ns)
     details = f"at {span.call_site}" if span.call_site else ""
     if info is not None:
         details = (
@@ -99,5 +97,5 @@ def _row(span: Span, lane: int, first_ns: int, busy: Merged) -> list[Json]:
         )
     beside = clip(busy, (span.start_ns, span.end_ns)) if span.kind == "comm" else []
     hidden: list[Json] = [[start_ns - first_ns, end_ns - first_ns] for start_ns, end_ns in beside]
-    times: list[Json] = [span.start_ns - first_ns, span.end_ns - first_ns, met_ns - first_ns]
+    times: list[Json] = [span.start_ns - first_ns, span.end_ns - first_ns, span.moved_ns - first_ns]
     return [lane, span.kind, span.name, *times, details, hidden]

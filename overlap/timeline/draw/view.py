@@ -13,7 +13,7 @@ from ..measure.intervals import Interval, Merged, union
 from ..measure.metrics import Coverage, coverage
 from ..measure.reasons import reasons
 from ..measure.verdict import Verdict, judge
-from ..spans import Timeline
+from ..spans import CUT, REPLAYED, Timeline
 from .axis import ruler
 from .folding import Fold, fold, table
 from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
@@ -223,8 +223,8 @@ def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
     what = "whole run" if step is None else f"step {step}"
     clock = ", virtual time" if timeline.clock == "virtual" else ""
     lost = f", {timeline.dropped} older spans not kept" if timeline.dropped else ""
-    cut = ", of a file that was cut off" if "cut" in timeline.meta else ""
-    replayed = ", times from dependencies" if "replayed" in timeline.meta else ""
+    cut = ", of a file that was cut off" if CUT in timeline.meta else ""
+    replayed = ", times from dependencies" if REPLAYED in timeline.meta else ""
     return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{replayed}{cut}"
 
 
@@ -253,7 +253,7 @@ def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, di
     for rank, rows in columns.rows_by_rank(columns.is_kind("comm") & np.isin(columns.rank, list(covers))).items():
         window = covers[rank].window
         rows = rows[(columns.start_ns[rows] < window[1]) & (columns.end_ns[rows] > window[0])]
-        lane_of = columns.index[1, rows]
+        lane_of = columns.lane[rows]
         lanes = {columns.texts[number]: rows[lane_of == number] for number in np.unique(lane_of).tolist()}
         if len(lanes) <= STREAMS_UP_TO:
             found[rank] = {lane: union(columns.start_ns[on], columns.end_ns[on]) for lane, on in sorted(lanes.items())}

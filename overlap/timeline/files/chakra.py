@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ...errors import UsageError
-from ..span import CollectiveInfo, Kind, Span, span_order
-from ..spans import Timeline
+from ..span import CollectiveInfo, Kind, Span
+from ..spans import ORIGIN, REPLAYED, Timeline
 from .events import Json
 from .protobuf import Value, fields, floating, messages, numbers
 
@@ -234,10 +234,6 @@ def _node_of_json(given: Json) -> Node:
     )  # fmt: skip
 
 
-REPLAYED = "replayed"
-"""In `meta` of a timeline whose times were not recorded."""
-
-
 def timeline_of(nodes: Sequence[Node], rank: int, world_size: int) -> Timeline:
     """Make the timeline of one rank.
 
@@ -262,8 +258,8 @@ def timeline_of(nodes: Sequence[Node], rank: int, world_size: int) -> Timeline:
     for node in sorted(nodes, key=lambda node: (begun[node.id], node.id)):
         if node.work != "other" and not (node.on_cpu and on_device):
             spans.append(_span(node, rank, begun[node.id], numbers, groups, world_size))
-    meta = {"origin": "Chakra execution trace"} | ({} if recorded else {REPLAYED: "by dependencies"})
-    return Timeline(spans=sorted(spans, key=span_order), world_size=world_size, meta=meta)
+    meta = {ORIGIN: "Chakra execution trace"} | ({} if recorded else {REPLAYED: "by dependencies"})
+    return Timeline(spans=spans, world_size=world_size, meta=meta)
 
 
 def _replayed(nodes: Sequence[Node]) -> dict[int, int]:

@@ -1,134 +1,145 @@
-"""From the events of our own trace files back to spans, each field checked."""
+"""Reading the events of our own trace files, complete or cut off, into columns; each field is checked."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypedDict, cast, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-from ...errors import UsageError
-from ..measure.oddities import LEFT_OUT
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from ..columnar import KINDS, NONE, Group, SpanColumns, Table
 from ..ranklist import unlisted
-from ..span import Clock, CollectiveInfo, Kind, Span, span_order
-from ..spans import Timeline
-from .events import Event, Json
+from ..spans import LEFT_OUT, Timeline
+from .events import Json
+from .parts import Header, checked_header
 
 VERSION = 1
 """Version of our fields; a file with a higher one is refused."""
 
-LIMIT = 1 << 63
+_KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+_INFO = ("seq", "nbytes", "met_ns", "priority", "algorithm", "dtype", "op", "group", "issued_ns", "call_site")
+"""Fields that every operation has."""
 
 
-def decoded(slices: Iterable[Event], header: Json) -> Timeline:
-    """Return the timeline of the events with a length, and of what the file says of the run.
+class _Args(msgspec.Struct):
+    """The fields of all kinds of events; a field that an event does not have is UNSET."""
 
-    Spans that end before they start are left out; `meta` says so.
+    start_ns: int | UnsetType = UNSET
+    end_ns: int | UnsetType = UNSET
+    lane: str | UnsetType = UNSET
+    step: int | UnsetType = UNSET
+    issued_ns: int | UnsetType = UNSET
+    call_site: str | UnsetType = UNSET
+    seq: int | UnsetType = UNSET
+    nbytes: int | UnsetType = UNSET
+    met_ns: int | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    awaited_ns: int | UnsetType = UNSET
+    algorithm: str | UnsetType = UNSET
+    dtype: str | UnsetType = UNSET
+    op: str | UnsetType = msgspec.field(default=UNSET, name="Collective name")
+    group: str | UnsetType = msgspec.field(default=UNSET, name="Process Group Name")
+    ranks: str | UnsetType = msgspec.field(default=UNSET, name="Process Group Ranks")
+
+
+class _Event(msgspec.Struct):
+    ph: str = ""
+    pid: int | UnsetType = UNSET
+    cat: str = ""
+    name: str | UnsetType = UNSET
+    args: _Args = msgspec.field(default_factory=_Args)
+
+
+class Document(msgspec.Struct):
+    """A trace file of ours."""
+
+    overlap: Any = None  # The header; None in a file of another tool
+    events: list[_Event] = msgspec.field(default_factory=list, name="traceEvents")
+
+    def timeline(self) -> Timeline:
+        """Return the timeline. Spans that end before they start are left out; `meta` says so.
+
+        Raises:
+            ValueError: A field is missing or not what it should be; it is named.
+            OverflowError: A number has more than 64 bits.
+            UsageError: A newer version has written it.
+        """
+        header = file_header(self.overlap)
+        events = [event for event in self.events if event.ph == "X" and event.cat != "issue"]
+        columns = _columns_of(events)
+        backwards = columns.start_ns > columns.end_ns
+        timeline = header.timeline(columns.take(~backwards))
+        if backwards.any():
+            if backwards.all():
+                raise ValueError("all of its spans end before they start")
+            timeline.meta[LEFT_OUT] = _left_out(columns.take(backwards))
+        return timeline
+
+
+def file_header(told: Json) -> Header:
+    """Return the checked header of a trace file; errors as for `checked_header`."""
+    if not isinstance(told, Mapping):
+        raise ValueError("the field 'overlap' is not an object")
+    return checked_header(told, version=VERSION, what="written by ")
+
+
+def _left_out(columns: SpanColumns) -> str:
+    """Say which spans were not taken because a clock went back."""
+    many = len(columns) > 1
+    which = f"{len(columns)} spans end before they start" if many else "1 span ends before it starts"
+    name = columns.texts[columns.name[0]]
+    return f"{which} ({'first: ' * many}'{name}' of rank {columns.rank[0]}): shown is the rest"
+
+
+def _columns_of(events: Sequence[_Event]) -> SpanColumns:
+    args = [event.args for event in events]
+    known = [each.seq is not UNSET for each in args]
+    _check(events, [each for each in args if each.seq is not UNSET])
+    texts, groups = Table[str](), Table[tuple[str, str | UnsetType]]()
+    texts[""], groups["", UNSET]
+    told: dict[str, list[Any]] = {
+        "rank": [event.pid for event in events],
+        "kind": [_KIND_NUMBERS[cast(Any, event.cat)] for event in events],
+        "name": [texts[event.name or ""] for event in events],
+        "op": [texts[each.op or ""] if has else -1 for each, has in zip(args, known, strict=True)],
+        "group": [groups[each.group or "", each.ranks] for each in args],
+    }
+    for name in ("start_ns", "end_ns", "seq", "nbytes", "met_ns", "priority"):
+        told[name] = [getattr(each, name) or 0 for each in args]
+    for name in ("step", "issued_ns", "awaited_ns"):
+        told[name] = [NONE if (number := getattr(each, name)) is UNSET else number for each in args]
+    for name in ("lane", "algorithm", "dtype", "call_site"):
+        told[name] = [texts[getattr(each, name) or ""] for each in args]
+    columns = {name: np.array(column, np.int64) for name, column in told.items()}
+    known_groups = Table[Group]()  # one group may be listed in several ways
+    columns["group"] = np.array([known_groups[_group(*group)] for group in groups])[columns["group"]]
+    return SpanColumns.of_named(columns, texts, known_groups)
+
+
+def _group(name: str, ranks: str | UnsetType) -> Group:
+    return name, () if ranks is UNSET else unlisted(ranks)
+
+
+def _check(events: Sequence[_Event], operations: Sequence[_Args]) -> None:
+    """Refuse events that lack a field.
 
     Raises:
-        ValueError: A field is not what it should be; it is named.
-        UsageError: A newer version has written it.
+        ValueError: One does; the field is named.
     """
-    found = [_span(event) for event in slices if event.get("cat") != "issue"]
-    spans = sorted((span for span in found if span.start_ns <= span.end_ns), key=span_order)
-    said = known(header)
-    if backwards := [span for span in found if span.start_ns > span.end_ns]:
-        if not spans:
-            raise ValueError("all of its spans end before they start")
-        said["meta"][LEFT_OUT] = _left_out(backwards)
-    return Timeline(spans=spans, **said)
-
-
-def _left_out(spans: Sequence[Span]) -> str:
-    """Say which spans were not taken because a clock went back."""
-    many, first = len(spans) > 1, spans[0]
-    which = f"{len(spans)} spans end before they start" if many else "1 span ends before it starts"
-    return f"{which} ({'first: ' * many}'{first.name}' of rank {first.rank}): shown is the rest"
-
-
-class Known(TypedDict):
-    """What the file says of the run, by the names of a timeline's arguments."""
-
-    world_size: int
-    clock: Clock
-    dropped: int
-    meta: dict[str, str]
-
-
-def known(header: Json) -> Known:
-    """Return what the header says, checked; errors as for `decoded`."""
-    if not isinstance(header, dict):
-        raise ValueError("the field 'overlap' is not an object")
-    if (version := _whole(header, "version")) > VERSION:
-        raise UsageError(f"written by a newer version (format {version}, this one reads up to {VERSION})")
-    if (clock := _text(header, "clock")) not in ("real", "virtual"):
-        raise ValueError(f"unknown clock {clock!r}")
-    meta = _object(header, "meta")
-    return {
-        "world_size": _whole(header, "world_size"),
-        "clock": cast(Clock, clock),
-        "dropped": _whole(header, "dropped"),
-        "meta": {name: _text(meta, name) for name in meta},
-    }
-
-
-def _span(event: Event) -> Span:
-    args = _object(event, "args")
-    if (kind := _text(event, "cat")) not in get_args(Kind):
-        raise ValueError(f"unknown category {kind!r}")
-    start_ns, end_ns = _whole(args, "start_ns"), _whole(args, "end_ns")
-    info = _info(args, start_ns, end_ns) if "seq" in args else None
-    return Span(
-        rank=_whole(event, "pid"),
-        kind=cast(Kind, kind),
-        lane=_text(args, "lane"),
-        name=_text(event, "name"),
-        start_ns=start_ns,
-        end_ns=end_ns,
-        info=info,
-        step=_whole(args, "step") if "step" in args else None,
-        call_site=_text(args, "call_site") if "call_site" in args and info is None else "",
-        issued_ns=_whole(args, "issued_ns") if "issued_ns" in args and info is None else None,
-    )
-
-
-def _info(args: Event, start_ns: int, end_ns: int) -> CollectiveInfo:
-    return CollectiveInfo(
-        op=_text(args, "Collective name"),
-        algorithm=_text(args, "algorithm"),
-        group=_text(args, "Process Group Name"),
-        seq=_whole(args, "seq"),
-        nbytes=_whole(args, "nbytes"),
-        dtype=_text(args, "dtype"),
-        issued_ns=_whole(args, "issued_ns"),
-        met_ns=_whole(args, "met_ns"),
-        priority=_whole(args, "priority"),
-        call_site=_text(args, "call_site"),
-        start_ns=start_ns,
-        end_ns=end_ns,
-        awaited_ns=_whole(args, "awaited_ns") if "awaited_ns" in args else None,
-        ranks=unlisted(_text(args, "Process Group Ranks")) if "Process Group Ranks" in args else (),
-    )
-
-
-def _whole(fields: Event, name: str) -> int:
-    if not isinstance(value := fields.get(name), int):
-        raise ValueError(f"{name} is {value!r}, not an integer")
-    if not -LIMIT < value < LIMIT:
-        raise ValueError(f"{name} is {value}, which has more than 64 bits")
-    return value
-
-
-def _text(fields: Event, name: str) -> str:
-    if not isinstance(value := fields.get(name), str):
-        raise ValueError(f"{name} is {value!r}, not text")
-    return value
-
-
-def _object(fields: Event, name: str) -> Event:
-    if not isinstance(value := fields.get(name), dict):
-        raise ValueError(f"{name} is {value!r}, not an object")
-    return value
+    if unknown := {event.cat for event in events} - _KIND_NUMBERS.keys():
+        raise ValueError(f"unknown category {min(unknown)!r}")
+    args = [event.args for event in events]
+    for name, owners in {"pid": events, "name": events, **dict.fromkeys(("start_ns", "end_ns", "lane"), args)}.items():
+        if any(getattr(owner, name) is UNSET for owner in cast(Sequence[object], owners)):
+            raise ValueError(f"a span has no {name}")
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(_Args)}
+    for name in _INFO:
+        if any(getattr(each, name) is UNSET for each in operations):
+            raise ValueError(f"an operation has no {names[name]!r}")
 
 
 _BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -136,7 +147,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 def complete_part(text: str) -> Json | None:
-    """Return the document with the events that are whole; None if not even its beginning is.
+    """Return a document that was cut off with the events that are whole; None if not even its beginning is.
 
     An array that only lacks its end, as tools leave it that append events to a file, is whole.
     """
@@ -144,7 +155,7 @@ def complete_part(text: str) -> Json | None:
     start = match.end() if match else len(text) - len(text.lstrip()) + 1
     if match is None and not text.lstrip().startswith("["):
         return None
-    header: Json = {}
+    header: dict[str, Json] = {}
     if match:
         try:
             header = json.loads(text[: match.start()].rstrip().removesuffix(",") + "}")
@@ -159,6 +170,4 @@ def complete_part(text: str) -> Json | None:
         except (ValueError, RecursionError):
             break
         events.append(event)
-    if not events:
-        return None
-    return {**cast("Mapping[str, Json]", header), "traceEvents": cast("Sequence[Json]", events)}
+    return {**header, "traceEvents": events} if events else None

@@ -9,9 +9,8 @@ from math import isfinite
 from typing import TypeVar
 
 from ...errors import UsageError
-from ..measure.oddities import LEFT_OUT
-from ..span import Kind, Span, span_order
-from ..spans import Timeline
+from ..span import Kind, Span
+from ..spans import LEFT_OUT, ORIGIN, Timeline
 from .events import Event, Json
 from .kineto import from_kineto, is_kineto
 
@@ -71,7 +70,7 @@ def _from_others(slices: Sequence[Event]) -> Timeline | None:
     if not any(span.kind != "step" for span in spans):
         return None
     world_size = max(span.rank for span in spans) + 1
-    return Timeline(spans=sorted(spans, key=span_order), world_size=world_size, meta={"origin": "another tool"})
+    return Timeline(spans=spans, world_size=world_size, meta={ORIGIN: "another tool"})
 
 
 def _span(event: Event, rank: int | None) -> Span | None:
@@ -159,8 +158,8 @@ def from_neuron(document: Mapping[str, Json]) -> Timeline | None:
     if not spans:
         return None
     world = max(span.rank for span in spans) + 1
-    meta = {"origin": "Neuron system profile", **({LEFT_OUT: left_out(backwards)} if backwards else {})}
-    return Timeline(spans=sorted(spans, key=span_order), world_size=world, meta=meta)
+    meta = {ORIGIN: "Neuron system profile", **({LEFT_OUT: left_out(backwards)} if backwards else {})}
+    return Timeline(spans=spans, world_size=world, meta=meta)
 
 
 def _neuron_span(event: Mapping[str, Json]) -> Span:

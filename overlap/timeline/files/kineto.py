@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..span import CollectiveInfo, Kind, Span, span_order
-from ..spans import Timeline
+from ..span import CollectiveInfo, Kind, Span
+from ..spans import ORIGIN, Timeline
 from .events import Event, Json
 
 _COMM_KERNEL = re.compile(r"nccl|rccl|hccl|.*(ncclKernel|ncclDevKernel)", re.IGNORECASE)
@@ -43,8 +43,8 @@ def from_kineto(events: Sequence[Event], document: Mapping[str, Json]) -> Timeli
     spans = [*reader.steps(events), *reader.computes(events), *reader.communication(events)]
     if not any(span.kind != "step" for span in spans):
         return None
-    meta = {"origin": "PyTorch profiler"}
-    return Timeline(spans=sorted(spans, key=span_order), world_size=world, meta=meta)
+    meta = {ORIGIN: "PyTorch profiler"}
+    return Timeline(spans=spans, world_size=world, meta=meta)
 
 
 def _place(document: Mapping[str, Json]) -> tuple[int, int]:

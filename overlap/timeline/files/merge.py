@@ -6,16 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ..columnar import Group, SpanColumns, SpanList, Table
-from ..spans import Timeline
+from ..columnar import Group, SpanColumns, Table, runs
+from ..spans import CUT, Timeline
 from .parts import Header, Part
-
-CUT = "cut"
-"""In `meta` of what was read from a file that was cut off; what is there is complete."""
 
 _ERROR = "clock_error_ns"
 """In `meta`: how far, at most, any instant may be from the common clock."""
@@ -34,20 +32,10 @@ def merged(timelines: Sequence[Timeline]) -> Timeline:
     Raises:
         UsageError: If they cannot be of one run: other world sizes or clocks, or a rank in two of them.
     """
-    header = merged_header([_header(timeline) for timeline in timelines])
+    header = merged_header([Header.of(timeline) for timeline in timelines])
     meetings = _Meetings()
-    if len(timelines) == 1:  # in order already
-        columns = timelines[0].columns
-        return replace(timelines[0], spans=SpanList(meetings.settled(meetings.note(columns), columns)))
-    columns = SpanColumns.joined(timeline.columns for timeline in timelines)
-    noted = meetings.note(columns)
-    return Timeline.of_columns(
-        meetings.settled(noted, columns),
-        world_size=header.world_size,
-        clock=header.clock,
-        dropped=header.dropped,
-        meta=header.meta,
-    )
+    columns = timelines[0].columns if len(timelines) == 1 else SpanColumns.joined(each.columns for each in timelines)
+    return header.timeline(meetings.settled(meetings.note(columns), columns))
 
 
 def merged_columns(parts: Sequence[Part]) -> Iterator[SpanColumns]:
@@ -85,23 +73,9 @@ def merged_header(headers: Sequence[Header]) -> Header:
             raise UsageError(f"not parts of one run: rank {rank} is in two of them")
     errors = [int(header.meta[_ERROR]) for header in headers if _ERROR in header.meta]
     cut = [header.meta[CUT] for header in headers if CUT in header.meta]
-    return Header(
-        world_size=first.world_size,
-        clock=first.clock,
-        ranks=ranks,
-        dropped=sum(header.dropped for header in headers),
-        meta=first.meta | ({CUT: cut[0]} if cut else {}) | ({_ERROR: str(max(errors))} if errors else {}),
-    )
-
-
-def _header(timeline: Timeline) -> Header:
-    return Header(
-        world_size=timeline.world_size,
-        clock=timeline.clock,
-        ranks=timeline.ranks(),
-        dropped=timeline.dropped,
-        meta=timeline.meta,
-    )
+    meta = first.meta | ({CUT: cut[0]} if cut else {}) | ({_ERROR: str(max(errors))} if errors else {})
+    dropped = sum(header.dropped for header in headers)
+    return msgspec.structs.replace(first, ranks=tuple(ranks), dropped=dropped, meta=meta, offset_ns=0)
 
 
 class _Meetings:
@@ -118,12 +92,12 @@ class _Meetings:
         """Take note of who came when; return what `settled` wants to know."""
         operations = columns.take(columns.is_operation)
         texts = len(columns.texts)
-        group, lane, op = (operations.index[row].astype(np.int64) for row in (7, 1, 3))
+        group, lane, op = (each.astype(np.int64) for each in (operations.group, operations.lane, operations.op))
         packed, of = np.unique((group * texts + lane) * texts + op, return_inverse=True)
         split = ((one // texts**2, one // texts % texts, one % texts) for one in packed.tolist())
         kinds = [self._kinds[columns.groups[at], columns.texts[on], columns.texts[what]] for at, on, what in split]
         kind = np.array(kinds, np.int64)[of.reshape(-1)]
-        self._noted.append(np.stack([kind, operations.whole[4], operations.start_ns]))
+        self._noted.append(np.stack([kind, operations.seq, operations.start_ns]))
         return len(self._noted) - 1
 
     def settled(self, noted: int, columns: SpanColumns) -> SpanColumns:
@@ -133,21 +107,21 @@ class _Meetings:
         which = np.flatnonzero(columns.is_operation)
         of = self._of[noted]
         which, of = which[self._are_all[of]], of[self._are_all[of]]
-        whole = columns.whole.copy()
-        # Nobody ends before the last has come; where clocks say so, they are off by less than their error.
-        whole[3, which] = np.minimum(self._last_ns[of], whole[1, which])
-        return replace(columns, whole=whole)
+        met_ns = columns.met_ns.copy()
+        # No rank ends before the last has come; where clocks say so, they are off by less than their error.
+        met_ns[which] = np.minimum(self._last_ns[of], columns.end_ns[which])
+        return replace(columns, met_ns=met_ns)
 
     def _meet(self) -> None:
         """Find out which operations are one: those of a kind and a number."""
         kind, seq, start_ns = np.concatenate(self._noted, axis=1)
         order = np.lexsort((seq, kind))
         kind, seq, start_ns = kind[order], seq[order], start_ns[order]
-        begins = np.ones(len(order), bool)
-        begins[1:] = (kind[1:] != kind[:-1]) | (seq[1:] != seq[:-1])
+        firsts = runs(kind, seq)
+        begins = np.zeros(len(order), np.intp)
+        begins[firsts] = 1
         of = np.empty(len(order), np.intp)
         of[order] = np.cumsum(begins) - 1
-        firsts = np.flatnonzero(begins)
         if len(firsts):
             sizes = np.array([len(ranks) for (_, ranks), _, _ in self._kinds])
             came = np.diff(np.append(firsts, len(order)))

@@ -1,9 +1,16 @@
-"""One process's part of a timeline as bytes: a block of columns for each rank, to be sent, kept, and merged.
+"""Packed spans: parts that processes send, streams that grow while a run lives, and the ends of trace files.
 
-A part is a block with the header, then one for each rank, ascending; a block is its length (4 bytes) and zlib's data.
-Of a rank these are a header (msgpack: how many spans, and the texts and groups that its columns number) and the
-columns, nine of 64 and eight of 32 bits. They take a seventh of the time of trace events to make; who reads them needs
-memory for one rank at a time. Bytes from elsewhere are checked: nothing is taken on trust.
+All three hold blocks of columns: zlib's data of a header (msgpack: how many spans, and the tables of texts and groups)
+and the columns, nine of 64 and eight of 32 bits. A block takes a seventh of the time of trace events to make.
+
+* A part is a header of the run, then one block for each rank, ascending, each after its length (4 bytes).
+* A stream is `MAGIC`, the same header, then blocks of any ranks, each after its rank (8 bytes) and its length. A stream
+  that ends in the middle of a block holds all blocks before.
+* The end of a trace file repeats its spans, a block for each rank in base64, which load twenty times as fast as its
+  events. Other tools ignore it. It counts only as long as the events before it are those that it was written with: it
+  holds their digest.
+
+Bytes from elsewhere are checked: nothing is taken on trust.
 """
 
 from __future__ import annotations
@@ -13,68 +20,87 @@ import zlib
 from base64 import b64decode, b64encode
 from binascii import Error as NoBase64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from io import BytesIO
 from mmap import mmap
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import msgpack
+import msgspec
 import numpy as np
 import xxhash
 
 from ...errors import UsageError
-from ..columnar import INDEXES, KINDS, WHOLES, Group, SpanColumns
-from ..span import Clock, Span
+from ..columnar import INDEXES, KINDS, TEXTS, WHOLES, Group, SpanColumns
+from ..span import Clock
 from ..spans import Timeline
 
-VERSION = 2
+Data: TypeAlias = bytes | mmap
+
+MAGIC = b"OVSPANS1"
 BLOCK_BYTES = 256 << 20
 """Of one rank, unpacked: 2.5 million spans. A recorder keeps 20,000 unless it is told otherwise."""
-
+_VERSION = 2
 _SPAN_BYTES = 8 * len(WHOLES) + 4 * len(INDEXES)
+_END = b',"columns":'
+_PIECE_BYTES = 1 << 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What a part says of the run."""
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that a part or a trace file belongs to."""
 
+    version: int
     world_size: int  # Ranks in the whole run
-    clock: Clock  # "real" or "virtual"
-    ranks: Sequence[int]  # Those with spans in it, ascending
-    dropped: int = 0  # Spans that no longer fitted
-    meta: dict[str, str] = field(default_factory=dict)  # Free text about the run
-    offset_ns: int = 0  # What the common clock showed when that of the process showed 0; `Part.spans` adds it
+    clock: Clock
+    dropped: int  # Spans that no longer fitted
+    meta: dict[str, str]  # Free text about the run
+    ranks: tuple[int, ...] = ()  # Ranks with spans in a part, ascending
+    offset_ns: int = 0  # What the common clock showed when that of the process showed 0; readers of a part add it
+
+    @classmethod
+    def of(cls, timeline: Timeline, *, offset_ns: int = 0) -> Header:
+        """Return the header of a part that holds a timeline."""
+        return cls(
+            version=_VERSION, world_size=timeline.world_size, clock=timeline.clock, dropped=timeline.dropped,
+            meta=timeline.meta, ranks=tuple(timeline.ranks()), offset_ns=offset_ns,
+        )  # fmt: skip
+
+    def timeline(self, columns: SpanColumns) -> Timeline:
+        """Return the timeline of the run with these spans, which may be in any order."""
+        return Timeline.of_columns(
+            columns, world_size=self.world_size, clock=self.clock, dropped=self.dropped, meta=dict(self.meta)
+        )
+
+
+def checked_header(told: object, *, version: int, what: str) -> Header:
+    """Return the header that was read.
+
+    Raises:
+        UsageError: A newer version than `version` has written it; the message names it `what`.
+        msgspec.ValidationError: A field is missing or is not what it should be; it is named.
+    """
+    written = told.get("version") if isinstance(told, Mapping) else None
+    if isinstance(written, int) and written > version:
+        raise UsageError(f"{what}a newer version (format {written}, this one reads up to {version})")
+    return msgspec.convert(told, Header)
+
+
+# -- parts ---------------------------------------------------------------------------------------------------------
 
 
 def pack_part(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
     """Return the timeline as a part; `offset_ns` takes it to the common clock when it is read."""
-    by_rank = timeline.columns.by_rank()
-    return b"".join(
-        [header_block(timeline, offset_ns=offset_ns), *(_block(_told(columns)) for columns in by_rank.values())]
-    )
+    blocks = [_measured(_deflated(columns)) for columns in timeline.columns.by_rank().values()]
+    return b"".join([_packed_header(timeline, offset_ns), *blocks])
 
 
-def header_block(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
-    """Return what a part begins with."""
-    header = {
-        "version": VERSION,
-        "world_size": timeline.world_size,
-        "clock": timeline.clock,
-        "ranks": timeline.ranks(),
-        "dropped": timeline.dropped,
-        "meta": timeline.meta,
-        "offset_ns": offset_ns,
-    }
-    return _block(_packed(header))
+def _packed_header(timeline: Timeline, offset_ns: int) -> bytes:
+    """Pack a header; names are the program's, and may have halves of characters, which no file can hold."""
+    told = msgspec.structs.asdict(Header.of(timeline, offset_ns=offset_ns))
+    return _measured(zlib.compress(msgpack.packb(told, unicode_errors="replace"), 1))
 
 
-def read_header(file: BinaryIO) -> Header:
-    """Read it.
-
-    Raises:
-        UsageError: It is none, or a newer version has written it.
-    """
-    return _header(_read_block(file))
+def _measured(packed: bytes) -> bytes:
+    return len(packed).to_bytes(4, "big") + packed
 
 
 class Part:
@@ -90,7 +116,7 @@ class Part:
     def __init__(self, file: BinaryIO, *, start: int = 0) -> None:
         self._file = file
         file.seek(start)
-        self.header = read_header(file)
+        self.header = _read_header(file)
         self._begin = file.tell()
 
     def columns(self) -> Iterator[SpanColumns]:
@@ -104,25 +130,15 @@ class Part:
             self._file.seek(at)
             data = _read_block(self._file)
             at = self._file.tell()
-            yield _of_rank(rank, data, self.header.offset_ns)
-
-    def spans(self) -> Iterator[list[Span]]:
-        """Yield the same as spans; errors as for `columns`."""
-        return (list(columns.spans()) for columns in self.columns())
+            yield _columns(rank, data).shifted(self.header.offset_ns)
 
 
-# -- blocks --------------------------------------------------------------------------------------------------------
-
-
-def _block(data: bytes) -> bytes:
-    packed = zlib.compress(data, 1)
-    return len(packed).to_bytes(4, "big") + packed
-
-
-def _packed(told: Mapping[str, object], *, errors: str = "replace") -> bytes:
-    """Pack a header; names are the program's, and may have halves of characters, which no file can hold."""
-    packed: bytes = msgpack.packb(told, unicode_errors=errors)
-    return packed
+def _read_header(file: BinaryIO) -> Header:
+    try:
+        told = msgpack.unpackb(_read_block(file))
+        return checked_header(told, version=_VERSION, what="part of a trace: of ")
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise UsageError(f"damaged part of a trace: {error!r}") from error
 
 
 def _read_block(file: BinaryIO) -> bytes:
@@ -130,6 +146,105 @@ def _read_block(file: BinaryIO) -> bytes:
     if not 0 < length_bytes <= BLOCK_BYTES:
         raise UsageError(f"damaged part of a trace: a block of {length_bytes} bytes")
     return _inflated(file.read(length_bytes))
+
+
+# -- streams -------------------------------------------------------------------------------------------------------
+
+
+def begin_stream(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
+    """Return the beginning of a stream: what a timeline says of the run, and none of its spans."""
+    return MAGIC + _packed_header(timeline, offset_ns)
+
+
+def stream_block(columns: SpanColumns) -> bytes:
+    """Return some spans of one rank, at least one, for a stream."""
+    return int(columns.rank[0]).to_bytes(8, "big") + _measured(_deflated(columns.canonical(), errors="surrogatepass"))
+
+
+def read_stream(data: bytes) -> Timeline:
+    """Return the timeline of a stream, as far as it goes.
+
+    Raises:
+        UsageError: Not even its beginning is there, or it is damaged.
+    """
+    file = BytesIO(data[len(MAGIC) :])
+    header = _read_header(file)
+    return header.timeline(SpanColumns.joined(_stream_blocks(file)).shifted(header.offset_ns))
+
+
+def _stream_blocks(file: BytesIO) -> Iterator[SpanColumns]:
+    """Yield the blocks that are whole."""
+    while len(head := file.read(12)) == 12:
+        rank, length_bytes = int.from_bytes(head[:8], "big"), int.from_bytes(head[8:], "big")
+        if len(packed := file.read(length_bytes)) < length_bytes:
+            return
+        if rank >= 1 << 31:
+            raise UsageError(f"damaged part of a trace: rank {rank}")
+        yield _columns(rank, _inflated(packed))
+
+
+# -- ends of trace files -------------------------------------------------------------------------------------------
+
+
+def with_end(pieces: Iterable[bytes], ranks: Sequence[tuple[int, str]]) -> Iterator[bytes]:
+    """Yield the text of a trace file, then its end, before the last brace of the file.
+
+    Args:
+        pieces: The text before the end.
+        ranks: `rank_at_end` of each rank, complete when all pieces have been taken.
+    """
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+    yield b'%s{"digest":"%s","ranks":[' % (_END, digest.hexdigest().encode())
+    yield ",".join(f'\n[{rank},"{text}"]' for rank, text in ranks).encode()
+    yield b'\n],"version":%d}}\n' % _VERSION
+
+
+def rank_at_end(columns: SpanColumns) -> tuple[int, str]:
+    """Return the spans of one rank, at least one, for the end of a trace file."""
+    return int(columns.rank[0]), b64encode(_deflated(columns.canonical(), errors="surrogatepass")).decode()
+
+
+def read_end(data: Data) -> tuple[bytes, SpanColumns] | None:
+    """Return a trace file's beginning up to its events, and all its spans; None if its end does not say so.
+
+    Cost: the digest of the file, and a tenth of a microsecond a span.
+    """
+    at = data.rfind(_END)
+    try:
+        told = json.loads(data[at + len(_END) :].rstrip().removesuffix(b"}")) if at >= 0 else {}
+        if told["version"] != _VERSION or told["digest"] != _digest(data, at):
+            return None
+        blocks = ((rank, _inflated(b64decode(text, validate=True))) for rank, text in told["ranks"])
+        columns = SpanColumns.joined(_columns(rank, block) for rank, block in blocks)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, NoBase64, UsageError):
+        return None
+    return bytes(data[: data.find(b"[")]), columns
+
+
+def _digest(data: Data, end: int) -> str:
+    digest = xxhash.xxh3_128()
+    for at in range(0, end, _PIECE_BYTES):
+        digest.update(data[at : min(at + _PIECE_BYTES, end)])
+    return digest.hexdigest()
+
+
+# -- blocks --------------------------------------------------------------------------------------------------------
+
+
+def _deflated(columns: SpanColumns, *, errors: str = "replace") -> bytes:
+    """Return the spans of one rank, compressed; equal canonical columns give equal bytes.
+
+    With "surrogatepass" all texts survive. What processes send each other has none of their halves of characters.
+    """
+    columns = SpanColumns.joined([columns])  # its own texts only
+    told = {"count": len(columns), "texts": columns.texts, "groups": columns.groups}
+    header = msgpack.packb(told, unicode_errors=errors)
+    wholes = [getattr(columns, name).astype("<i8", copy=False).tobytes() for name in WHOLES]
+    indexes = [getattr(columns, name).astype("<i4", copy=False).tobytes() for name in INDEXES]
+    return zlib.compress(b"".join([_measured(header), *wholes, *indexes]), 1)
 
 
 def _inflated(packed: bytes) -> bytes:
@@ -143,177 +258,36 @@ def _inflated(packed: bytes) -> bytes:
     return data
 
 
-def _header(data: bytes) -> Header:
-    try:
-        told = msgpack.unpackb(data)
-        if told["version"] > VERSION:
-            raise UsageError(f"part of a trace: of a newer version ({told['version']}, this one reads up to {VERSION})")
-        found = Header(**{name: told[name] for name in Header.__slots__})
-        if found.clock not in ("real", "virtual") or not all(type(rank) is int for rank in found.ranks):
-            raise ValueError("no clock, or no ranks")
-        if not (type(found.world_size) is type(found.dropped) is type(found.offset_ns) is int):
-            raise ValueError("no number where one belongs")
-        if not all(type(text) is str for text in [*found.meta, *found.meta.values()]):
-            raise ValueError("no text where one belongs")
-    except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
-        raise UsageError(f"damaged part of a trace: {error!r}") from error
-    return found
+class _BlockHeader(msgspec.Struct):
+    count: int
+    texts: list[str]
+    groups: list[Group]
 
 
-# -- columns -------------------------------------------------------------------------------------------------------
-
-
-def pack_columns(columns: SpanColumns) -> bytes:
-    """Return the spans of one rank, compressed; equal ones give equal bytes, and all texts survive."""
-    return zlib.compress(_told(columns.canonical(), errors="surrogatepass"), 1)
-
-
-def unpack_columns(rank: int, data: bytes) -> SpanColumns:
-    """Return the spans of a rank again; errors as for `Part.columns`."""
-    return _of_rank(rank, _inflated(data), 0)
-
-
-def _told(columns: SpanColumns, *, errors: str = "replace") -> bytes:
-    columns = SpanColumns.joined([columns])  # its own texts only
-    header = _packed({"count": len(columns), "texts": columns.texts, "groups": columns.groups}, errors=errors)
-    whole, index = columns.whole.astype("<i8", copy=False), columns.index.astype("<i4", copy=False)
-    return b"".join([len(header).to_bytes(4, "big"), header, whole.tobytes(), index.tobytes()])
-
-
-def _of_rank(rank: int, data: bytes, offset_ns: int) -> SpanColumns:
+def _columns(rank: int, data: bytes) -> SpanColumns:
+    """Return the spans of a rank that a block holds."""
     try:
         end = 4 + int.from_bytes(data[:4], "big")
-        told = msgpack.unpackb(data[4:end], unicode_errors="surrogatepass")
-        count, texts = told["count"], told["texts"]
-        groups = [(name, tuple(ranks)) for name, ranks in told["groups"]]
-        if type(count) is not int or len(data) - end != count * _SPAN_BYTES or not _are_texts_and_groups(texts, groups):
+        told = msgspec.convert(msgpack.unpackb(data[4:end], unicode_errors="surrogatepass"), _BlockHeader)
+        if told.count < 0 or len(data) - end != told.count * _SPAN_BYTES:
             raise ValueError("columns that do not fit")
-        return _checked(rank, count, data[end:], texts, groups).shifted(offset_ns)
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, msgpack.UnpackException) as error:
+        wholes = np.frombuffer(data, "<i8", len(WHOLES) * told.count, end).reshape(len(WHOLES), told.count)
+        indexes = np.frombuffer(data, "<i4", len(INDEXES) * told.count, end + wholes.nbytes)
+        table: list[Any] = [*wholes, *indexes.reshape(len(INDEXES), told.count)]
+        found = SpanColumns.of_table(rank, table, told.texts, told.groups)
+        _check(found)
+        return found
+    except (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException) as error:
         raise UsageError(f"damaged part of a trace: {error!r}") from error
 
 
-def _are_texts_and_groups(texts: list[object], groups: Iterable[tuple[object, tuple[object, ...]]]) -> bool:
-    return all(type(text) is str for text in texts) and all(
-        type(name) is str and all(type(rank) is int for rank in ranks) for name, ranks in groups
-    )
-
-
-def _checked(rank: int, count: int, data: bytes, texts: list[str], groups: list[Group]) -> SpanColumns:
-    whole = np.frombuffer(data, "<i8", len(WHOLES) * count).reshape(len(WHOLES), count).astype(np.int64)
-    index = np.frombuffer(data, "<i4", len(INDEXES) * count, 8 * len(WHOLES) * count)
-    index = index.reshape(len(INDEXES), count).astype(np.int32)
-    if count:
-        if index[:3].min() < 0 or index[4:].min() < 0 or (whole[0] > whole[1]).any():
-            raise ValueError("an index below 0, or a span that ends before it starts")
-        if index[0].max() >= len(KINDS) or index[1:7].max() >= len(texts) or index[7].max() >= len(groups):
-            raise IndexError("an index beyond what it numbers")
-    rank_of = np.full(count, rank, np.int64)
-    return SpanColumns(texts=tuple(texts), groups=tuple(groups), rank=rank_of, whole=whole, index=index)
-
-
-MAGIC = b"OVSPANS1"
-_HEAD_BYTES = 12  # of a block: the rank, and the length
-
-
-def begun(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
-    """Return the beginning of a file: what a timeline says of the run, and none of its spans."""
-    return MAGIC + header_block(timeline, offset_ns=offset_ns)
-
-
-def block(columns: SpanColumns) -> bytes:
-    """Return some spans of one rank, one at least."""
-    data = pack_columns(columns)
-    return int(columns.rank[0]).to_bytes(8, "big") + len(data).to_bytes(4, "big") + data
-
-
-def grown(data: bytes) -> tuple[Timeline, bool]:
-    """Return the timeline of a file, as far as it goes, and whether it ends with a block.
-
-    Raises:
-        UsageError: Not even its beginning is there, or it is damaged.
-    """
-    file = BytesIO(data[len(MAGIC) :])
-    header = read_header(file)
-    rest = file.read()
-    found = list(_blocks(rest))
-    whole = sum(taken for taken, _ in found) == len(rest)
-    columns = SpanColumns.joined(columns for _, columns in found).shifted(header.offset_ns)
-    timeline = Timeline.of_columns(
-        columns, world_size=header.world_size, clock=header.clock, dropped=header.dropped, meta=dict(header.meta)
-    )
-    return timeline, whole
-
-
-def _blocks(data: bytes) -> Iterator[tuple[int, SpanColumns]]:
-    """Yield the blocks that are whole, each with its length in bytes."""
-    at = 0
-    while at + _HEAD_BYTES <= len(data):
-        rank = int.from_bytes(data[at : at + 8], "big")
-        length_bytes = int.from_bytes(data[at + 8 : at + _HEAD_BYTES], "big")
-        end = at + _HEAD_BYTES + length_bytes
-        if end > len(data):
-            return
-        if rank >= 1 << 31:
-            raise UsageError(f"damaged part of a trace: rank {rank}")
-        yield end - at, unpack_columns(rank, data[at + _HEAD_BYTES : end])
-        at = end
-
-
-Data: TypeAlias = bytes | mmap
-
-_BEGIN = ',"columns":'
-_VERSION = 2
-_PIECE_BYTES = 1 << 24
-
-
-class Tail:
-    """Makes the end of a file that is being written, from what goes into it before."""
-
-    def __init__(self) -> None:
-        self._digest = xxhash.xxh3_128()
-        self._ranks: list[tuple[int, str]] = []
-
-    def passed(self, pieces: Iterable[str]) -> Iterator[str]:
-        """Yield the text of the file, all before its end, and take note of it."""
-        for piece in pieces:
-            self._digest.update(piece.encode())
-            yield piece
-
-    def add(self, columns: SpanColumns) -> None:
-        """Take the spans of a rank, one at least."""
-        self._ranks.append((int(columns.rank[0]), b64encode(pack_columns(columns)).decode()))
-
-    def text(self) -> Iterator[str]:
-        """Yield what comes before the last brace of the file; a line for each rank."""
-        yield f'{_BEGIN}{{"digest":"{self._digest.hexdigest()}","ranks":['
-        between = "\n"
-        for rank, text in self._ranks:
-            yield f'{between}[{rank},"{text}"]'
-            between = ",\n"
-        yield f'\n],"version":{_VERSION}}}'
-
-
-def columns_at_end(data: Data) -> tuple[bytes, SpanColumns] | None:
-    """Return the file's beginning up to its events, and all its spans; None if its end does not say so.
-
-    Cost: the digest of the file, and a tenth of a microsecond a span.
-    """
-    at = data.rfind(_BEGIN.encode())
-    try:
-        told = json.loads(data[at + len(_BEGIN) :].rstrip().removesuffix(b"}")) if at >= 0 else {}
-        if told["version"] != _VERSION or told["digest"] != _digest(data, at):
-            return None
-        columns = SpanColumns.joined(
-            unpack_columns(rank, b64decode(text, validate=True)) for rank, text in told["ranks"]
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, NoBase64, UsageError):
-        return None
-    return bytes(data[: data.find(b"[")]), columns
-
-
-def _digest(data: Data, end: int) -> str:
-    digest = xxhash.xxh3_128()
-    for at in range(0, end, _PIECE_BYTES):
-        digest.update(data[at : min(at + _PIECE_BYTES, end)])
-    return digest.hexdigest()
+def _check(columns: SpanColumns) -> None:
+    if not len(columns):
+        return
+    limits = {"kind": len(KINDS), "group": len(columns.groups)} | dict.fromkeys(TEXTS, len(columns.texts))
+    for name, limit in limits.items():
+        numbers = getattr(columns, name)
+        if numbers.min() < (-1 if name == "op" else 0) or numbers.max() >= limit:
+            raise IndexError(f"an index in column {name!r} that its table does not have")
+    if (columns.start_ns > columns.end_ns).any():
+        raise ValueError("a span that ends before it starts")

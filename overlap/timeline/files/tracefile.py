@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -18,14 +19,13 @@ import msgspec
 
 from ...errors import UsageError
 from ..columnar import SpanColumns
-from ..span import Clock, Span
-from ..spans import Timeline
+from ..spans import CUT, Timeline
 from .chakra import from_chakra, from_chakra_json, is_chakra, is_chakra_json
-from .decode import VERSION, complete_part, decoded, known
-from .events import Json, to_events
+from .decode import VERSION, Document, complete_part, file_header
+from .events import Json, dumps, rank_events
 from .foreign import from_foreign
-from .merge import CUT, merged_columns, merged_header
-from .parts import MAGIC, Part, Tail, columns_at_end, grown
+from .merge import merged_columns, merged_header
+from .parts import MAGIC, Header, Part, rank_at_end, read_end, read_stream, with_end
 
 _PIECE_BYTES = 1 << 20
 _LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)
@@ -45,8 +45,7 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: If it cannot be written there.
     """
-    header = _header(timeline.world_size, timeline.clock, timeline.dropped, timeline.meta)
-    _write(header, timeline.columns.by_rank().values(), path)
+    _write(Header.of(timeline), timeline.columns.by_rank().values(), path)
 
 
 def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
@@ -55,11 +54,10 @@ def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: If it cannot be written there, or they are not parts of one run.
     """
-    found = merged_header([part.header for part in parts])
-    _write(_header(found.world_size, found.clock, found.dropped, found.meta), merged_columns(parts), path)
+    _write(merged_header([part.header for part in parts]), merged_columns(parts), path)
 
 
-def _write(header: Json, ranks: Iterable[SpanColumns], path: str | os.PathLike[str]) -> None:
+def _write(header: Header, ranks: Iterable[SpanColumns], path: str | os.PathLike[str]) -> None:
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     pieces = _encoded(header, ranks)
@@ -79,13 +77,13 @@ def _write(header: Json, ranks: Iterable[SpanColumns], path: str | os.PathLike[s
         raise UsageError(f"trace: cannot write {path}: {error.strerror}") from error
 
 
-def _put(pieces: Iterable[str], file: BinaryIO, *, packed: bool) -> None:
+def _put(pieces: Iterable[bytes], file: BinaryIO, *, packed: bool) -> None:
     if not packed:
-        file.writelines(piece.encode() for piece in pieces)
+        file.writelines(pieces)
         return
     # The header of a gzip file holds a name and a time; without them equal timelines give equal files.
     with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0, compresslevel=_LEVEL) as gz:
-        gz.writelines(piece.encode() for piece in pieces)
+        gz.writelines(pieces)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
@@ -104,16 +102,14 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         with _opened(Path(path)) as (data, whole):
             if data[: len(MAGIC)] == MAGIC:
                 return _stream(bytes(data))
-            found = columns_at_end(data) if whole else None
+            found = read_end(data) if whole else None
             if found is not None:
-                return _of_columns(*found)
+                return _with_columns(*found)
             if is_chakra(Path(path)):
                 timeline, cut = from_chakra(Path(path), bytes(data))
                 cut = cut or not whole
             else:
-                document, cut = _parsed(bytes(data), whole=whole)
-                timeline = _timeline(document, Path(path))
-        _ = timeline.columns  # or it has numbers that no column holds
+                timeline, cut = _parsed(bytes(data), Path(path), whole=whole)
         return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
@@ -124,77 +120,38 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
 
 
 def _stream(data: bytes) -> Timeline:
-    """What a process left that did not come to write its trace."""
-    timeline, _ = grown(data)
+    """Return the timeline that a process left when it was killed before it wrote its trace."""
+    timeline = read_stream(data)
     if not timeline.spans:
         raise UsageError("the run was killed before it had recorded anything")
     return replace(timeline, meta=timeline.meta | {CUT: "what was recorded before the run was killed"})
 
 
-def _of_columns(beginning: bytes, columns: SpanColumns) -> Timeline:
-    header = json.loads(beginning.rstrip().removesuffix(b'"traceEvents":').rstrip(b",") + b"}")["overlap"]
-    return Timeline.of_columns(columns, **known(header))
+def _with_columns(beginning: bytes, columns: SpanColumns) -> Timeline:
+    """Return the timeline of columns, and of a file up to its events."""
+    told = json.loads(beginning.rstrip().removesuffix(b'"traceEvents":').rstrip(b",") + b"}")
+    return file_header(told["overlap"]).timeline(columns)
 
 
-def _timeline(document: Json, path: Path) -> Timeline:
-    if isinstance(document, Mapping) and is_chakra_json(document):
-        return from_chakra_json(path, document)
-    if isinstance(document, list):
-        document = {"traceEvents": document}
-    events = document.get("traceEvents", document.get("trace_events")) if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not isinstance(events, list):
-        raise UsageError("not a trace file: no list 'traceEvents' in it")
-    known = [event for event in events if isinstance(event, dict)]
-    if "overlap" in document:
-        return decoded([event for event in known if event.get("ph") == "X"], document["overlap"])
-    return from_foreign(known, document)
-
-
-def _header(world_size: int, clock: Clock, dropped: int, meta: Mapping[str, str]) -> Json:
-    return {"version": VERSION, "world_size": world_size, "clock": clock, "dropped": dropped, "meta": meta}
-
-
-def _encoded(header: Json, ranks: Iterable[SpanColumns]) -> Iterator[str]:
+def _encoded(header: Header, ranks: Iterable[SpanColumns]) -> Iterator[bytes]:
     """Yield the text of a trace file, in pieces of one rank."""
-    tail = Tail()
-    yield from tail.passed(_events(header, ranks, tail))
-    yield from tail.text()
-    yield "}\n"
+    at_end: list[tuple[int, str]] = []
+    return with_end(_events(header, ranks, at_end), at_end)
 
 
-def _events(header: Json, ranks: Iterable[SpanColumns], tail: Tail) -> Iterator[str]:
-    yield f'{{"displayTimeUnit":"ns","overlap":{_dumps(header)},"traceEvents":[\n'
-    between = ""
-    for events in to_events(_spans(ranks, tail)):
-        yield between + _dumps(events)[1:-1]  # a line for each rank
-        between = ",\n"
-    yield "\n]"
-
-
-def _spans(ranks: Iterable[SpanColumns], tail: Tail) -> Iterator[list[Span]]:
+def _events(header: Header, ranks: Iterable[SpanColumns], at_end: list[tuple[int, str]]) -> Iterator[bytes]:
+    told: Json = {
+        "version": VERSION, "world_size": header.world_size, "clock": header.clock, "dropped": header.dropped,
+        "meta": header.meta,
+    }  # fmt: skip
+    yield f'{{"displayTimeUnit":"ns","overlap":{dumps(told)},"traceEvents":[\n'.encode()
+    arrows, between = count(1), ""
     for columns in ranks:
         if len(columns):
-            tail.add(columns)
-            yield list(columns.spans())
-
-
-_plain = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False)
-_swift = msgspec.json.Encoder(order="sorted")
-
-
-def _dumps(value: Json) -> str:
-    """Return JSON of the same bytes every time: ten times as fast as the standard library, unless texts are odd."""
-    try:
-        return _swift.encode(value).decode()
-    except UnicodeEncodeError:  # halves of characters, which only an escape can say
-        return _plain.encode(value)
-
-
-def _loads(data: bytes) -> Json:
-    try:
-        return cast(Json, msgspec.json.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError):  # what is not strictly JSON may still be what Python takes for it
-        return cast(Json, json.loads(data))
+            at_end.append(rank_at_end(columns))
+            yield f"{between}{','.join(rank_events(columns, arrows))}".encode()  # a line for each rank
+            between = ",\n"
+    yield b"\n]"
 
 
 @contextmanager
@@ -216,10 +173,36 @@ def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
         raise UsageError(f"cannot be read: {error.strerror}") from error
 
 
-def _parsed(data: bytes, *, whole: bool) -> tuple[Json, bool]:
-    """Return the document, and whether it is only what is complete of one that was cut off."""
+def _parsed(data: bytes, path: Path, *, whole: bool) -> tuple[Timeline, bool]:
+    """Return the timeline of a document, and whether it is only what is complete of one that was cut off."""
+    if b'"overlap"' in data:  # of others nothing is known, so that they cannot be checked as they are decoded
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            document = _decoder.decode(data)
+            if document.overlap is not None:
+                return document.timeline(), not whole
+    told, cut = _loaded(data, whole=whole)
+    if isinstance(told, Mapping) and is_chakra_json(told):
+        return from_chakra_json(path, told), cut
+    if isinstance(told, list):
+        told = {"traceEvents": told}
+    events = told.get("traceEvents", told.get("trace_events")) if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not isinstance(events, list):
+        raise UsageError("not a trace file: no list 'traceEvents' in it")
+    known = [event for event in events if isinstance(event, dict)]
+    if "overlap" in told:
+        return msgspec.convert(told | {"traceEvents": known}, Document).timeline(), cut
+    return from_foreign(known, told), cut
+
+
+_decoder = msgspec.json.Decoder(Document)
+
+
+def _loaded(data: bytes, *, whole: bool) -> tuple[Json, bool]:
+    """Return what JSON says, and whether it is only what is complete of a document that was cut off."""
     try:
-        return _loads(data), not whole
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return cast(Json, msgspec.json.decode(data)), not whole
+        return cast(Json, json.loads(data)), not whole  # not strictly JSON, and yet what Python takes for it
     except (ValueError, RecursionError) as error:
         if (part := complete_part(data.decode("utf-8", "ignore"))) is not None:
             return part, True

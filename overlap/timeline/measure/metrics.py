@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import UsageError
-from ..columnar import NONE, SpanColumns, Wholes
+from ..columnar import NONE, SpanColumns, Wholes, runs
 from ..ranklist import listed
+from ..span import Kind
 from ..spans import Timeline
-from .intervals import Interval, Merged, clip, intersect, length, merge, subtract, union
+from .intervals import Interval, Merged, clip, intersect, length, subtract, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +153,29 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
     windows = windows_of(timeline, step)
     chosen = _chosen_ranks(sorted(windows), ranks)
     window = min(windows[rank][0] for rank in chosen), max(windows[rank][1] for rank in chosen)
-    columns = timeline.columns
-    rows = columns.rows_by_rank(columns.near(window) & np.isin(columns.rank, chosen))
-    nothing = np.zeros(0, np.intp)
-    return [_cover(rank, step, windows[rank], columns, rows.get(rank, nothing)) for rank in chosen]
+    spans = timeline.columns.near(window) & np.isin(timeline.columns.rank, chosen)
+    columns = timeline.columns if spans.all() else timeline.columns.take(spans)
+    rows = columns.rows_by_rank(np.ones(len(columns), bool))
+    moved_ns, called_ns, nothing = columns.moved_ns, columns.called_ns, np.zeros(0, np.intp)
+
+    def cover(rank: int) -> Coverage:
+        of, window = rows.get(rank, nothing), windows[rank]
+
+        def inside(start_ns: Wholes, kind: Kind) -> Merged:
+            on = columns.of_kind(kind, of) if window[0] < window[1] else nothing
+            return clip(union(start_ns[on], columns.end_ns[on]), window)
+
+        return Coverage(
+            rank=rank,
+            step=step,
+            window=window,
+            compute=inside(columns.start_ns, "compute"),
+            comm=inside(columns.start_ns, "comm"),
+            transfer=inside(moved_ns, "comm"),
+            called=inside(called_ns, "comm"),
+        )
+
+    return [cover(rank) for rank in chosen]
 
 
 def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Breakdown]:
@@ -213,11 +232,8 @@ def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
 def _computed(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
     """Return from where to where each rank ran the computes that were issued in a step."""
     issued = columns.take(columns.is_kind("compute") & (columns.step != NONE))
-    order = np.lexsort((issued.step, issued.rank))
-    issued = issued.take(order)
-    begins = np.ones(len(order), bool)
-    begins[1:] = (issued.rank[1:] != issued.rank[:-1]) | (issued.step[1:] != issued.step[:-1])
-    firsts = np.flatnonzero(begins)
+    issued = issued.take(np.lexsort((issued.step, issued.rank)))
+    firsts = runs(issued.rank, issued.step)
     found: dict[int, dict[int, Interval]] = {}
     if len(firsts):
         start_ns = np.minimum.reduceat(issued.start_ns, firsts)
@@ -238,22 +254,3 @@ def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -
         start_ns = max(start_ns, free_ns[before - 1]) if before else start_ns
         windows[step] = start_ns, max(start_ns, end_ns, last_ns)
     return windows
-
-
-def _cover(rank: int, step: int | None, window: Interval, columns: SpanColumns, rows: NDArray[np.intp]) -> Coverage:
-    def inside(start_ns: Wholes, end_ns: Wholes) -> Merged:
-        return clip(union(start_ns, end_ns) if window[0] < window[1] else merge([]), window)
-
-    compute, comm = columns.of_kind("compute", rows), columns.of_kind("comm", rows)
-    start_ns, end_ns, is_known = columns.start_ns[comm], columns.end_ns[comm], columns.index[3, comm] >= 0
-    moved_ns = np.where(is_known, np.maximum(columns.met_ns[comm], start_ns), start_ns)
-    called_ns = np.where(is_known, columns.issued_ns[comm], start_ns)
-    return Coverage(
-        rank=rank,
-        step=step,
-        window=window,
-        compute=inside(columns.start_ns[compute], columns.end_ns[compute]),
-        comm=inside(start_ns, end_ns),
-        transfer=inside(moved_ns, end_ns),
-        called=inside(called_ns, end_ns),
-    )

@@ -5,15 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..columnar import NONE, SpanColumns
-from ..spans import Timeline
-
-LEFT_OUT = "left_out"
-"""In `meta`: which spans of a file were not taken."""
+from ..spans import LEFT_OUT, ORIGIN, Timeline
 
 
 def oddities(timeline: Timeline) -> str:
     """Return in one line what is wrong with a timeline, and what that means for what is shown; "" if nothing is."""
-    columns, ours = timeline.columns, "origin" not in timeline.meta
+    columns, ours = timeline.columns, ORIGIN not in timeline.meta
     found = [timeline.meta.get(LEFT_OUT, "")]
     if ours:  # what others call compute may be many kernels at once
         found += [_twice_at_once(columns), _before_their_call(columns)]
@@ -26,7 +23,7 @@ def _twice_at_once(columns: SpanColumns) -> str:
     """A lane of computes that were issued is one thread; what programs record of their own may be anything."""
     issued = columns.is_kind("compute") & (columns.issued_ns != NONE)
     compute = columns.take(issued & (columns.end_ns > columns.start_ns))
-    thread = compute.rank * len(compute.texts) + compute.index[1]
+    thread = compute.rank * len(compute.texts) + compute.lane
     order = np.argsort(thread, kind="stable")  # they are in order of start
     thread, start_ns, end_ns = thread[order], compute.start_ns[order], compute.end_ns[order]
     crossing = np.flatnonzero((thread[1:] == thread[:-1]) & (start_ns[1:] < end_ns[:-1]))

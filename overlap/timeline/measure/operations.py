@@ -6,9 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...collectives.kinds import Collective
-from ...units import format_bytes
-from ..draw.axis import figure, figure_unit
-from ..draw.columns import columns
 from ..span import CollectiveInfo, Span
 from ..spans import Timeline
 from .intervals import intersect, length, merge
@@ -79,28 +76,3 @@ def _added(
         transfer_ns=sum(info.transfer_ns for info in infos),
         exposed_ns=sum(length(intersect(merge(each), covers[rank].exposed)) for rank, each in by_rank.items()),
     )
-
-
-def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
-    """Write them: calls and exposed time for each of `ranks` ranks, the others for each call."""
-    if not rows:
-        return ["there was no communication"]
-    unit, unit_ns = figure_unit(max(max(row.exposed_ns // ranks, row.transfer_ns // row.count) for row in rows))
-    times = (f"exposed/{unit}", "wait", "transfer")
-    heads = ("operation", "called at", *times, "calls", "size", "busGB/s", "queued", "algorithm")
-    figures = [
-        (
-            row.op,
-            row.call_site,
-            figure(row.exposed_ns / ranks, unit_ns),
-            figure(row.waiting_ns / row.count, unit_ns),
-            figure(row.transfer_ns / row.count, unit_ns),
-            f"{row.count / ranks:.4g}",
-            format_bytes(row.nbytes // row.count),
-            f"{row.busbw_bytes_per_s / 1e9:.3g}",
-            figure(row.queued_ns / row.count, unit_ns),
-            row.algorithm,
-        )
-        for row in rows
-    ]
-    return columns(heads, figures, width=width, words=[0, 1])

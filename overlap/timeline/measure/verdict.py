@@ -11,7 +11,7 @@ from ...units import format_ns
 from ..draw.axis import figure, figure_unit
 from ..spans import Timeline
 from .metrics import Breakdown, coverage
-from .reasons import Cause, causes_of
+from .reasons import Cause, reasons
 
 _NAMED = 0.25
 """A rank is named if it alone caused that part of the waiting; the others are told together."""
@@ -121,7 +121,7 @@ class Verdict:
 def verdict_of(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> Verdict:
     """Judge a timeline; arguments and errors are those of `metrics.coverage`."""
     covers = coverage(timeline, step=step, ranks=ranks)
-    return judge([cover.breakdown() for cover in covers], causes_of(timeline, covers), step=step)
+    return judge([cover.breakdown() for cover in covers], reasons(timeline, covers).causes(), step=step)
 
 
 def judge(rows: Sequence[Breakdown], causes: Sequence[Cause], *, step: int | None) -> Verdict:

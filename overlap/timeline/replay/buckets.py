@@ -52,7 +52,7 @@ def rebucket(graph: Graph, nbytes: int, text: str) -> None:
 
 
 def _began_ns(node: Node) -> tuple[int, int]:
-    return max(span.info.met_ns if span.info else span.start_ns for span in node.spans), nbytes_of(node)
+    return max(span.moved_ns for span in node.spans), nbytes_of(node)
 
 
 def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:

@@ -8,10 +8,10 @@ it although it did not have to this time; a replay can do with those or without 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
-from ..measure.meetings import Key, key_of
+from ..measure.meetings import meetings
 from ..span import Span
 from ..spans import Timeline
 from .graph import Graph, Node
@@ -27,21 +27,22 @@ _Ends: TypeAlias = "tuple[list[int], list[Node]]"
 def graph_of(timeline: Timeline) -> Graph:
     """Return what a replay of the timeline runs. Cost: a sort, and a look at some neighbours of each span."""
     ranks = timeline.by_rank()
-    transfers = _transfers(timeline.spans)
+    transfers = _transfers(timeline)
     nodes: list[Node] = list(dict.fromkeys(transfers.values()))
     steps: list[tuple[Node, Node, Span]] = []
-    start_ns = min((issued_ns(span) for span in timeline.spans), default=0)
+    start_ns = min((span.called_ns for span in timeline.spans), default=0)
     for rank, spans in ranks.items():
         _Rank(rank, spans, transfers, start_ns).infer(nodes, steps)
     return Graph(nodes=nodes, steps=steps, start_ns=start_ns, world_size=timeline.world_size, meta=timeline.meta)
 
 
-def _transfers(spans: Iterable[Span]) -> dict[int, Node]:
+def _transfers(timeline: Timeline) -> dict[int, Node]:
     """Return the transfer that each span of communication, by its identity, is part of."""
-    met: dict[Key, list[Span]] = {}
-    for number, span in enumerate(span for span in spans if span.kind == "comm"):
-        key = key_of(span)
-        met.setdefault(("alone", number) if key is None else key, []).append(span)
+    met: dict[int, list[Span]] = {}
+    numbers = meetings(timeline.columns).tolist()
+    for row, (span, number) in enumerate(zip(timeline.spans, numbers, strict=True)):
+        if span.kind == "comm":
+            met.setdefault(-1 - row if number < 0 else number, []).append(span)
     found: dict[int, Node] = {}
     groups = list(met.values())
     for members, work_ns in zip(groups, _work_ns(groups), strict=True):
@@ -56,7 +57,7 @@ def _work_ns(groups: Sequence[Sequence[Span]]) -> list[float]:
     active: dict[int, set[int]] = {}
     edges = []
     for number, members in enumerate(groups):
-        begin_ns, end_ns = max(map(_met_ns, members)), max(span.end_ns for span in members)
+        begin_ns, end_ns = max(span.moved_ns for span in members), max(span.end_ns for span in members)
         edges += [(end_ns, 0, number), (begin_ns, 1, number)] if begin_ns < end_ns else []
     work, since, running = [0.0] * len(groups), 0, set[int]()
     for at_ns, begins, number in sorted(edges):
@@ -108,7 +109,7 @@ class _Rank:
                 break
             if but is not None and (nodes[index].spans == but.spans or _share_a_stream(nodes[index], but)):
                 continue
-            if issued_ns(nodes[index].spans[0]) <= issued_by_ns:
+            if nodes[index].spans[0].called_ns <= issued_by_ns:
                 return nodes[index], times[index]
             found = found or (nodes[index], times[index])
         return found
@@ -120,7 +121,7 @@ class _Rank:
             if span.kind == "step":
                 events += [(span.start_ns, 0, span), (span.end_ns, 2, span)]
             elif id(span) in self.computes or id(span) in self.arrivals:
-                events.append((issued_ns(span), 1, span))
+                events.append((span.called_ns, 1, span))
         events.sort(key=lambda event: (event[0], -1 if event[2].step is None else event[2].step, event[1]))
         issued: dict[int, Node] = {}
         begun: dict[int, Node] = {}
@@ -148,7 +149,7 @@ class _Rank:
     def _compute(self, issued: dict[int, Node]) -> None:
         lanes: dict[str, tuple[Node, int]] = {}
         for span in sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (s.start_ns, s.end_ns)):
-            node, at_ns = self.computes[id(span)], issued_ns(span)
+            node, at_ns = self.computes[id(span)], span.called_ns
             before = lanes.get(span.lane)
             ready_ns = at_ns if before is None else max(at_ns, before[1])
             self._begin(node, issued[id(span)], before, ready_ns, span.start_ns)
@@ -157,7 +158,7 @@ class _Rank:
     def _communicate(self, issued: dict[int, Node]) -> None:
         for span in self.comm:
             arrival, end, transfer = self.arrivals[id(span)], self.ends[id(span)], self.transfers[id(span)]
-            self._begin(arrival, issued[id(span)], None, issued_ns(span), span.start_ns)
+            self._begin(arrival, issued[id(span)], None, span.called_ns, span.start_ns)
             last_ns = max(other.end_ns for other in transfer.spans)
             transfer.after.append((arrival, 0))
             end.after.append((transfer, span.end_ns - last_ns))
@@ -166,7 +167,7 @@ class _Rank:
         """Let a node begin when it was issued, what is before it is over, and what it seems to have waited for."""
         woken = None
         if start_ns > ready_ns:
-            woken = self._last_over(ready_ns, start_ns, issued_by_ns=issued_ns(node.spans[0]), but=node)
+            woken = self._last_over(ready_ns, start_ns, issued_by_ns=node.spans[0].called_ns, but=node)
         node.after.append((issue, 0))
         if before is not None:
             node.after.append((before[0], 0))
@@ -192,14 +193,14 @@ class _Rank:
 
     def _first_users(self, some: Sequence[Span]) -> list[tuple[Span, Span]]:
         """Return, for each operation, the first compute issued after it that in no step began before its end."""
-        computes = sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (issued_ns(s), s.start_ns))
-        times = [issued_ns(span) for span in computes]
+        computes = sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (s.called_ns, s.start_ns))
+        times = [span.called_ns for span in computes]
         follow: dict[tuple[str, str, int], list[tuple[Span, list[Span]]]] = {}
         numbers: dict[tuple[str, str, int | None], int] = {}
         for span in some:
             site = span.info.call_site if span.info else ""
             number = numbers[span.name, site, span.step] = numbers.get((span.name, site, span.step), -1) + 1
-            first = bisect_left(times, issued_ns(span))
+            first = bisect_left(times, span.called_ns)
             follow.setdefault((span.name, site, number), []).append((span, computes[first : first + _LOOKED_AT]))
         found = []
         for same in follow.values():
@@ -213,14 +214,3 @@ class _Rank:
 def _share_a_stream(one: Node, other: Node) -> bool:
     """Whether both are computes of one stream, whose order is known."""
     return one.kind == other.kind == "compute" and one.spans[0].lane == other.spans[0].lane
-
-
-def issued_ns(span: Span) -> int:
-    """Return when the program issued what a span shows; its start, if nobody knows."""
-    if span.info is not None:
-        return min(span.info.issued_ns, span.start_ns)
-    return span.start_ns if span.issued_ns is None else min(span.issued_ns, span.start_ns)
-
-
-def _met_ns(span: Span) -> int:
-    return span.start_ns if span.info is None else min(max(span.info.met_ns, span.start_ns), span.end_ns)

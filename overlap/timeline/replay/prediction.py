@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ import numpy as np
 from ...errors import UsageError
 from ...units import parse_bytes
 from ..draw.axis import figure, figure_unit
-from ..draw.columns import columns
 from ..measure.critical_path import critical_path
 from ..measure.metrics import median_step
 from ..measure.verdict import Verdict, verdict_of
@@ -132,17 +130,6 @@ def _changed(timeline: Timeline, changes: Sequence[Change], *, latency_share: fl
     return graph
 
 
-def prediction_table(one: Prediction, *, width: int) -> list[str]:
-    """Write the step and the means of the ranks, as measured, replayed and predicted."""
-    unit, unit_ns = figure_unit(one.measured.wall_ns)
-    verdicts = (one.measured, one.replayed, one.predicted)
-    rows = [("step", *(figure(verdict.wall_ns, unit_ns) for verdict in verdicts))]
-    for text, name in (("compute", "compute_ns"), ("waiting for ranks", "waiting_ns"), ("on the wire", "wire_ns")):
-        rows.append((text, *(figure(getattr(v, name) / max(v.ranks, 1), unit_ns) for v in verdicts)))
-    heads = (f"mean of a rank/{unit}", "measured", "replayed", "predicted")
-    return columns(heads, rows, width=width, words=[0])
-
-
 _BUCKETS_AT_MOST = 128
 """In a step: more are not tried, because each is a message that has to be started."""
 _STEPS_AROUND = 4
@@ -154,18 +141,6 @@ _WORTH = 0.005
 _SIZES = ("256KiB", "1MiB", "4MiB", "25MiB", "100MiB")
 _WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
 _COMPUTES = 1  # of the critical path, tried at half their time
-
-_HOW = {
-    "stragglers": "share the work of the late rank out, or move it off the step",
-    "awaits": "issue first and await at the end of the step: keep the futures in a list",
-    "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",
-    "order": "order='forward', or a priority= that is lower for what forward needs first",
-    "algorithm": "overlap run --algorithm NAME, or run(..., algorithm='NAME')",
-    "streams": "stream=rank.stream(...), another name for each line that issues operations",
-    "window": "rank.stream(name, window=NAME), or DataParallel(..., in_flight=NAME)",
-    "bytes": "hook=hooks.bfloat16(), or another hook that sends less",
-    "compute": "what half the time would bring there; the rest is up to you",
-}
 
 
 def advise(timeline: Timeline, *, step: int | None = None) -> list[Prediction]:
@@ -225,18 +200,3 @@ def _reduced_bytes(timeline: Timeline, at: int | None) -> int:
     spans = timeline.for_rank(timeline.ranks()[0])
     infos = [span.info for span in spans if span.info and (at is None or span.step == at)]
     return sum(info.nbytes for info in infos if info.op == "all_reduce")
-
-
-def advice_text(found: list[Prediction], *, width: int) -> list[str]:
-    """Write the advice: what to change, what it would bring, and how; and what to ask next."""
-    if not found:
-        return ["nothing that was tried would make the step shorter by half a percent"]
-    unit, unit_ns = figure_unit(found[0].measured.wall_ns)
-    lines = [f"the step takes {figure(found[0].measured.wall_ns, unit_ns)} {unit}; it would take"]
-    for number, one in enumerate(found, 1):
-        change = one.changes[0]
-        kind, _, value = change.text.partition("=")
-        how = _HOW[kind.split(" ")[0]].replace("NAME", value)
-        head = f"{number}. {figure(one.predicted.wall_ns, unit_ns)} {unit} ({-one.gain_share:+.1%})  {change.text}: "
-        lines += textwrap.wrap(head + f"{change.what}; {how}", width, subsequent_indent="   ")
-    return lines

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ...errors import UsageError
-from ..columnar import NONE, SpanColumns
+from ..columnar import NONE, SpanColumns, SpanList
 from ..span import Span
 from ..spans import Timeline
 from .graph import Graph, Node
@@ -61,12 +61,9 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
 
 def _timeline(spans: list[Span], moved: list[_Moved], timeline: Timeline) -> Timeline:
     columns = SpanColumns.of(spans)
-    whole = columns.whole.copy()
-    whole[:4] = np.array(moved, np.int64).reshape(-1, 4).T
-    return Timeline.of_columns(
-        replace(columns, whole=whole), world_size=timeline.world_size, clock=timeline.clock, dropped=timeline.dropped,
-        meta=timeline.meta,
-    )  # fmt: skip
+    start_ns, end_ns, issued_ns, met_ns = np.array(moved, np.int64).reshape(-1, 4).T
+    columns = replace(columns, start_ns=start_ns, end_ns=end_ns, issued_ns=issued_ns, met_ns=met_ns)
+    return replace(timeline, spans=SpanList(columns.take(columns.order())))
 
 
 def _moved(span: Span, start_ns: float, end_ns: float) -> _Moved:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
-from ..span import Span
 from .graph import Graph, Node, release, waited_for_room
 from .machine import Machine
 from .transfers import streams_of, take_turns
@@ -142,10 +141,10 @@ class _Inputs:
         input of the first operation, of those with its name, as the operation is behind that.
         """
         computes = self._computes.get((rank, step[0].spans[0].step), [])
-        called_ns = _called_ns(step[place].spans[0])
-        before = [node for node in computes if _called_ns(node.spans[0]) <= called_ns]
-        last_ns = max((_called_ns(node.spans[0]) for node in before), default=0)
-        at_once = [node for node in before if _called_ns(node.spans[0]) == last_ns]
+        called_ns = step[place].spans[0].called_ns
+        before = [node for node in computes if node.spans[0].called_ns <= called_ns]
+        last_ns = max((node.spans[0].called_ns for node in before), default=0)
+        at_once = [node for node in before if node.spans[0].called_ns == last_ns]
         if len(at_once) == 1:
             return at_once
         first = next((each for each, _ in step[0].after if each.kind == "compute"), None)
@@ -154,12 +153,6 @@ class _Inputs:
         alike = [node for node in computes if node.spans[0].name == first.spans[0].name]
         at = alike.index(first) + place * (len(alike) - alike.index(first)) // len(step)
         return [alike[at]]
-
-
-def _called_ns(span: Span) -> int:
-    if span.info is not None:
-        return span.info.issued_ns
-    return span.start_ns if span.issued_ns is None else span.issued_ns
 
 
 def _bound(graph: Graph, streams: Mapping[Any, tuple[Sequence[Node], int | None]]) -> None:

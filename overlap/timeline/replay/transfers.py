@@ -88,7 +88,7 @@ def _priority(node: Node) -> int:
 
 def _window_ns(node: Node) -> tuple[int, int]:
     """When the bytes of a transfer began to move, and when all had."""
-    return max(s.info.met_ns if s.info else s.start_ns for s in node.spans), max(span.end_ns for span in node.spans)
+    return max(span.moved_ns for span in node.spans), max(span.end_ns for span in node.spans)
 
 
 def _measure(nodes: Sequence[Node]) -> None:

@@ -57,13 +57,13 @@ def _why(track: Track, info: CollectiveInfo) -> str:
 
 
 def _whom(track: Track, span: Span, info: CollectiveInfo) -> str:
-    last, reason = track.last_to(span), track.reason_of(span)
+    last, reason = track.last_to(span), track.cause_of(span)
     if not info.last_rank_wait_ns:
         return ""
     if reason is not None and reason.doing in ("compute", "program"):
         did = f"compute '{reason.name}'" if reason.doing == "compute" else "its program"
         return f" for rank {reason.rank} ({did}{f' at {reason.call_site}' if reason.call_site else ''})"
-    return "" if last is None or last.rank == span.rank else f" for rank {last.rank}"
+    return "" if last is None or last == span.rank else f" for rank {last}"
 
 
 def _speed(info: CollectiveInfo) -> str:

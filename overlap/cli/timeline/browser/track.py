@@ -11,9 +11,9 @@ from ....errors import UsageError
 from ....timeline.draw.lanes import ascii_lanes, block_lanes, stream_lane
 from ....timeline.draw.theme import Piece
 from ....timeline.measure.intervals import Interval, merge
-from ....timeline.measure.meetings import Last, key_of, last_ranks
+from ....timeline.measure.meetings import last_rows
 from ....timeline.measure.metrics import coverage
-from ....timeline.measure.reasons import Reason, Reasons, reasons
+from ....timeline.measure.reasons import Cause, Reasons, reasons
 from ....timeline.measure.verdict import Verdict, judge
 from ....timeline.replay.machine import Machine
 from ....timeline.span import Kind, Span
@@ -104,11 +104,6 @@ class Track:
     # -- why ---------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def reasons(self) -> list[Reason]:
-        """Why communication was exposed, on all ranks."""
-        return list(self._reasons)
-
-    @cached_property
     def _reasons(self) -> Reasons:
         return reasons(self.timeline, list(self._covers.values()))
 
@@ -118,8 +113,12 @@ class Track:
         return judge([cover.breakdown() for cover in self._covers.values()], self._reasons.causes(), step=None)
 
     @cached_property
-    def _last(self) -> dict[tuple[object, ...], Last]:
-        return last_ranks(self.timeline.spans)
+    def _last(self) -> dict[int, int]:
+        """The last rank of each operation, by the identity of a span."""
+        rows = last_rows(self.timeline.columns)
+        ranks = self.timeline.columns.rank[rows].tolist()
+        known = zip(self.timeline.spans, rows.tolist(), ranks, strict=True)
+        return {id(span): rank for span, row, rank in known if row >= 0}
 
     @cached_property
     def machine(self) -> Machine | None:
@@ -129,20 +128,14 @@ class Track:
         except UsageError:
             return None
 
-    def last_to(self, span: Span) -> Last | None:
-        """Return who came last to an operation."""
-        key = key_of(span)
-        return None if key is None else self._last.get(key)
+    def last_to(self, span: Span) -> int | None:
+        """Return the rank that came last to an operation."""
+        return self._last.get(id(span))
 
-    def reason_of(self, span: Span) -> Reason | None:
-        """Return whom an operation waited for longest while nothing was computed, and what that rank did."""
-        waits: dict[tuple[object, ...], tuple[int, Reason]] = {}
-        for one in self.reasons:
-            shared_ns = min(one.end_ns, span.end_ns) - max(one.start_ns, span.start_ns)
-            if one.victim == span.rank and one.rank is not None and shared_ns > 0:
-                key = one.rank, one.doing, one.name
-                waits[key] = waits.get(key, (0, one))[0] + shared_ns, one
-        return max(waits.values(), key=lambda each: each[0])[1] if waits else None
+    def cause_of(self, span: Span) -> Cause | None:
+        """Return why an operation waited for a rank while nothing was computed, for the longest part of that time."""
+        found = self._reasons.within((span.start_ns, span.end_ns), span.rank)
+        return next((cause for cause in found if cause.rank is not None), None)
 
     def exposed(self, span: Span) -> tuple[int, int]:
         """Return how long an operation had nothing computed beside it: waiting for a rank, and moving bytes."""

@@ -1,0 +1,178 @@
+"""Tables that the command prints of a timeline: operations, stragglers, the critical path, two runs, predictions."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from ...timeline.draw.axis import figure, figure_unit
+from ...timeline.draw.columns import columns
+from ...timeline.measure.critical_path import Link
+from ...timeline.measure.operations import Operations
+from ...timeline.measure.stragglers import Straggler
+from ...timeline.measure.verdict import Verdict
+from ...timeline.replay.prediction import Prediction
+from ...units import format_bytes
+
+
+def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
+    """Write them: calls and exposed time for each of `ranks` ranks, the others for each call."""
+    if not rows:
+        return ["there was no communication"]
+    unit, unit_ns = figure_unit(max(max(row.exposed_ns // ranks, row.transfer_ns // row.count) for row in rows))
+    times = (f"exposed/{unit}", "wait", "transfer")
+    heads = ("operation", "called at", *times, "calls", "size", "busGB/s", "queued", "algorithm")
+    figures = [
+        (
+            row.op,
+            row.call_site,
+            figure(row.exposed_ns / ranks, unit_ns),
+            figure(row.waiting_ns / row.count, unit_ns),
+            figure(row.transfer_ns / row.count, unit_ns),
+            f"{row.count / ranks:.4g}",
+            format_bytes(row.nbytes // row.count),
+            f"{row.busbw_bytes_per_s / 1e9:.3g}",
+            figure(row.queued_ns / row.count, unit_ns),
+            row.algorithm,
+        )
+        for row in rows
+    ]
+    return columns(heads, figures, width=width, words=[0, 1])
+
+
+def stragglers_table(rows: Sequence[Straggler], *, width: int, rows_at_most: int = 10) -> list[str]:
+    """Return the table of the worst ranks; the others are counted."""
+    unit, unit_ns = figure_unit(max((max(row.exposed_ns, row.slow_ns) for row in rows), default=0))
+    figures = [
+        (
+            str(row.arrivals.rank),
+            f"{row.arrivals.last} of {row.arrivals.collectives}",
+            figure(row.exposed_ns, unit_ns),
+            figure(row.slow_ns, unit_ns),
+            row.doing,
+        )
+        for row in rows[:rows_at_most]
+        if 20 * max(row.exposed_ns, row.slow_ns) >= unit_ns
+    ]
+    if not figures:
+        return ["nobody was waited for, and nobody was slow"]
+    heads = ("rank", "came last", f"waited for/{unit}", f"slow/{unit}", "it was at")
+    rest = len(rows) - len(figures)
+    lines = columns(heads, figures, width=width, words=[4])
+    return lines + ([f"and {rest} others, for whom ranks waited less, or not at all"] if rest > 0 else [])
+
+
+def critical_path_table(path: Sequence[Link], *, width: int, rows_at_most: int = 12) -> list[str]:
+    """Write what the path is made of, the longest first."""
+    found: dict[tuple[int, str], tuple[int, int]] = {}
+    for link in path:
+        ns, times = found.get((link.rank, str(link)), (0, 0))
+        found[link.rank, str(link)] = ns + link.duration_ns, times + 1
+    total_ns = sum(link.duration_ns for link in path)
+    unit, unit_ns = figure_unit(total_ns)
+    ordered = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+    figures = [
+        (what, str(rank), figure(ns, unit_ns), f"{ns / max(total_ns, 1):.0%}", str(times))
+        for (rank, what), (ns, times) in ordered[:rows_at_most]
+    ]
+    lines = columns(("on the critical path", "rank", unit, "share", "times"), figures, width=width, words=[0])
+    rest_ns = sum(ns for _, (ns, _) in ordered[rows_at_most:])
+    return lines + ([f"and {len(ordered) - rows_at_most} more, {figure(rest_ns, unit_ns)} {unit}"] if rest_ns else [])
+
+
+_ROWS = (
+    ("compute", "compute_ns"),
+    ("exposed", "exposed_ns"),
+    ("  waiting for ranks", "waiting_ns"),
+    ("  on the wire", "wire_ns"),
+    ("idle", "idle_ns"),
+    ("bytes moved for", "transfer_ns"),
+)
+
+
+def comparison_table(one: Verdict, other: Verdict, *, width: int) -> list[str]:
+    """Write the step and the means of the ranks of both, and by how much the first differs from the second."""
+    unit, unit_ns = figure_unit(max(one.wall_ns, other.wall_ns))
+    pairs = [("step", float(one.wall_ns), float(other.wall_ns))]
+    pairs += [(text, _mean(one, name), _mean(other, name)) for text, name in _ROWS]
+    rows = [
+        (
+            text,
+            figure(first, unit_ns),
+            figure(second, unit_ns),
+            _signed(first - second, unit_ns),
+            _percent(first, second),
+        )
+        for text, first, second in pairs
+    ]
+    return columns((f"mean of a rank/{unit}", "this", "against", "difference", ""), rows, width=width, words=[0])
+
+
+def compared(one: Verdict, other: Verdict) -> str:
+    """Say in one sentence how a run compares with another."""
+    difference_ns = one.wall_ns - other.wall_ns
+    unit, unit_ns = figure_unit(max(one.wall_ns, other.wall_ns))
+    if not difference_ns:
+        return f"both take {figure(one.wall_ns, unit_ns)} {unit}"
+    parts = {
+        text.strip(): _mean(one, name) - _mean(other, name) for text, name in _ROWS if text[0] == " " or text in _ALONE
+    }
+    most = max(parts, key=lambda text: parts[text] if difference_ns > 0 else -parts[text])
+    return (
+        f"{_signed(difference_ns, unit_ns)} {unit} ({_percent(one.wall_ns, other.wall_ns)}) against "
+        f"{figure(other.wall_ns, unit_ns)} {unit}, mostly {most}: {_signed(parts[most], unit_ns)} {unit}"
+    )
+
+
+_ALONE = ("compute", "idle")
+
+
+def _mean(verdict: Verdict, name: str) -> float:
+    return float(getattr(verdict, name)) / max(verdict.ranks, 1)
+
+
+def _signed(ns: float, unit_ns: int) -> str:
+    return f"{'-' if ns < 0 else '+'}{figure(abs(ns), unit_ns)}"
+
+
+def _percent(first: float, second: float) -> str:
+    return f"{100 * (first - second) / second:+.1f}%" if second else "n/a"
+
+
+def prediction_table(one: Prediction, *, width: int) -> list[str]:
+    """Write the step and the means of the ranks, as measured, replayed and predicted."""
+    unit, unit_ns = figure_unit(one.measured.wall_ns)
+    verdicts = (one.measured, one.replayed, one.predicted)
+    rows = [("step", *(figure(verdict.wall_ns, unit_ns) for verdict in verdicts))]
+    for text, name in (("compute", "compute_ns"), ("waiting for ranks", "waiting_ns"), ("on the wire", "wire_ns")):
+        rows.append((text, *(figure(getattr(v, name) / max(v.ranks, 1), unit_ns) for v in verdicts)))
+    heads = (f"mean of a rank/{unit}", "measured", "replayed", "predicted")
+    return columns(heads, rows, width=width, words=[0])
+
+
+_HOW = {
+    "stragglers": "share the work of the late rank out, or move it off the step",
+    "awaits": "issue first and await at the end of the step: keep the futures in a list",
+    "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",
+    "order": "order='forward', or a priority= that is lower for what forward needs first",
+    "algorithm": "overlap run --algorithm NAME, or run(..., algorithm='NAME')",
+    "streams": "stream=rank.stream(...), another name for each line that issues operations",
+    "window": "rank.stream(name, window=NAME), or DataParallel(..., in_flight=NAME)",
+    "bytes": "hook=hooks.bfloat16(), or another hook that sends less",
+    "compute": "what half the time would bring there; the rest is up to you",
+}
+
+
+def advice_text(found: list[Prediction], *, width: int) -> list[str]:
+    """Write the advice: what to change, what it would bring, and how; and what to ask next."""
+    if not found:
+        return ["nothing that was tried would make the step shorter by half a percent"]
+    unit, unit_ns = figure_unit(found[0].measured.wall_ns)
+    lines = [f"the step takes {figure(found[0].measured.wall_ns, unit_ns)} {unit}; it would take"]
+    for number, one in enumerate(found, 1):
+        change = one.changes[0]
+        kind, _, value = change.text.partition("=")
+        how = _HOW[kind.split(" ")[0]].replace("NAME", value)
+        head = f"{number}. {figure(one.predicted.wall_ns, unit_ns)} {unit} ({-one.gain_share:+.1%})  {change.text}: "
+        lines += textwrap.wrap(head + f"{change.what}; {how}", width, subsequent_indent="   ")
+    return lines
