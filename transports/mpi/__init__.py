@@ -2,7 +2,6 @@
 
 # The map of this room, from the bottom up; `transports.matching` has the meaning of headers:
 #
-#   header     headers that processes send each other ahead of bytes: pure
 #   bootstrap  the MPI library, and an all-gather of a few bytes before any transport is open
 #   wire       the calls of MPI: headers into a ring, pieces from array to array
 #   mpi_link   the link to another process: its engine's messages as headers, large messages in pieces; never waits

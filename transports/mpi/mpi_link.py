@@ -9,8 +9,7 @@ from transports.bounce import BounceBuffers
 from transports.failures import LinkLostError
 from transports.link import Link
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
-from transports.mpi.header import HEADER_BYTES, Header, HeaderError, HeaderKind, header_of, read
-from transports.mpi.wire import CHUNK_BYTES, EAGER_BYTES, SLOTS, Wire
+from transports.mpi.wire import BYE, CHUNK_BYTES, EAGER_BYTES, HEADERS, SLOTS, Wire
 
 #: What one process may have sent eagerly to another, and that has not been consumed, at most.
 CREDIT_BYTES = 16 << 20
@@ -19,7 +18,7 @@ CREDIT_BYTES = 16 << 20
 TOTAL_CREDIT_BYTES = 256 << 20
 
 #: What an eager message costs beside its payload: its header here and its place in the receiver's memory.
-OVERHEAD_BYTES = HEADER_BYTES + 208
+OVERHEAD_BYTES = HEADERS.head_bytes + 200
 
 #: Pieces under way at once, to one process or of one receive: enough to keep the wire full while a finished one is
 #: noticed, few enough for a more urgent message to get its turn soon.
@@ -119,7 +118,7 @@ class MpiLink(Link):
             return
         self.said_bye = True
         try:
-            self._wire.tell(self.member, Header(HeaderKind.BYE).pack())
+            self._wire.tell(self.member, HEADERS.pack(BYE))
         except LinkLostError as error:
             self._failed(error)
 
@@ -129,10 +128,10 @@ class MpiLink(Link):
                 self._say(*message)
 
     def _say(self, kind: MessageKind, fields: tuple[int, ...], payload: memoryview | None) -> None:
-        slot = self._prepare(fields[0]) if kind == MessageKind.ACCEPT else 0
-        nbytes = 0 if payload is None else payload.nbytes
-        header = header_of(kind, fields, slot=slot, payload_bytes=nbytes)
-        self._wire.tell(self.member, header.pack(b"" if payload is None else payload))
+        if kind == MessageKind.ACCEPT:
+            fields = (*fields, self._prepare(fields[0]))
+        header = HEADERS.pack(kind, *fields)
+        self._wire.tell(self.member, header if payload is None else b"".join((header, payload)))
 
     def _send_chunks(self) -> None:
         while self._flying < WINDOW and (chunk := self.engine.outgoing.next_chunk()) is not None:
@@ -157,31 +156,30 @@ class MpiLink(Link):
         if self.engine.gone is not None:
             return
         try:
-            header, payload = read(message)
-            self._act(header, payload)
+            self._act(*HEADERS.unpack(message))
         except ProtocolError as error:
             self.lost = True
             self._take_back_all()
             self.engine.end(f"{self.name} does not keep to the protocol: {error}")
         self.settle()
 
-    def _act(self, header: Header, payload: memoryview) -> None:
-        if header.kind is HeaderKind.EAGER:
-            self.engine.incoming.eager(header.fields, payload)
-        elif header.kind is HeaderKind.BYE:
+    def _act(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
+        if kind == MessageKind.EAGER:
+            self.engine.incoming.eager(fields, payload)
+        elif kind == BYE:
             self.engine.end(f"{self.name} has left", keep_arrived=True, keep_moving=True)
         else:
-            if header.kind is HeaderKind.ACCEPT:
-                self._note_slot(header)
-            elif header.kind is HeaderKind.ABANDON:
-                self._take_back(header.number)
-            self.engine.hear(header.kind, header.fields)
+            if kind == MessageKind.ACCEPT:
+                self._note_slot(*fields)
+            elif kind == MessageKind.ABANDON:
+                self._take_back(*fields)
+            self.engine.hear(kind, fields[:1] if kind == MessageKind.ACCEPT else fields)
 
-    def _note_slot(self, header: Header) -> None:
-        if header.slot >= SLOTS:
-            raise HeaderError(f"ACCEPT names slot {header.slot} of {SLOTS}")
-        if header.number in self.engine.outgoing.sends:
-            self._their_slots.setdefault(header.number, header.slot)
+    def _note_slot(self, number: int, slot: int) -> None:
+        if slot >= SLOTS:
+            raise ProtocolError(f"ACCEPT names slot {slot} of {SLOTS}")
+        if number in self.engine.outgoing.sends:
+            self._their_slots.setdefault(number, slot)
 
     def _prepare(self, number: int) -> int:
         """Post receives for the pieces of a message that is about to be accepted; return their slot."""

@@ -12,14 +12,20 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from transports.failures import LinkLostError
+from transports.matching import MessageKind
 from transports.mpi.bootstrap import mpi
-from transports.mpi.header import HEADER_BYTES
+from transports.packets import Packets
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 #: Longest message that travels inside its header: up to here two copies cost less than asking first.
 EAGER_BYTES = 16 << 10
+
+#: The kind of the last header of a process.
+BYE = 64
+#: Headers: an ACCEPT has one more field here, the receiver's slot for the bytes. The magic names the version.
+HEADERS = Packets({MessageKind.ACCEPT: 2, BYE: 0}, magic=b"oMP3")
 
 #: Length of a piece of a large message. Over shared memory MPICH copies a piece in one go, in which the event loop
 #: stands still: 4 MiB take half a millisecond, and smaller pieces cost bandwidth.
@@ -102,7 +108,7 @@ class MpiWire(Wire):
         self._status = self._mpi.Status()
         self._pending: list[MPI.Request] = []
         self._dones: list[Callable[[], None] | None] = []
-        self._buffers = [memoryview(bytearray(HEADER_BYTES + EAGER_BYTES)) for _ in range(_RING)]
+        self._buffers = [memoryview(bytearray(HEADERS.head_bytes + EAGER_BYTES)) for _ in range(_RING)]
         self._ring = [comm.Recv_init([room, self._byte], self._mpi.ANY_SOURCE, _HEADER_TAG) for room in self._buffers]
         self._next = 0
         self._polling = False

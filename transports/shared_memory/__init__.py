@@ -5,7 +5,7 @@
 #   transport    SharedMemory itself, and its factory
 #   joining      the processes of this host: handshake, passing of memory, and a trial of reading it
 #   memory_link  the link to another process: packets that name a message, and reading it where it lies
-#   packets      the form of these packets, and slots for processes that may not read each other's memory
+#   slots        memory for long messages between processes that may not read each other's memory
 #   board        the rows in which the ranks of a group post their progress
 #   waiting      looking for a moment, sleeping, and ringing sleepers
 #   segment      memory that several processes map, and the pieces of it that are lent

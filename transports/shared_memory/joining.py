@@ -22,9 +22,9 @@ from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError, Hello
 from transports.meeting import Door, Meeting, Place
 from transports.shared_memory.memory_link import Peer
-from transports.shared_memory.packets import SLOT_BYTES, SLOTS
 from transports.shared_memory.peer_memory import address_of, allow, read
 from transports.shared_memory.segment import Segment
+from transports.shared_memory.slots import SLOT_BYTES, SLOTS
 
 _HANDSHAKE_S = 10.0
 _CARD = struct.Struct("=QQ32s")  # size of the segment; where a nonce lies, and the nonce

@@ -1,4 +1,4 @@
-"""The link to another process of this host: packets say what is to be read, and this side reads it where it lies."""
+"""The link to another process of this host: packets name a message, and its receiver reads it where it lies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from heapq import heappop, heappush
 
 import trio
@@ -15,9 +16,27 @@ import trio
 from transports.bounce import BounceBuffers
 from transports.link import Link
 from transports.matching import Lane, Limits, MessageKind, ProtocolError
-from transports.shared_memory.packets import EAGER_BYTES, PACKET_BYTES, SLOT_BYTES, Kind, Slots, pack, unpack
+from transports.packets import Packets
 from transports.shared_memory.peer_memory import address_of, read
 from transports.shared_memory.segment import Segment
+from transports.shared_memory.slots import SLOT_BYTES, Slots
+
+#: Messages up to this length travel in a packet. Longer ones are read where they lie, which takes a packet back.
+EAGER_BYTES = 16 << 10
+
+
+class Kind(IntEnum):
+    """The kinds of packets besides those of `MessageKind`. An `OFFER` has two more fields here: the address of the
+    message in its sender's memory, and its urgency. A `CHUNK` lies in a slot: number, offset, nbytes, slot."""
+
+    BYE = 64  #: nothing more will come
+    FREED = 65  #: slot: its chunk has been copied
+    TOLD = 66  #: three integers for boards, see `MemoryLink.hear_told`
+
+
+_PACKETS = Packets({MessageKind.OFFER: 7, MessageKind.CHUNK: 4, Kind.BYE: 0, Kind.FREED: 1, Kind.TOLD: 3})
+pack, unpack = _PACKETS.pack, _PACKETS.unpack
+_PACKET_BYTES = _PACKETS.head_bytes + EAGER_BYTES
 
 # Saying goodbye waits so long for the next sign of progress; the same as over sockets.
 _PATIENCE_S = 2.0
@@ -88,7 +107,7 @@ class MemoryLink(Link):
         self._blocked = trio.Event()
         self._changed = trio.Event()
         self._count = 0
-        self._packet = memoryview(bytearray(PACKET_BYTES + 1))
+        self._packet = memoryview(bytearray(_PACKET_BYTES + 1))
 
     # -- what leaves --------------------------------------------------------------------------------------------------
 

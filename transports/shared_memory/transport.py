@@ -20,9 +20,9 @@ from transports.patience import usable
 from transports.shared_memory.board import Boards
 from transports.shared_memory.joining import Joining
 from transports.shared_memory.memory_link import MemoryLink
-from transports.shared_memory.packets import SLOT_BYTES, SLOTS
 from transports.shared_memory.peer_memory import WORDS, Word
 from transports.shared_memory.segment import Heap
+from transports.shared_memory.slots import SLOT_BYTES, SLOTS
 from transports.shared_memory.waiting import NAPS, Waiting, looking, sleepers
 
 # The end of a segment, where a process says whether it sleeps.
@@ -33,14 +33,14 @@ _WORD_AT = 64  # in it lies what threads sleep on, beside what says whether some
 class SharedMemory(MatchedTransport):
     """Joins the ranks of this process to those of other processes of this host, through memory.
 
-    Messages of up to `packets.EAGER_BYTES` travel in packets of a Unix socket, and wait at the receiver if it is late
-    (up to `Limits.budget_bytes` for each pair of processes). Of longer ones the sender says where they lie, and the
-    receiver reads them there, in one copy, once it wants them; where the system does not allow that, they go through
-    slots of memory that both map. A send of these returns when all has been taken. Memory has no names and cannot
-    outlive the processes that use it; a process that dies is noticed by the end of its socket.
+    Messages of up to `memory_link.EAGER_BYTES` travel in packets of a Unix socket, and wait at the receiver if it is
+    late (up to `Limits.budget_bytes` for each pair of processes). The sender of a longer one names its address, and the
+    receiver reads it there in one copy, once it wants the message; where the system does not allow that, the message
+    goes through slots of memory that both map. A send of it returns when the receiver has taken all of it. Memory has
+    no name and cannot outlive the processes that use it; the death of a process is noticed by the end of its socket.
 
-    Processes are on one host if they reach each other's Unix sockets, and belong to one user. `peers` are those of all
-    others before it is open, and of those that were found on this host from then on; whoever wants all of them says so.
+    Processes are on one host if they reach each other's Unix sockets, and belong to one user. `peers` are the ranks of
+    all other processes before it is open, and afterwards of the processes that were found on this host.
 
     Args:
         member: Index of this process.

@@ -13,12 +13,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from transports import ArgumentError, LinkLostError, Statistics, TransportClosedError
 from transports.bounce import BounceBuffers
-from transports.matching import Limits, Receive, Send
+from transports.matching import Limits, MessageKind, Receive, Send
 from transports.mpi import Mpi
-from transports.mpi.header import HEADER_BYTES, Header, HeaderKind
 from transports.mpi.mpi_link import CREDIT_BYTES, WINDOW, MpiLink
 from transports.mpi.polling import LONGEST_PAUSE_S, PAUSE_PART, PAUSE_PART_MOVING, pause_s
-from transports.mpi.wire import EAGER_BYTES, SLOTS
+from transports.mpi.wire import EAGER_BYTES, HEADERS, SLOTS
 
 from .loop import Fabric, LoopMpi
 
@@ -150,17 +149,17 @@ def test_closing_fails_what_waits() -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (b"?" * HEADER_BYTES, "a header starts with"),
+        (b"?" * HEADERS.head_bytes, "a packet begins with b'????', which no member of this version sends"),
         (
-            Header(HeaderKind.OFFER, src=0, dst=1).pack(),
+            HEADERS.pack(MessageKind.OFFER, 0, 0, 1, 0, 0),
             "a message from rank 0 to rank 1, who do not live there and here",
         ),
         (
-            Header(HeaderKind.EAGER, src=1, dst=5).pack(),
+            HEADERS.pack(MessageKind.EAGER, 0, 1, 5, 0),
             "a message from rank 1 to rank 5, who do not live there and here",
         ),
-        (Header(HeaderKind.ACCEPT, slot=SLOTS).pack(), f"ACCEPT names slot {SLOTS} of {SLOTS}"),
-        (Header(HeaderKind.WITHDRAWN, number=4).pack(), "an answer to offer 4, which is not waiting for one"),
+        (HEADERS.pack(MessageKind.ACCEPT, 0, SLOTS), f"ACCEPT names slot {SLOTS} of {SLOTS}"),
+        (HEADERS.pack(MessageKind.WITHDRAWN, 4), "an answer to offer 4, which is not waiting for one"),
     ],
     ids=["noise", "offer from a stranger", "eager for a stranger", "slot", "withdrawn"],
 )

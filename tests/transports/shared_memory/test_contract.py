@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transports import Faulty, LinkSpeed, Paced, Recording, Transport
-from transports.shared_memory.packets import EAGER_BYTES
+from transports.shared_memory.memory_link import EAGER_BYTES
 from transports.testing import CHECKS, MakePair
 
 from ..promises import assert_kept
