@@ -14,7 +14,7 @@ from typing import TextIO
 from rich.text import Text
 
 from ..live.screen import Line, brief, lines, title
-from ..live.worlds import Looks, World
+from ..live.worlds import Sampler, World
 from .console import Console
 
 _PANEL_LINES = 12
@@ -36,7 +36,7 @@ class Show:
         ascii: Without block characters, wherever it is drawn.
     """
 
-    def __init__(self, world: World, looks: Looks, *, ascii: bool) -> None:
+    def __init__(self, world: World, looks: Sampler, *, ascii: bool) -> None:
         self.looks, self._world, self._ascii = looks, world, ascii
 
     @property

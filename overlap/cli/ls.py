@@ -65,11 +65,11 @@ def _elsewhere(named: str, secret_file: str | None) -> _Told:
             job=world.job,
             script=world.script,
             ranks=world.size,
-            processes=int(next(iter(seen)).start["processes"]),
+            processes=next(iter(seen)).processes,
             here=len(seen),
-            step=min((glance.step for each in seen for glance in each.ranks if glance.step >= 0), default=None),
+            step=min((table.last_step for each in seen for table in each.ranks if table.last_step >= 0), default=None),
             age_s=int(world.age_s),
-            pids=[f"{each.start['host']}:{each.start['pid']}" for each in seen],
+            pids=[f"{each.host}:{each.pid}" for each in seen],
         )
     finally:
         world.close()
@@ -88,7 +88,7 @@ class _Told:
 
 
 def _told(world: RunningWorld) -> _Told:
-    steps = [glance.step for each in world.processes for glance in each.ranks() if glance.step >= 0]
+    steps = [table.last_step for each in world.processes for table in each.ranks() if table.last_step >= 0]
     return _Told(
         job=world.job,
         script=world.script,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from time import sleep
 
 from ..errors import UsageError
-from ..live.worlds import Looks, RunningWorld, chosen, of_descendants
+from ..live.worlds import RunningWorld, Sampler, chosen, of_descendants
 from ..notice import notify
 from ..processes.watching import WorldOverError
 from .livescreen import Panel, Paper, Show, full_screen, is_terminal
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
     world = chosen(args.job) if endpoint is None else watched(endpoint, args.secret_file)
     drawn = is_terminal(sys.stdout)
     try:
-        looks = Looks(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
+        looks = Sampler(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
         if args.once:
             Show(world, looks, ascii=args.ascii).once(sys.stdout)
         elif drawn:
@@ -97,7 +97,7 @@ def _below(args: argparse.Namespace) -> int:
 
 def _draw_below(world: RunningWorld, args: argparse.Namespace, goes_on: Callable[[], bool]) -> None:
     drawn = is_terminal(sys.stderr)
-    looks = Looks(world, every_s=args.every or (EVERY_S if drawn else ON_PAPER_S))
+    looks = Sampler(world, every_s=args.every or (EVERY_S if drawn else ON_PAPER_S))
     show = Show(world, looks, ascii=args.ascii)
     surface = Panel(show, sys.stderr) if drawn else Paper(show, sys.stderr)
     try:

@@ -7,16 +7,16 @@ and that beats whatever others only noticed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
+from ..runtime.blame.standing import Stall, Standing, find_stall
 from ..timeline.ranklist import listed
 from .folder import ENDING, default_folder
 from .reading import Flight, Operation, RankRecord, read_flight
-from .waiting import absent, odd_ones, oldest
 
 MOST_ROWS = 64  # of the table, unless all are asked for
 _MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
@@ -106,7 +106,7 @@ def _last_sign(record: RankRecord) -> str:
         return f"rank {record.rank} had issued nothing yet"
     last = max(record.operations, key=lambda op: op.ended_ns or 0)
     state = "had finished its program" if record.left else f"was in its program{_in_step(record.step)}"
-    return f"rank {record.rank} {state}, after {_label(last)} ({last.site})"
+    return f"rank {record.rank} {state}, after {_label(last)} ({last.words.site})"
 
 
 def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
@@ -122,7 +122,7 @@ def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
         return []
     who = sorted({other for other, _ in waiting})
     first = min((op for _, op in waiting), key=lambda op: op.issued_ns)
-    return [f"rank{'s' * (len(who) > 1)} {listed(who)} waited for it in {_label(first)} ({first.site})"]
+    return [f"rank{'s' * (len(who) > 1)} {listed(who)} waited for it in {_label(first)} ({first.words.site})"]
 
 
 def _culprit(world: World) -> tuple[str, int | None]:
@@ -148,8 +148,8 @@ def _vanished(world: World) -> tuple[str, int | None] | None:
         more = ", ..." if len(silent) > _MOST_SIGNS else ""
         who = f"{len(silent)} processes ({pids}{more})"
         told = f"{who} ended together without a word: by their launcher, the machine or the scheduler"
-        odd, circle = odd_ones(world.ranks)
-        return told, None if circle or len(odd) != 1 else odd[0]
+        stall = stall_of(world.ranks)
+        return told, stall.odd[0] if stall is not None and not stall.hopeless and len(stall.odd) == 1 else None
     flight = min(silent, key=lambda flight: max((record.last_ns for record in flight.ranks), default=0))
     rank = _busiest(world, flight)
     return f"{_process(flight)} ended without a word: killed, or by os._exit", rank
@@ -157,7 +157,8 @@ def _vanished(world: World) -> tuple[str, int | None] | None:
 
 def _busiest(world: World, flight: Flight) -> int:
     """Of the ranks of a process, that for which the others wait, else the first that had not finished."""
-    odd, _ = odd_ones(world.ranks)
+    stall = stall_of(world.ranks)
+    odd = (stall.circle or stall.odd) if stall is not None else []
     own = [record.rank for record in flight.ranks]
     waited = [rank for rank in odd if rank in own]
     return next(iter([*waited, *(record.rank for record in flight.ranks if not record.left), *own]))
@@ -172,11 +173,12 @@ def _accused(world: World) -> tuple[str, int | None] | None:
 
 
 def _odd(world: World) -> tuple[str, int | None] | None:
-    odd, circle = odd_ones(world.ranks)
-    if not odd:
+    stall = stall_of(world.ranks)
+    if stall is None:
         return None
-    if circle:
-        return f"ranks {listed(sorted(odd))} wait for each other", odd[0]
+    if stall.hopeless:
+        return f"ranks {listed(stall.circle)} wait for each other", stall.circle[0]
+    odd = stall.odd
     others = f", as for rank {listed(odd[1:])}" if len(odd) > 1 else ""
     return f"{_name(world, odd[0])}: the others wait for it{others}", odd[0]
 
@@ -219,13 +221,13 @@ def _waited(world: World, rank: int) -> str:
 
 def _awaited(operation: Operation, rank: int, world: World) -> str:
     """Say what an unfinished operation waits for; nothing is said of a compute that runs."""
-    if operation.kind == "compute":
+    if operation.words.kind == "compute":
         return "" if operation.started_ns else "the computes before it, or its arguments"
-    if not operation.what:
+    if not operation.words.what:
         return "its input, which was not there yet"
     others = [other for other in absent(operation, world.ranks) if other != rank]
     if not others:
-        return "its bytes: every rank of the group had come" if operation.members else "whoever sends"
+        return "its bytes: every rank of the group had come" if operation.words.members else "whoever sends"
     more = f" (rank {others[0]}: {_state(world.ranks.get(others[0]))})"
     return f"rank{'s' * (len(others) > 1)} {listed(others)}, which had not called it{more}"
 
@@ -248,7 +250,74 @@ def _longest(world: World) -> str:
     if not unfinished:
         return "nothing"
     since_ns, rank, operation = min(unfinished, key=lambda each: each[:2])
-    return f"longest in {_label(operation)} ({operation.site}), rank {rank} for {_lasting(world.end_ns - since_ns)}"
+    return (
+        f"longest in {_label(operation)} ({operation.words.site}), rank {rank} for {_lasting(world.end_ns - since_ns)}"
+    )
+
+
+# -- who waits for whom ------------------------------------------------------------------------------------------------
+#
+# An operation waits for the members that have not issued the operation of the same number at the same place, or have no
+# input for it yet.
+
+
+def oldest(record: RankRecord) -> Operation | None:
+    """Return what a rank has not finished for longest; a compute that runs counts before what waits for its result.
+
+    Of several computes that have begun, the last runs: it follows the others, whose end has not been noted yet.
+    """
+    running = [
+        (op.started_ns, op) for op in record.unfinished if op.words.kind == "compute" and op.started_ns is not None
+    ]
+    if running:
+        return max(running, key=lambda pair: pair[0])[1]
+    return next(iter(record.unfinished), None)
+
+
+def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
+    """Return the members that have not come to an unfinished operation, as far as the records tell; ascending.
+
+    A rank without a record is not known to have come.
+    """
+    if operation.ended_ns is not None and not operation.failed:
+        return []
+    return [rank for rank in sorted(operation.words.members) if not _has_come(ranks.get(rank), operation)]
+
+
+def _has_come(record: RankRecord | None, operation: Operation) -> bool:
+    if record is None:
+        return False
+    there = [
+        own for own in record.operations if own.words.key == operation.words.key and own.number >= operation.number
+    ]
+    same = [own for own in there if own.number == operation.number]
+    if same:  # issued, but without its input nothing can begin
+        return bool(same[0].words.what) or (same[0].ended_ns is not None and not same[0].failed)
+    return bool(there)
+
+
+def stall_of(ranks: Mapping[int, RankRecord]) -> Stall | None:
+    """Return the ranks that wait for others in the end, with the ranks that they wait for; None if no rank waits.
+
+    A rank without a record waits for nobody, as far as is known.
+    """
+    waits = {rank: _waits_for(rank, record, ranks) for rank, record in ranks.items()}
+    known = waits | {other: [] for others in waits.values() for other in others if other not in waits}
+    return find_stall({
+        rank: Standing(rank=rank, lines=(), awaits=tuple(others), busy="" if others else "elsewhere")
+        for rank, others in known.items()
+    })  # fmt: skip
+
+
+def _waits_for(rank: int, record: RankRecord, ranks: Mapping[int, RankRecord]) -> list[int]:
+    """Return whom a rank waits for in the oldest operation in which it does; nobody while it computes."""
+    first = oldest(record)
+    if first is None or first.words.kind == "compute":
+        return []
+    for operation in record.unfinished:
+        if others := [other for other in absent(operation, ranks) if other != rank]:
+            return others
+    return []
 
 
 # -- the table -----------------------------------------------------------------------------------------------------
@@ -300,16 +369,16 @@ def _state(record: RankRecord | None) -> str:
 
 
 def _doing(operation: Operation) -> str:
-    verb = "" if operation.kind != "compute" else "running " if operation.started_ns else "waiting to run "
-    return f"{verb}{_label(operation)} ({operation.site})"
+    verb = "" if operation.words.kind != "compute" else "running " if operation.started_ns else "waiting to run "
+    return f"{verb}{_label(operation)} ({operation.words.site})"
 
 
 def _label(operation: Operation) -> str:
-    if operation.kind == "compute":
-        return f"compute '{operation.name}'"
-    number = f" #{operation.number}" if operation.key else ""
-    group = f" on group '{operation.group}'" if operation.group else ""
-    return f"{operation.name}{number}{operation.towards}{group}"
+    if operation.words.kind == "compute":
+        return f"compute '{operation.words.name}'"
+    number = f" #{operation.number}" if operation.words.key else ""
+    group = f" on group '{operation.words.group}'" if operation.words.group else ""
+    return f"{operation.words.name}{number}{operation.words.towards}{group}"
 
 
 def _since(operation: Operation) -> int:

@@ -1,20 +1,23 @@
-"""Reads a flight record back, of a process that has ended or of one that runs, and refuses what is none."""
+"""Reader of flight records, of a process that runs or has ended: operations as arrays, or as objects."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from mmap import ACCESS_READ, mmap
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..timeline.ranklist import unlisted
 from .layout import (
-    CALLS,
     ENDING_AT,
     RANK,
-    RECORD,
+    RECORDS,
     RECORDS_BYTES,
     START_AT,
     TEXT_LIMIT_BYTES,
@@ -25,20 +28,52 @@ from .layout import (
     records_at,
 )
 
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class CallWords:
+    """The words that all operations of one call at one place have in common."""
+
+    name: str  # As given by the caller, or that of the operation or function
+    kind: str  # "compute", or the operation
+    key: str  # Names the place where the members meet, the same on all of them
+    members: tuple[int, ...]  # World ranks that meet; () if they are not known
+    site: str  # Where it was called
+    nbytes: int  # Of each operation; 0 if that is not known
+    what: str = ""  # The call in full; "" if its input was not there yet
+    group: str = ""  # Name of its group; "" for a compute
+    towards: str = ""  # The peer of a message, for people to read
+
+
+_FORGOTTEN = CallWords("an operation whose call is no longer kept", "", "", (), "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTable:
+    """The last operations of one rank as an array; instants are nanoseconds since 1970."""
+
+    rank: int  # World rank
+    step: int  # The step that it is or was in, or -1
+    left: bool  # Whether its program has finished
+    # (6, n), in no order: issued, number, call, step (-1: none), ended (0: not yet; negative: badly), started (0: not
+    # known).
+    operations: NDArray[np.int64]
+    cut: bool = False  # Whether operations before these are no longer known
+    lost: int = 0  # Operations that found no room
+
+    @property
+    def last_step(self) -> int:
+        """The last step that it is known to have begun, or -1."""
+        return max(self.step, int(self.operations[3].max(initial=-1)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What a rank has issued. Instants are nanoseconds since 1970."""
+    """One operation of a rank. Instants are nanoseconds since 1970."""
 
-    name: str  # As given by the caller, or that of the operation or function
-    what: str  # The call in full; "" if its input was not there yet
-    kind: str  # "compute", or what else it is
-    group: str  # Name of its group; "" for a compute
-    towards: str  # The peer of a message, for people to read
-    members: tuple[int, ...]  # World ranks that meet in it; () if they are not known
-    key: str  # What names the place where they meet, the same on all of them
-    number: int  # Its position there
-    site: str  # Where it was called
+    words: CallWords  # What is known of its call
+    number: int  # Its position where its members meet
     step: int | None  # The step in which it was issued, or None
     issued_ns: int  # When it was issued
     started_ns: int | None  # When it was begun, of a compute; None if not yet, or not known
@@ -48,17 +83,17 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """What is known of one rank."""
+    """The last operations of one rank as objects."""
 
     rank: int  # World rank
     step: int | None  # The step that it was in, or None
     left: bool  # Whether its program had finished
-    lost: int  # How many operations found no room
-    operations: tuple[Operation, ...]  # The last ones, in the order in which they were issued
+    lost: int  # Operations that found no room
+    operations: tuple[Operation, ...]  # In the order in which they were issued
 
     @property
     def unfinished(self) -> list[Operation]:
-        """Those that have not ended, oldest first; also those with whose failure the rank's program ended."""
+        """Operations that have not ended, oldest first, and those with whose failure the rank's program ended."""
         last_ns = max((operation.issued_ns for operation in self.operations), default=0)
         return [op for op in self.operations if op.ended_ns is None or (op.failed and op.ended_ns > last_ns)]
 
@@ -70,10 +105,10 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldEnd:
-    """How a world ended, as one process saw it."""
+    """The end of a world, as one process saw it."""
 
     how: str  # "failed", "stalled" or "interrupted"
-    rank: int | None  # Who is at fault, as far as is known
+    rank: int | None  # The rank at fault, as far as is known
     line: str  # The error
     here: bool  # Whether it began in that process
     at_ns: int  # When
@@ -94,8 +129,107 @@ class Flight:
     pid: int  # The process
     born: str  # When the process began, as its system counts; "" if that is not known
     started_ns: int  # When the world began
-    ranks: tuple[RankRecord, ...]  # Those of this process
-    ending: WorldEnd | None  # How the world ended; None: the process did not live to see that, or it still runs
+    script: str = ""  # The program
+    ranks: Sequence[RankRecord] = ()  # Those of this process
+    ending: WorldEnd | None = None  # None: the process did not live to see the end of the world, or it still runs
+
+
+class Record:
+    """A flight record that is open for reading: its process may go on writing it.
+
+    Attributes:
+        path: The file.
+        about: What is known of the world since its start.
+        calls: What is known of calls, by their numbers.
+        since_ns: The difference between its instants in nanoseconds since 1970 and by its `perf_counter_ns`.
+
+    Raises:
+        UsageError: Naming the file and what is wrong with it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path, self.calls = os.fspath(path), dict[int, CallWords]()
+        try:
+            with open(path, "rb") as file:
+                self._memory = mmap(file.fileno(), 0, access=ACCESS_READ)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        except ValueError:  # nothing is in it
+            raise UsageError(f"{path}: is no flight record") from None
+        try:
+            self._ranks = ranks_of(self._memory)
+        except ValueError as error:
+            self.close()
+            raise UsageError(f"{path}: {error}") from None
+        try:
+            start = json.loads(self._text(START_AT))
+            self.since_ns = int(start["unix_ns"]) - int(start["clock_ns"])
+            self.about = _flight(self.path, start)
+        except _DAMAGE as error:
+            self.close()
+            raise _damaged(path, error) from None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it says how the world ended."""
+        return bool(self._text(ENDING_AT))
+
+    def ending(self) -> WorldEnd | None:
+        """Return the end of the world, if the process has told of it."""
+        text = self._text(ENDING_AT)
+        if not text:
+            return None
+        told = json.loads(text)
+        rank = told["rank"]
+        return WorldEnd(
+            how=str(told["how"]),
+            rank=None if rank is None else int(rank),
+            line=str(told["line"]),
+            here=bool(told["here"]),
+            at_ns=int(told["clock_ns"]) + self.since_ns,
+        )
+
+    def ranks(self) -> list[RankTable]:
+        """Return the last operations of each rank, and learn the words of their calls."""
+        found = []
+        for index in range(self._ranks):
+            rank, step, left, lost = RANK.unpack_from(self._memory, rank_at(index))
+            begin = records_at(index, self._ranks)
+            table = np.frombuffer(self._memory[begin : begin + RECORDS_BYTES], np.int64).reshape(RECORDS, 6).T
+            known = self._known(table[:, table[0] > 0])
+            found.append(RankTable(rank, step, bool(left), known, len(known[0]) == RECORDS, lost))
+        return found
+
+    def _known(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return operations on the clock of all machines, with zeros for what has not happened."""
+        issued, number, call, step, ended, started = table
+        for each in set(np.unique(call).tolist()) - self.calls.keys():
+            self._learn(each)
+        at = np.abs(ended)
+        ended = np.where(at > issued, np.sign(ended) * (at + self.since_ns), 0)
+        started = np.where(started > issued, started + self.since_ns, 0)
+        return np.stack([issued + self.since_ns, number, call, step, ended, started])
+
+    def _learn(self, number: int) -> None:
+        try:
+            there, text = call_of(self._memory, number)
+            if there != number:
+                return  # it is being written, or others have taken its place
+            told = {str(name): str(value) for name, value in json.loads(text).items()}
+            self.calls[number] = CallWords(
+                told.get("name", ""), told.get("kind", ""), told.get("key", ""),
+                unlisted(told["members"]) if told.get("members") else (), told.get("site", ""),
+                int(told.get("nbytes") or 0), told.get("what", ""), told.get("group", ""), told.get("towards", ""),
+            )  # fmt: skip
+        except (ValueError, AttributeError):  # torn: the next look finds it
+            return
+
+    def _text(self, at: int) -> str:
+        return read_text(self._memory, at, TEXT_LIMIT_BYTES)
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._memory.close()
 
 
 def read_flight(path: str | os.PathLike[str]) -> Flight:
@@ -104,92 +238,54 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
     Raises:
         UsageError: Naming the file and what is wrong with it.
     """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    try:
-        ranks = ranks_of(data)
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}") from None
-    try:
-        return _flight(path, data, ranks)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise UsageError(f"{path}: is damaged: {type(error).__name__}: {error}") from None
+    with closing(Record(path)) as record:
+        try:
+            ranks = tuple(_rank(table, record.calls) for table in record.ranks())
+            return replace(record.about, ranks=ranks, ending=record.ending())
+        except _DAMAGE as error:
+            raise _damaged(path, error) from None
 
 
-def _flight(path: str | os.PathLike[str], data: bytes, ranks: int) -> Flight:
-    start = json.loads(read_text(data, START_AT, TEXT_LIMIT_BYTES))
-    since_ns = int(start["unix_ns"]) - int(start["clock_ns"])
-    calls = dict(_calls(data))
+def _damaged(path: str | os.PathLike[str], error: Exception) -> UsageError:
+    return UsageError(f"{path}: is damaged: {type(error).__name__}: {error}")
+
+
+def _flight(path: str, start: Mapping[str, object]) -> Flight:
+    def number(name: str) -> int:
+        return int(str(start[name]))
+
     return Flight(
-        path=os.fspath(path),
+        path=path,
         job=str(start["job"]),
-        attempt=int(start["attempt"]),
-        world=int(start["world"]),
-        process=int(start["process"]),
-        processes=int(start["processes"]),
-        world_size=int(start["world_size"]),
+        attempt=number("attempt"),
+        world=number("world"),
+        process=number("process"),
+        processes=number("processes"),
+        world_size=number("world_size"),
         host=str(start["host"]),
-        pid=int(start["pid"]),
+        pid=number("pid"),
         born=str(start["born"]),
-        started_ns=int(start["unix_ns"]),
-        ranks=tuple(_rank(data, rank_at(index), records_at(index, ranks), calls, since_ns) for index in range(ranks)),
-        ending=_ending(read_text(data, ENDING_AT, TEXT_LIMIT_BYTES), since_ns),
+        started_ns=number("unix_ns"),
+        script=str(start.get("script", "")),
     )
 
 
-def _ending(text: str, since_ns: int) -> WorldEnd | None:
-    if not text:
-        return None
-    told = json.loads(text)
-    rank = told["rank"]
-    return WorldEnd(
-        how=str(told["how"]),
-        rank=None if rank is None else int(rank),
-        line=str(told["line"]),
-        here=bool(told["here"]),
-        at_ns=int(told["clock_ns"]) + since_ns,
-    )
-
-
-def _calls(data: bytes) -> list[tuple[int, Mapping[str, str]]]:
-    found: list[tuple[int, Mapping[str, str]]] = []
-    for slot in range(CALLS):
-        number, text = call_of(data, slot)
-        if number > 0:
-            found.append((number, {str(name): str(value) for name, value in json.loads(text).items()}))
-    return found
-
-
-def _rank(data: bytes, at: int, begin: int, calls: Mapping[int, Mapping[str, str]], since_ns: int) -> RankRecord:
-    rank, step, left, lost = RANK.unpack_from(data, at)
-    records = RECORD.iter_unpack(data[begin : begin + RECORDS_BYTES])
-    operations = [_operation(record, calls, since_ns) for record in records if record[0] > 0]
-    operations.sort(key=lambda operation: (operation.issued_ns, operation.key, operation.number))
+def _rank(table: RankTable, calls: Mapping[int, CallWords]) -> RankRecord:
+    operations = [
+        Operation(
+            words=calls.get(call, _FORGOTTEN),
+            number=number,
+            step=_step(step),
+            issued_ns=issued,
+            started_ns=started or None,
+            ended_ns=abs(ended) or None,
+            failed=ended < 0,
+        )
+        for issued, number, call, step, ended, started in table.operations.T.tolist()
+    ]
+    operations.sort(key=lambda operation: (operation.issued_ns, operation.words.key, operation.number))
     return RankRecord(
-        rank=rank, step=_step(step), left=bool(left), lost=lost, operations=tuple(operations)
-    )  # fmt: skip
-
-
-def _operation(record: tuple[int, ...], calls: Mapping[int, Mapping[str, str]], since_ns: int) -> Operation:
-    issued, number, call, step, ended, started = record
-    told = calls.get(call, {"name": "an operation whose call is no longer kept"})
-    return Operation(
-        name=told.get("name", ""),
-        what=told.get("what", ""),
-        kind=told.get("kind", ""),
-        group=told.get("group", ""),
-        towards=told.get("towards", ""),
-        members=unlisted(told["members"]) if told.get("members") else (),
-        key=told.get("key", ""),
-        number=number,
-        site=told.get("site", ""),
-        step=_step(step),
-        issued_ns=issued + since_ns,
-        started_ns=started + since_ns if started > issued else None,
-        ended_ns=abs(ended) + since_ns if abs(ended) > issued else None,
-        failed=ended < -issued,
+        rank=table.rank, step=_step(table.step), left=table.left, lost=table.lost, operations=tuple(operations)
     )
 
 

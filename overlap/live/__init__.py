@@ -2,8 +2,7 @@
 
 # The map of this room, in the order data flows:
 #
-#   look      one look at a world after another
-#   worlds    which worlds run on this host, from the records of their processes
-#   glimpse   what a process says of its ranks to those who look on from elsewhere
-#   figures   what each rank did in the last moments: compute, communication hidden and exposed, bytes, who is late
-#   screen    that as lines of a terminal
+#   worlds    the worlds that run on this host, and snapshots of a world one after the other
+#   snapshot  the ranks of one process as bytes, for watchers elsewhere
+#   figures   the last moments of each rank: compute, communication hidden and exposed, bytes, which rank is late
+#   screen    figures as lines of a terminal

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, TypeAlias
 
-from ..flight.glance import CallWords, RankGlance
+from ..flight.reading import CallWords, RankTable
 from ..timeline.measure.intervals import Interval, Merged, intersect, length, merge, subtract
 from ..timeline.measure.metrics import Breakdown
 
@@ -73,7 +73,7 @@ class _Operation:
 
 
 def figures(
-    seen: Sequence[tuple[RankGlance, Mapping[int, CallWords]]],
+    seen: Sequence[tuple[RankTable, Mapping[int, CallWords]]],
     window: Interval,
     *,
     places: Mapping[int, Place],
@@ -85,11 +85,11 @@ def figures(
         window: From when to now, in nanoseconds since 1970.
         places: Where each rank is that is known of.
     """
-    by_rank = {glance.rank: _operations(glance, calls, window) for glance, calls in seen}
+    by_rank = {table.rank: _operations(table, calls, window) for table, calls in seen}
     came = _Came(by_rank)
     late_ns = dict.fromkeys(by_rank, 0)
     _count_lateness(by_rank, came, window, late_ns)
-    rows = [_measured(glance, by_rank[glance.rank], came, window) for glance, _ in seen]
+    rows = [_measured(table, by_rank[table.rank], came, window) for table, _ in seen]
     moved: dict[Kind, float] = {}
     seconds = (window[1] - window[0]) / 1e9
     for operations in by_rank.values():
@@ -108,12 +108,11 @@ def _kind(members: tuple[int, ...], places: Mapping[int, Place]) -> Kind:
     return "network" if None in hosts or len(hosts) > 1 else "on host"
 
 
-def _operations(glance: RankGlance, calls: Mapping[int, CallWords], window: Interval) -> list[_Operation]:
+def _operations(table: RankTable, calls: Mapping[int, CallWords], window: Interval) -> list[_Operation]:
     """Return what a rank has issued, in order of issue."""
-    table = glance.operations
     found: list[_Operation] = []
     free_ns: dict[str, int] = {}  # until when the operations before it at the same place took
-    rows = sorted(zip(*table.tolist(), strict=True))
+    rows = sorted(table.operations.T.tolist())
     for issued_ns, number, call, _, ended_ns, started_ns in rows:
         words = calls.get(call, _UNKNOWN)
         if words.kind == "compute":
@@ -122,6 +121,7 @@ def _operations(glance: RankGlance, calls: Mapping[int, CallWords], window: Inte
             begin_ns = started_ns
         else:
             begin_ns = started_ns or (issued_ns if ended_ns else max(issued_ns, free_ns.get(words.key, 0)))
+        ended_ns = abs(ended_ns)  # negative: badly
         end_ns = ended_ns or window[1]
         if ended_ns:
             free_ns[words.key] = max(free_ns.get(words.key, 0), ended_ns)
@@ -176,8 +176,8 @@ def _count_lateness(
                     late_ns[other] += waited_ns
 
 
-def _measured(glance: RankGlance, operations: Sequence[_Operation], came: _Came, window: Interval) -> RankFigures:
-    if glance.cut and operations:  # what was before is not known
+def _measured(table: RankTable, operations: Sequence[_Operation], came: _Came, window: Interval) -> RankFigures:
+    if table.cut and operations:  # what was before is not known
         window = max(window[0], min(one.end_ns for one in operations)), window[1]
     whole = merge([window])
 
@@ -192,8 +192,8 @@ def _measured(glance: RankGlance, operations: Sequence[_Operation], came: _Came,
     unfinished = [one for one in operations if not one.has_ended]
     return RankFigures(
         times=Breakdown(
-            rank=glance.rank,
-            step=None if glance.step < 0 else glance.step,
+            rank=table.rank,
+            step=None if table.last_step < 0 else table.last_step,
             wall_ns=max(window[1] - window[0], 0),
             compute_ns=length(compute),
             comm_ns=length(active),
@@ -202,15 +202,15 @@ def _measured(glance: RankGlance, operations: Sequence[_Operation], came: _Came,
             transfer_ns=length(moving),
             queued_ns=0,
         ),
-        step_ns=_step_ns(glance),
+        step_ns=_step_ns(table),
         in_flight_bytes=sum(one.words.nbytes for one in unfinished),
-        doing="" if glance.left else _doing(unfinished),
+        doing="" if table.left else _doing(unfinished),
     )
 
 
-def _step_ns(glance: RankGlance) -> int | None:
+def _step_ns(table: RankTable) -> int | None:
     """Return the mean time from the first issue of a step to that of the next."""
-    issued, _, _, step, _, _ = glance.operations
+    issued, _, _, step, _, _ = table.operations
     first: dict[int, int] = {}
     for at_ns, index in sorted(zip(issued.tolist(), step.tolist(), strict=True)):
         if index >= 0:

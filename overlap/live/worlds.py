@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ..errors import UsageError
 from ..flight.folder import ENDING, default_folder, runs
-from ..flight.glance import CallWords, RankGlance, Watched
+from ..flight.reading import CallWords, RankTable, Record
 from .figures import Place, WorldFigures, figures
 
 MOST_SHARE = 0.01
@@ -22,12 +22,12 @@ _NS = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class WorldSnapshot:
     """One look at a world."""
 
     now_ns: int  # When
     # Where each is, its ranks and its calls.
-    processes: Sequence[tuple[Place, Sequence[RankGlance], Mapping[int, CallWords]]]
+    processes: Sequence[tuple[Place, Sequence[RankTable], Mapping[int, CallWords]]]
     pause_s: float = 0.0  # How long to wait before the next look at least
 
 
@@ -58,12 +58,12 @@ class World(Protocol):
     def lives(self) -> bool:
         """Whether it runs."""
 
-    def look(self) -> Look:
-        """Look at it once."""
+    def snapshot(self) -> WorldSnapshot:
+        """WorldSnapshot at it once."""
 
 
-class Looks:
-    """Looks at a world.
+class Sampler:
+    """Sampler at a world.
 
     Args:
         world: Which.
@@ -78,7 +78,7 @@ class Looks:
     def take(self) -> WorldFigures:
         """Return what its ranks did lately; `pause_s` says how long to wait before the next look."""
         begun_s = process_time()
-        look = self._world.look()
+        look = self._world.snapshot()
         places = {glance.rank: place for place, ranks, _ in look.processes for glance in ranks}
         seen = [(glance, calls) for _, ranks, calls in look.processes for glance in ranks]
         found = figures(seen, (look.now_ns - round(self._every_s * _NS), look.now_ns), places=places)
@@ -91,32 +91,32 @@ class Looks:
 class RunningWorld:
     """A world, as far as its processes run on this host."""
 
-    processes: Sequence[Watched]  # Their records, by their number in the world
+    processes: Sequence[Record]  # Their records, by their number in the world
 
     @property
     def job(self) -> str:
         """Its name."""
-        return str(self.processes[0].start["job"])
+        return self.processes[0].about.job
 
     @property
     def script(self) -> str:
         """The program."""
-        return str(self.processes[0].start["script"])
+        return self.processes[0].about.script
 
     @property
     def size(self) -> int:
         """Ranks, here or elsewhere."""
-        return int(str(self.processes[0].start["world_size"]))
+        return self.processes[0].about.world_size
 
     @property
     def process_count(self) -> int:
         """Processes, here or elsewhere."""
-        return int(str(self.processes[0].start["processes"]))
+        return self.processes[0].about.processes
 
     @property
     def started_ns(self) -> int:
         """Since when it runs, in nanoseconds since 1970."""
-        return min(int(str(each.start["unix_ns"])) for each in self.processes)
+        return min(each.about.started_ns for each in self.processes)
 
     @property
     def where(self) -> str:
@@ -132,23 +132,21 @@ class RunningWorld:
     @property
     def pids(self) -> list[int]:
         """Its processes here."""
-        return [int(str(each.start["pid"])) for each in self.processes]
+        return [each.about.pid for each in self.processes]
 
     @property
     def lives(self) -> bool:
         """Whether any of its processes here still runs it: who has ended well has removed the record."""
         return any(os.path.exists(each.path) and not each.has_ended and _runs(each) for each in self.processes)
 
-    def look(self) -> Look:
-        """Look at it once."""
+    def snapshot(self) -> WorldSnapshot:
+        """WorldSnapshot at it once."""
         now_ns = time_ns()
-        seen = [
-            ((str(each.start["host"]), number), each.ranks(), each.calls) for number, each in enumerate(self.processes)
-        ]
-        return Look(now_ns=now_ns, processes=seen)
+        seen = [((each.about.host, number), each.ranks(), each.calls) for number, each in enumerate(self.processes)]
+        return WorldSnapshot(now_ns=now_ns, processes=seen)
 
     def close(self) -> None:
-        """Look no longer."""
+        """WorldSnapshot no longer."""
         for each in self.processes:
             each.close()
 
@@ -160,16 +158,17 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
         folder: Where their records are; None: where they are unless somebody says otherwise, and in all folders of
             `--flight-dir` in which this user keeps some of them.
     """
-    found: dict[tuple[str, ...], list[Watched]] = {}
+    found: dict[tuple[object, ...], list[Record]] = {}
     for path in _records(folder):
         with suppress(UsageError):  # it is just being made or removed, or it is of another version
-            watched = Watched(path)
-            if watched.has_ended or not _runs(watched):
-                watched.close()
+            record = Record(path)
+            if record.has_ended or not _runs(record):
+                record.close()
                 continue
-            names = ("job", "attempt", "world", "processes", "world_size")
-            found.setdefault(tuple(str(watched.start.get(name)) for name in names), []).append(watched)
-    worlds = [RunningWorld(sorted(each, key=lambda one: int(str(one.start["process"])))) for each in found.values()]
+            about = record.about
+            world = about.job, about.attempt, about.world, about.processes, about.world_size
+            found.setdefault(world, []).append(record)
+    worlds = [RunningWorld(sorted(each, key=lambda one: one.about.process)) for each in found.values()]
     return sorted(worlds, key=lambda world: -world.started_ns)
 
 
@@ -221,6 +220,5 @@ def _is_below(pid: int, above: int) -> bool:
     return False
 
 
-def _runs(watched: Watched) -> bool:
-    told = watched.start
-    return runs(str(told.get("host")), int(str(told.get("pid"))), str(told.get("born")))
+def _runs(record: Record) -> bool:
+    return runs(record.about.host, record.about.pid, record.about.born)

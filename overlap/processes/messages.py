@@ -212,7 +212,7 @@ class Glance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glimpse:
-    """To the coordinator: what my ranks do, as `overlap.live.glimpse` writes it, and how long that took."""
+    """To the coordinator: what my ranks do, as `overlap.live.snapshot` writes it, and how long that took."""
 
     turn: int
     took_ns: int

@@ -106,10 +106,10 @@ def _shown(flight: FlightFile | None, joined: Joined | None) -> Iterator[None]:
     if flight is None or joined is None:
         yield
         return
-    from ..live.glimpse import Glimpses  # of worlds of several processes
+    from ..live.snapshot import SnapshotWriter  # of worlds of several processes
 
     membership = joined.membership
-    glimpses = Glimpses(flight.path, lambda: membership.clock.offset_ns)
+    glimpses = SnapshotWriter(flight.path, lambda: membership.clock.offset_ns)
     membership.say_when_asked(glimpses)
     try:
         yield

@@ -16,8 +16,8 @@ from transports.handshake import HandshakeError, Hello, greet
 from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError
-from ..live.glimpse import Glimpsed, Memory, read_glimpse
-from ..live.worlds import Look
+from ..live.snapshot import Memory, ProcessSnapshot, read_snapshot
+from ..live.worlds import WorldSnapshot
 from .identity import WATCHER, name_processes
 from .link import ControlLink
 from .messages import Look as LookMessage
@@ -56,8 +56,8 @@ class WatchedWorld:
         self._over = ""
         self._memory = Memory()
         self._members = 0
-        self._start: Glimpsed | None = None
-        self._glimpses: dict[int, Glimpsed] = {}
+        self._start: ProcessSnapshot | None = None
+        self._glimpses: dict[int, ProcessSnapshot] = {}
         self._silent: list[int] = []
         self._pause_s = 0.0
         self._link: ControlLink
@@ -69,7 +69,7 @@ class WatchedWorld:
             self._thread.join()
             raise error
         try:
-            self.look()
+            self.snapshot()
         except BaseException:
             self.close()
             raise
@@ -77,27 +77,27 @@ class WatchedWorld:
     @property
     def job(self) -> str:
         """Its name."""
-        return str(self._told("job"))
+        return self._start.job if self._start else ""
 
     @property
     def script(self) -> str:
         """The program."""
-        return str(self._told("script"))
+        return self._start.script if self._start else ""
 
     @property
     def size(self) -> int:
         """Ranks."""
-        return int(self._told("world_size") or 0)
+        return self._start.world_size if self._start else 0
 
     @property
     def age_s(self) -> float:
         """For how long it has run."""
-        return float(self._told("age_s") or 0)
+        return float(self._start.age_s) if self._start else 0.0
 
     @property
     def where(self) -> str:
         """Its processes, and who of them does not answer."""
-        hosts = len({each.start["host"] for each in self._glimpses.values()})
+        hosts = len({each.host for each in self._glimpses.values()})
         silent = f" ({name_processes(self._silent)} did not answer)" if self._silent else ""
         return f"{self._members} processes on {hosts} host{'s' * (hosts != 1)}{silent}"
 
@@ -107,12 +107,12 @@ class WatchedWorld:
         return not self._over
 
     @property
-    def processes(self) -> dict[int, Glimpsed]:
+    def processes(self) -> dict[int, ProcessSnapshot]:
         """What each process said last that has answered."""
         return self._glimpses
 
-    def look(self) -> Look:
-        """Look at it once.
+    def snapshot(self) -> WorldSnapshot:
+        """Return its ranks and what they have issued.
 
         Raises:
             WorldOverError: It is over.
@@ -122,27 +122,22 @@ class WatchedWorld:
             answer = trio.from_thread.run(self._ask, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):  # the connection has ended, before the question or since
             raise WorldOverError(self._over) from None
-        read = {member: read_glimpse(blob, self._memory) for member, blob in answer.blobs.items()}
+        read = {member: read_snapshot(blob, self._memory) for member, blob in answer.blobs.items()}
         self._glimpses = {member: each for member, each in read.items() if each is not None}
         self._start = next(iter(self._glimpses.values()), self._start)
         self._silent = [member for member in range(self._members) if member not in self._glimpses]
         self._pause_s = answer.pause_s
         if self._start is None:
             raise UsageError(f"the world at {self._where} keeps no flight records, so there is nothing to see")
-        processes = [
-            ((str(each.start["host"]), member), each.ranks, each.calls) for member, each in self._glimpses.items()
-        ]
-        return Look(now_ns=answer.now_ns, processes=processes, pause_s=answer.pause_s)
+        processes = [((each.host, member), each.ranks, each.calls) for member, each in self._glimpses.items()]
+        return WorldSnapshot(now_ns=answer.now_ns, processes=processes, pause_s=answer.pause_s)
 
     def close(self) -> None:
-        """Look no longer."""
+        """End the connection."""
         self._over = self._over or "the watcher has gone"
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._link.cut, "")
         self._thread.join()
-
-    def _told(self, name: str) -> str | int:
-        return self._start.start[name] if self._start else ""
 
     # -- in the thread of the connection -----------------------------------------------------------------------------
 

@@ -3,10 +3,11 @@
 import pytest
 
 from overlap.flight.autopsy import World, last_signs, newest_world, table, verdict
-from overlap.flight.reading import Flight, Operation, RankRecord, WorldEnd
+from overlap.flight.reading import CallWords, Flight, Operation, RankRecord, WorldEnd
 
 S = 1_000_000_000
 STEP = 12
+_WORDS = ("name", "kind", "key", "members", "site", "what", "group", "towards")
 
 
 def operation(number=41, *, group="world", members=(0, 1, 2, 3), since=0, ended=None, **changes):
@@ -16,7 +17,9 @@ def operation(number=41, *, group="world", members=(0, 1, 2, 3), since=0, ended=
         "towards": "", "members": members, "key": group, "number": number, "site": "train.py:33", "step": STEP,
         "issued_ns": since * S, "started_ns": None, "ended_ns": None if ended is None else ended * S, "failed": False,
     }  # fmt: skip
-    return Operation(**details | changes)
+    told = details | changes
+    words = CallWords(nbytes=0, **{name: told.pop(name) for name in _WORDS})
+    return Operation(words=words, **told)
 
 
 def compute(name="think", *, since=0, started=None, ended=None):

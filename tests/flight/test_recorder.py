@@ -51,7 +51,8 @@ def test_a_failed_world_leaves_what_its_ranks_did(folder):
     flight = only(folder)
     assert (flight.world_size, flight.process, flight.processes, flight.pid) == (2, 0, 1, os.getpid())
     assert [record.rank for record in flight.ranks] == [0, 1]
-    done = [(op.name, op.kind, op.number, op.step, op.ended_ns is not None) for op in flight.ranks[0].operations]
+    operations = flight.ranks[0].operations
+    done = [(op.words.name, op.words.kind, op.number, op.step, op.ended_ns is not None) for op in operations]
     assert done == [
         ("all_reduce", "all_reduce", 0, 7, True),
         ("think", "compute", 0, 7, True),
@@ -59,11 +60,12 @@ def test_a_failed_world_leaves_what_its_ranks_did(folder):
         ("barrier", "barrier", 2, 7, False),
     ]
     reduced, think, gathered, _ = flight.ranks[0].operations
-    assert (reduced.what, reduced.group, reduced.members) == ("all_reduce(float32 (2,), op='sum')", "world", (0, 1))
-    assert gathered.what == "all_gather(float64 (3,))"  # known only once its input was there
-    assert reduced.site.rpartition(":")[0].endswith("test_recorder.py")
+    words = reduced.words
+    assert (words.what, words.group, words.members) == ("all_reduce(float32 (2,), op='sum')", "world", (0, 1))
+    assert gathered.words.what == "all_gather(float64 (3,))"  # known only once its input was there
+    assert words.site.rpartition(":")[0].endswith("test_recorder.py")
     assert reduced.issued_ns <= think.issued_ns <= think.started_ns <= min(think.ended_ns, gathered.ended_ns)
-    assert [op.name for op in flight.ranks[1].operations] == ["all_reduce", "think", "all_gather"]
+    assert [op.words.name for op in flight.ranks[1].operations] == ["all_reduce", "think", "all_gather"]
     assert flight.ending is not None
     assert (flight.ending.how, flight.ending.rank, flight.ending.here) == ("failed", 1, True)
     assert flight.ending.line.startswith("ValueError: no at test_recorder.py:")
@@ -138,11 +140,11 @@ def test_messages_name_their_peer_and_their_ends(folder):
 
     fail(main)
     sender, receiver = only(folder).ranks
-    assert [(op.name, op.towards, op.members) for op in sender.operations] == [
+    assert [(op.words.name, op.words.towards, op.words.members) for op in sender.operations] == [
         ("send", " to rank 1 with tag 5", (0, 1))
     ]
-    assert [(op.name, op.towards) for op in receiver.operations][1:] == [("receive from any rank", "")]
-    assert sender.operations[0].key == receiver.operations[0].key
+    assert [(op.words.name, op.words.towards) for op in receiver.operations][1:] == [("receive from any rank", "")]
+    assert sender.operations[0].words.key == receiver.operations[0].words.key
 
 
 def test_the_last_operations_are_kept_and_no_more(folder):
@@ -182,7 +184,7 @@ def test_the_words_of_the_last_calls_are_kept_however_many_there_are(folder):
 
     fail(main, ranks=1)
     operations = only(folder).ranks[0].operations
-    newest = [op.what for op in operations[-CALLS // 2 :]]
+    newest = [op.words.what for op in operations[-CALLS // 2 :]]
     lengths = range(2 * CALLS - CALLS // 4, 2 * CALLS)
     assert newest[::2] == [f"all_reduce(int8 ({length},), op='sum')" for length in lengths]
     assert set(newest[1::2]) == {"all_reduce(float64 (1,), op='sum')"}
@@ -221,7 +223,9 @@ def test_it_is_readable_after_sigkill(folder, tmp_path):
     flight = only(folder)
     assert flight.ending is None
     done = {
-        record.rank: [(op.number, op.step, op.ended_ns is not None) for op in record.operations if op.towards == ""]
+        record.rank: [
+            (op.number, op.step, op.ended_ns is not None) for op in record.operations if op.words.towards == ""
+        ]
         for record in flight.ranks
     }
     assert done[0] == [(0, 0, True), (1, 1, True), (2, 2, True), (3, 3, False)]

@@ -18,8 +18,8 @@ import overlap
 from overlap.cli import main as command
 from overlap.errors import UsageError
 from overlap.flight.folder import open_records
-from overlap.live import glimpse as glimpses
-from overlap.live.glimpse import Glimpses, Memory, read_glimpse
+from overlap.live import snapshot
+from overlap.live.snapshot import Memory, SnapshotWriter, read_snapshot
 from overlap.processes import lookout
 from overlap.processes.coordinator import Coordinator
 from overlap.processes.frames import FrameReader, encode
@@ -49,7 +49,7 @@ def said_by(steps, *rooms):
                 await rank.all_reduce(rank.compute(np.ones, 1024, np.float32, name="make"))
         await rank.barrier()
         if rank.rank == 0:
-            say = Glimpses(open_records()[-1], lambda: 0)
+            say = SnapshotWriter(open_records()[-1], lambda: 0)
             found.extend(say(room) for room in (*rooms, ROOM))
             say.close()
             assert say(ROOM) == b""
@@ -60,8 +60,8 @@ def said_by(steps, *rooms):
 
 
 def test_what_a_process_says_is_what_its_record_says(blob):
-    told = read_glimpse(blob, Memory())
-    assert (told.start["world_size"], told.start["processes"]) == (2, 1)
+    told = read_snapshot(blob, Memory())
+    assert (told.world_size, told.processes) == (2, 1)
     calls = {words.kind: (words.name, words.nbytes, words.members) for words in told.calls.values()}
     assert calls["all_reduce"] == ("all_reduce", 4096, (0, 1))
     assert calls["compute"] == ("make", 0, ())
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_cut_from_the_oldest():
     *cut, whole = said_by(40, 0, 700, 2500)
     assert [len(each) <= room for each, room in zip(cut, (0, 700, 2500), strict=True)] == [True] * 3
     assert cut[0] == b""
-    some, all_ = (read_glimpse(each, Memory()).ranks[0] for each in (cut[2], whole))
+    some, all_ = (read_snapshot(each, Memory()).ranks[0] for each in (cut[2], whole))
     assert (some.cut, all_.cut) == (True, False)
     last = all_.operations[:, -len(some.operations[0]) :]
     assert 0 < len(some.operations[0]) < len(all_.operations[0])
@@ -126,7 +126,7 @@ async def knock(company, secret=SECRET):
 def test_one_sees_all_processes_and_what_they_said(blob):
     async def look(company):
         world = await knock(company)
-        seen = await IN_THREAD(world.look)
+        seen = await IN_THREAD(world.snapshot)
         await IN_THREAD(world.close)
         return world.size, world.where, [place[1] for place, _, _ in seen.processes], world.lives
 
@@ -193,7 +193,7 @@ def test_a_world_that_ends_while_one_looks_says_so(blob):
 
     watching(2, look, blob)
     with pytest.raises(WorldOverError, match=r"^the world at 127.0.0.1:\d+ is over: its process 0 has hung up$"):
-        worlds[0].look()
+        worlds[0].snapshot()
     assert not worlds[0].lives
     worlds[0].close()
 
@@ -207,7 +207,7 @@ def test_a_world_that_ends_between_question_and_answer_says_so(blob, monkeypatch
 
     def ask():
         try:
-            worlds[0].look()
+            worlds[0].snapshot()
         except BaseException as error:
             told.append(error)
 
@@ -317,19 +317,19 @@ def test_a_changed_byte_is_refused_or_read(blob, at, to):
     data = bytearray(blob)
     data[at % len(data)] = to
     with suppress(UsageError):
-        told = read_glimpse(bytes(data), Memory())
+        told = read_snapshot(bytes(data), Memory())
         assert told is not None
         assert all(len(glance.operations) == 6 for glance in told.ranks)
 
 
 def test_groups_of_a_million_ranks_are_not_kept(blob, monkeypatch):
-    monkeypatch.setattr(glimpses, "_MOST_MEMBERS", 1000)
+    monkeypatch.setattr(snapshot, "_MOST_MEMBERS", 1000)
     start, now_ns, ranks, _ = msgpack.unpackb(blob)
     start[4] = 1 << 40
     members = [f"0-{100 + at}" for at in range(30)]
     data = msgpack.packb([start, now_ns, ranks, [[at, "a", "b", "c", text, "d", 1] for at, text in enumerate(members)]])
     with pytest.raises(UsageError, match=r"ValueError$"):  # the tenth
-        read_glimpse(data, Memory())
+        read_snapshot(data, Memory())
     data = msgpack.packb([start, now_ns, ranks, [[1, "a", "b", "c", "0-999999999", "d", 1]]])
     with pytest.raises(UsageError, match=r"ValueError$"):
-        read_glimpse(data, Memory())
+        read_snapshot(data, Memory())

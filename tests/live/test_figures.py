@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from overlap.flight.glance import CallWords, RankGlance
+from overlap.flight.reading import CallWords, RankTable
 from overlap.live.figures import figures
 from overlap.live.screen import brief, lines, title
 
@@ -18,7 +18,7 @@ CALLS = {
 def glance(rank, *operations, step=4):
     """Operations are (issued, number, call, step, ended, started) in milliseconds."""
     rows = [(i * MS, number, call, of, e * MS, s * MS) for i, number, call, of, e, s in operations]
-    return RankGlance(rank, step, False, np.array(rows, np.int64).reshape(-1, 6).T)
+    return RankTable(rank, step, False, np.array(rows, np.int64).reshape(-1, 6).T)
 
 
 def measured(*glances, places=None, window=(100, 200)):

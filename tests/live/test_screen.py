@@ -15,8 +15,8 @@ import pytest
 import overlap
 from overlap.cli import livescreen
 from overlap.cli.livescreen import Panel, Paper, Show, full_screen, is_terminal
-from overlap.flight.glance import CallWords, RankGlance
-from overlap.live.worlds import Look, Looks
+from overlap.flight.reading import CallWords, RankTable
+from overlap.live.worlds import Sampler, WorldSnapshot
 from tests.live.terminal import Terminal
 
 pty = pytest.importorskip("pty", reason="needs a system with pseudo-terminals")
@@ -39,15 +39,15 @@ class FakeWorld:
     def lives(self):
         return self._taken < self._looks
 
-    def look(self):
+    def snapshot(self):
         self._taken += 1
         glances = [self._glance(rank) for rank in range(self.size)]
-        return Look(now_ns=1000 * MS, processes=[(("here", 0), glances, self._calls)])
+        return WorldSnapshot(now_ns=1000 * MS, processes=[(("here", 0), glances, self._calls)])
 
     def _glance(self, rank):
         begun = self._apart_ms * rank
         rows = [(0, 0, 1, 3, (500 + begun) * MS, begun * MS or 1), (0, 0, 2, 3, 900 * MS, (500 + begun) * MS)]
-        return RankGlance(rank, 3, False, np.array(rows, np.int64).T)
+        return RankTable(rank, 3, False, np.array(rows, np.int64).T)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def sized(monkeypatch, columns, rows):
 
 
 def show(world, *, ascii=False):
-    return Show(world, Looks(world, every_s=1.0), ascii=ascii)
+    return Show(world, Sampler(world, every_s=1.0), ascii=ascii)
 
 
 class Written(io.StringIO):

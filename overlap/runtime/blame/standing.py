@@ -1,6 +1,7 @@
-"""Where each rank stands: what it waits for, on whom, and what keeps it. Who is to blame for a stall follows from that.
+"""Graph of ranks that wait for ranks, and the ranks to blame for a stall.
 
-Pure: a world fills it in, processes tell it to each other, and people read what is made of it here.
+Pure. A world, or the flight records of one, say what each rank waits for and what keeps it; processes tell it to each
+other; people read the sentences that are made of it here.
 """
 
 from __future__ import annotations
@@ -35,21 +36,32 @@ class Stall:
     @property
     def hopeless(self) -> bool:
         """Whether some of them can never go on: they wait for each other, and nothing else keeps any of them."""
-        return any(not any(self.standings[each].busy for each in reached) for reached in self.reached.values())
+        return bool(self.circle)
+
+    @property
+    def circle(self) -> list[int]:
+        """Ranks that wait for each other and can never go on, ascending."""
+        return next((sorted(each) for each in self.reached.values() if not any(map(self._is_kept, each))), [])
+
+    @property
+    def odd(self) -> list[int]:
+        """Ranks that others wait for and that something else keeps: first the rank that most ranks wait for."""
+        votes = Counter(each for rank, reached in self.reached.items() for each in reached if each != rank)
+        kept = [rank for rank in sorted(votes) if self._is_kept(rank)]
+        return sorted(kept, key=lambda rank: rank != max(kept, key=lambda one: (votes[one], -one)))
 
     @property
     def sentence(self) -> str:
-        """For whom they wait, and what that one does instead."""
-        votes = Counter(each for rank, reached in self.reached.items() for each in reached if each != rank)
-        kept = [rank for rank in sorted(votes) if self.standings[rank].busy]
-        if not kept or self.hopeless:
-            cycle = next((each for each in self.reached.values() if self._cannot(each)), self.reached[self.waiting[0]])
-            return f"{_name(sorted(cycle))} wait for each other, and none of them can go on"
-        odd = max(kept, key=lambda rank: (votes[rank], -rank))
-        alike = [rank for rank in kept if self.standings[rank].busy == self.standings[odd].busy]
+        """Which rank they wait for, and what that rank does instead."""
+        odd = self.odd
+        if self.hopeless or not odd:
+            circle = self.circle or sorted(self.reached[self.waiting[0]])
+            return f"{_name(circle)} wait for each other, and none of them can go on"
+        busy = self.standings[odd[0]].busy
+        alike = sorted(rank for rank in odd if self.standings[rank].busy == busy)
         others = [rank for rank in self.waiting if rank not in alike]
         verb = "waits" if len(others) == 1 else "wait"
-        return f"{_name(others)} {verb} for {_name(alike)}, {self.standings[odd].busy}"
+        return f"{_name(others)} {verb} for {_name(alike)}, {busy}"
 
     @property
     def table(self) -> list[str]:
@@ -61,8 +73,8 @@ class Stall:
         more = [f"and {len(lines) - _SHOWN} lines more"] if len(lines) > _SHOWN else []
         return [*lines[:_SHOWN], *more]
 
-    def _cannot(self, reached: Iterable[int]) -> bool:
-        return not any(self.standings[each].busy for each in reached)
+    def _is_kept(self, rank: int) -> bool:
+        return bool(self.standings[rank].busy)
 
 
 def find_stall(standings: Mapping[int, Standing]) -> Stall | None:

@@ -1,4 +1,4 @@
-"""What a process says of its ranks to those who look on from elsewhere: its flight record, cut to what fits.
+"""Snapshots of a process's ranks as bytes, for watchers elsewhere: its flight record, cut to what fits.
 
 Instants are microseconds from when it was asked, on the clock of process 0: hosts do not agree on what time it is.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..flight.glance import CallWords, RankGlance, Watched
+from ..flight.reading import CallWords, RankTable, Record
 from ..timeline.ranklist import listed, unlisted
 
 _ROW = np.dtype("<i4")
@@ -30,18 +30,22 @@ _MOST_MEMBERS = 1 << 20  # of all groups together: 36 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glimpsed:
-    """What was said."""
+class ProcessSnapshot:
+    """The ranks of one process at one moment."""
 
-    # What is known of the world: "job", "script", "host" are texts; "pid", "world_size", "processes" and "age_s"
-    # numbers.
-    start: Mapping[str, str | int]
-    ranks: Sequence[RankGlance]  # Of the process; instants are nanoseconds on the clock of process 0
+    job: str  # Name of the job
+    script: str  # The program
+    host: str  # Where the process runs
+    pid: int  # The process
+    world_size: int  # Ranks in the world
+    processes: int  # Processes of the world
+    age_s: int  # For how long the world has run
+    ranks: Sequence[RankTable]  # Of the process; instants are nanoseconds on the clock of process 0
     calls: Mapping[int, CallWords]  # What is known of calls, by their numbers
 
 
-class Glimpses:
-    """Says it.
+class SnapshotWriter:
+    """Writes snapshots of this process.
 
     Args:
         path: Of the flight record of this process.
@@ -49,10 +53,10 @@ class Glimpses:
     """
 
     def __init__(self, path: str | os.PathLike[str], offset_ns: Callable[[], int]) -> None:
-        self._watched, self._offset_ns = Watched(path), offset_ns
+        self._record, self._offset_ns = Record(path), offset_ns
 
     def __call__(self, room_bytes: int) -> bytes:
-        """Return it, in so many bytes at most; empty if there is nothing to say any more. Any thread."""
+        """Return a snapshot of so many bytes at most; empty once the record is closed. Any thread."""
         try:
             said = self._said(room_bytes)
         except (ValueError, KeyError, TypeError, OverflowError):  # it was closed meanwhile, or is torn
@@ -60,10 +64,10 @@ class Glimpses:
         return said if len(said) <= room_bytes else b""
 
     def _said(self, room_bytes: int) -> bytes:
-        ranks = self._watched.ranks()
+        ranks = self._record.ranks()
         now_ns = perf_counter_ns()
         room = room_bytes - _HEAD_BYTES - _RANK_BYTES * len(ranks)
-        calls = _Calls(self._watched.calls, room // 2)
+        calls = _Calls(self._record.calls, room // 2)
         rows = [(each, self._rows(each, now_ns, calls)) for each in ranks]
         most = max((room - calls.used_bytes) // _ROW_BYTES // max(len(rows), 1), 0)
         said: bytes = msgpack.packb(
@@ -71,7 +75,13 @@ class Glimpses:
                 self._start(),
                 now_ns + self._offset_ns(),
                 [
-                    [each.rank, min(each.step, _MOST), each.left, each.cut or len(some) > most, _newest(some, most)]
+                    [
+                        each.rank,
+                        min(each.last_step, _MOST),
+                        each.left,
+                        each.cut or len(some) > most,
+                        _newest(some, most),
+                    ]
                     for each, some in rows
                 ],
                 calls.said,
@@ -82,25 +92,25 @@ class Glimpses:
 
     def close(self) -> None:
         """Say nothing any more."""
-        self._watched.close()
+        self._record.close()
 
     def _start(self) -> list[object]:
-        told = self._watched.start
-        texts = [str(told.get(name, ""))[-_WORD_CHARACTERS // 2 :] for name in ("job", "script", "host")]
-        numbers = [int(str(told[name])) for name in ("pid", "world_size", "processes")]
-        return [*texts, *numbers, max(time_ns() - int(str(told["unix_ns"])), 0) // 10**9]
+        about = self._record.about
+        texts = [text[-_WORD_CHARACTERS // 2 :] for text in (about.job, about.script, about.host)]
+        age_s = max(time_ns() - about.started_ns, 0) // 10**9
+        return [*texts, about.pid, about.world_size, about.processes, age_s]
 
-    def _rows(self, of: RankGlance, now_ns: int, calls: _Calls) -> NDArray[np.int32]:
+    def _rows(self, of: RankTable, now_ns: int, calls: _Calls) -> NDArray[np.int32]:
         """Return operations in order of issue, of which the calls are said."""
         issued, number, call, step, ended, started = of.operations[:, np.argsort(of.operations[0], kind="stable")]
-        since_ns = self._watched.since_ns + now_ns
+        since_ns = self._record.since_ns + now_ns
 
         def instants(at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
             return np.where(at_ns > 0, np.clip((at_ns - since_ns) // 1000, _NEVER + 1, _MOST), _NEVER)
 
         rows = np.stack([
-            instants(issued), number % (_MOST + 1), call % (_MOST + 1), np.clip(step, -1, _MOST), instants(ended),
-            instants(started),
+            instants(issued), number % (_MOST + 1), call % (_MOST + 1), np.clip(step, -1, _MOST),
+            instants(np.abs(ended)), instants(started),
         ])  # fmt: skip
         known = calls.say(np.unique(call).tolist())
         return rows[:, np.isin(call, known)].astype(_ROW).T
@@ -151,7 +161,7 @@ class Memory:
         return self._members[text]
 
 
-def read_glimpse(blob: bytes, memory: Memory) -> Glimpsed | None:
+def read_snapshot(blob: bytes, memory: Memory) -> ProcessSnapshot | None:
     """Read what a process said; None if it had nothing to say.
 
     Args:
@@ -166,15 +176,12 @@ def read_glimpse(blob: bytes, memory: Memory) -> Glimpsed | None:
     try:
         start, now_ns, ranks, calls = msgpack.unpackb(blob)
         job, script, host, pid, size, processes, age_s = start
-        told: dict[str, str | int] = {
-            "job": _text(job), "script": _text(script), "host": _text(host), "pid": int(pid), "world_size": int(size),
-            "processes": int(processes), "age_s": int(age_s),
-        }  # fmt: skip
-        return Glimpsed(
-            start=told,
-            ranks=[_glance(int(now_ns), *each) for each in ranks],
+        return ProcessSnapshot(
+            job=_text(job), script=_text(script), host=_text(host), pid=int(pid), world_size=int(size),
+            processes=int(processes), age_s=int(age_s),
+            ranks=[_rank(int(now_ns), *each) for each in ranks],
             calls=dict(_call(memory, int(size), *each) for each in calls),
-        )
+        )  # fmt: skip
     except (ValueError, TypeError, OverflowError, AttributeError, msgpack.UnpackException) as error:
         raise UsageError(f"a process says what no process of this version does: {type(error).__name__}") from None
 
@@ -185,11 +192,11 @@ def _text(value: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in value[:_WORD_CHARACTERS])
 
 
-def _glance(now_ns: int, rank: int, step: int, left: bool, cut: bool, rows: bytes) -> RankGlance:
+def _rank(now_ns: int, rank: int, step: int, left: bool, cut: bool, rows: bytes) -> RankTable:
     table = np.frombuffer(rows, _ROW).reshape(-1, 6).T.astype(np.int64)
     for at in (0, 4, 5):
         table[at] = np.where(table[at] == _NEVER, 0, table[at] * 1000 + now_ns)
-    return RankGlance(int(rank), int(step), bool(left), table[:, table[0] > 0], cut=bool(cut))
+    return RankTable(int(rank), int(step), bool(left), table[:, table[0] > 0], cut=bool(cut))
 
 
 def _call(
