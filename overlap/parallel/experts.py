@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .layers import Cost, Layer, Pair, forward_of
+from .layers import Cost, Layer, Pair, check_backward, forward_of
 from .routing import Routing, by_token, mean_gradients, merge, route, route_backward, run_experts, split_gradient
 from .tree import pick
 from .work import users_frame
@@ -93,10 +93,7 @@ class Experts:
             raise UsageError(f"experts: {experts!r} do not divide by the {group.size} ranks of group '{group.name}'")
         if not isinstance(top_k, int) or not 1 <= top_k <= experts:
             raise UsageError(f"top_k: expected 1 to {experts}, the number of experts, got {top_k!r}")
-        if (backward_input is None) != (backward_weights is None):
-            raise UsageError("backward_input, backward_weights: one is the half of the other; give both, or none")
-        if backward is None and backward_input is None:
-            raise UsageError("backward: give it, or its halves backward_input and backward_weights")
+        check_backward(backward, backward_input, backward_weights)
         self.rank, self.group, self.experts, self.top_k, self.shared = rank, group, experts, top_k, shared
         self._normalised, self._costs = normalised, dict(costs or {})
         self._balance, self._balance_over = balance, balance_over

@@ -12,7 +12,7 @@ and what lets a collective travel under the second half.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import trio
@@ -72,10 +72,7 @@ class Local:
         backward_weights: Callable[..., object] | None = None,
         costs: Mapping[str, Cost] | None = None,
     ) -> None:
-        if (backward_input is None) != (backward_weights is None):
-            raise UsageError("backward_input, backward_weights: one is the half of the other; give both, or none")
-        if backward is None and backward_input is None:
-            raise UsageError("backward: give it, or its halves backward_input and backward_weights")
+        check_backward(backward, backward_input, backward_weights)
         self.rank, self._costs = rank, dict(costs or {})
         self._functions = {
             "forward": forward,
@@ -116,6 +113,18 @@ class Local:
         return self.rank.compute(function, *args, **self._costs.get(what, {}))  # type: ignore[arg-type]
 
 
+def check_backward(backward: object, backward_input: object, backward_weights: object) -> None:
+    """Refuse a layer without a backward, or with half of one.
+
+    Raises:
+        UsageError: Naming the missing functions.
+    """
+    if (backward_input is None) != (backward_weights is None):
+        raise UsageError("backward_input, backward_weights: one is the half of the other; give both, or none")
+    if backward is None and backward_input is None:
+        raise UsageError("backward: give it, or its halves backward_input and backward_weights")
+
+
 def splits(layer: Layer) -> bool:
     """Whether a layer's backward comes in two halves."""
     return bool(getattr(layer, "splits", hasattr(layer, "backward_input")))
@@ -132,25 +141,14 @@ def first_half(layer: Layer, w: object, kept: object, dy: object) -> tuple[objec
     if not splits(layer):
         dx, dw = layer.backward(w, kept, dy)
         return dx, (True, dw)
-    dx, needed = cast("_Split", layer).backward_input(w, kept, dy)
+    dx, needed = cast("Any", layer).backward_input(w, kept, dy)
     return dx, (False, needed)
 
 
 def second_half(layer: Layer, w: object, half: Half) -> object:
     """Issue what is left; return the gradients of the weights."""
     is_there, value = half
-    return value if is_there else cast("_Split", layer).backward_weights(w, value)
-
-
-class _Split(Protocol):
-    def backward_input(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue the first half."""
-
-    def backward_weights(self, w: object, kept: object) -> object:
-        """Issue the second half."""
-
-
-T = TypeVar("T")
+    return value if is_there else cast("Any", layer).backward_weights(w, value)
 
 
 class Replicated:

@@ -14,6 +14,8 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .layers import Cost, Half, Layer, first_half, forward_of, second_half, splits
+from .models import Model
+from .passing import StagePassing
 from .schedules import Action, Kind
 from .settings import group_of
 from .tree import RunningSum, has_no_data, last_future, leaves, pick, rebuild
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..runtime.arguments import Like
-    from ..runtime.stream import Stream
     from .schedules import PipelineSchedule
-    from .tree import Path
 
 Batch: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object] | None"
 
@@ -194,39 +194,12 @@ class Pipeline:
         return [cast("Like", boundary)] * between
 
 
-class Model(Protocol):
-    """Who keeps the weights of a pipeline and updates them: `DataParallel`, for one."""
-
-    def __getitem__(self, name: str) -> object:
-        """Return the newest weight, or a future of it."""
-
-    def reduce(self, name: str, grad: object) -> None:
-        """Take a gradient over."""
-
-
 @runtime_checkable
 class IssuedLoss(Protocol):
     """A loss that issues what it takes, such as `VocabularyLoss`."""
 
     def issue(self, scores: object, target: object) -> Future[object]:
         """Issue the gradient and the loss; return a future of both."""
-
-
-class Around(Protocol):
-    """What a pass needs of its pipeline."""
-
-    rank: Rank
-    group: Group
-    schedule: PipelineSchedule
-    layers: dict[int, Layer]
-    params: dict[int, object]
-    model: Model | None
-    names: dict[int, dict[str, Path]]
-    boundaries: list[Like]
-    loss: Callable[..., tuple[object, object]] | IssuedLoss
-    loss_cost: dict[str, float]
-    stream: Stream
-    work: MemoryWork
 
 
 class Pass:
@@ -242,16 +215,16 @@ class Pass:
         gradients: Of the stages whose last backward has been issued.
     """
 
-    def __init__(self, pipeline: Around, xs: Sequence[object], targets: Sequence[object]) -> None:
+    def __init__(self, pipeline: Pipeline, xs: Sequence[object], targets: Sequence[object]) -> None:
         self.losses: list[Future[object]] = []
         self.gradients: dict[int, object] = {}
         self._pipeline, self._schedule = pipeline, pipeline.schedule
         self._xs, self._targets = xs, targets
         self._weights: dict[int, object] = {}
-        self._sums: dict[int, tuple[int, RunningSum]] = {}
+        self._sums: dict[int, RunningSum] = {}
         self._kept: dict[tuple[int, int], object] = {}  # of microbatches between their F and their B or I, by stage
         self._halves: dict[tuple[int, int], Half] = {}  # and between I and W
-        self._here: dict[tuple[Kind, int, int], object] = {}  # what one stage of this rank has made for another
+        self._passing = StagePassing(pipeline.group, pipeline.schedule, pipeline.boundaries, pipeline.stream)
 
     async def issue(self, action: Action) -> object:
         """Issue one action; return a tree that holds the future of what comes last. Waits only where a layer does."""
@@ -260,28 +233,28 @@ class Pass:
             return await self._forward(stage, i)
         if kind is Kind.WEIGHT_GRADIENT:
             return self._add(stage, second_half(self._layer(stage), self._weights[stage], self._halves.pop((stage, i))))
-        dy, kept = self._take(Kind.BACKWARD, stage, i), self._kept.pop((stage, i))
+        dy, kept = self._passing.take(Kind.BACKWARD, stage, i), self._kept.pop((stage, i))
         if kind is Kind.BACKWARD:
             dx, dw = self._layer(stage).backward(self._weights[stage], kept, dy)
-            self._give(Kind.BACKWARD, stage - 1, i, dx)
+            self._passing.give(Kind.BACKWARD, stage - 1, i, dx)
             return self._add(stage, dw)
         dx, self._halves[stage, i] = first_half(self._layer(stage), self._weights[stage], kept, dy)
-        self._give(Kind.BACKWARD, stage - 1, i, self._alone(dx) if self._stays(stage - 1) else dx)
+        self._passing.give(Kind.BACKWARD, stage - 1, i, self._alone(dx) if self._passing.stays(stage - 1) else dx)
         return dx
 
     async def _forward(self, stage: int, i: int) -> object:
         if stage not in self._weights:
             self._weights[stage] = self._newest(stage)
-        x = self._take(Kind.FORWARD, stage, i) if stage else self._xs[i]
+        x = self._passing.take(Kind.FORWARD, stage, i) if stage else self._xs[i]
         y, self._kept[stage, i] = await forward_of(self._layer(stage), self._weights[stage], x)
         if stage == self._schedule.stages - 1:
             return self._begin_backward(stage, i, y)
-        self._give(Kind.FORWARD, stage + 1, i, y)
+        self._passing.give(Kind.FORWARD, stage + 1, i, y)
         return y
 
     def _begin_backward(self, stage: int, i: int, y: object) -> object:
         both = self._issue_loss(y, self._targets[i])
-        self._here[Kind.BACKWARD, stage, i] = both[0]
+        self._passing.give(Kind.BACKWARD, stage, i, both[0])
         self.losses.append(both[1])
         return both
 
@@ -323,56 +296,19 @@ class Pass:
     def _add(self, stage: int, dw: object) -> object:
         """Add up a stage's gradients; with those of the last microbatch they are complete."""
         pipeline = self._pipeline
-        count, running = self._sums.get(stage) or (0, RunningSum(pipeline.work, pipeline.params[stage]))
-        summed = running.add(dw)
-        self._sums[stage] = count + 1, running
-        if count + 1 == self._schedule.microbatches:
+        if stage not in self._sums:
+            self._sums[stage] = RunningSum(pipeline.work, pipeline.params[stage])
+        summed = self._sums[stage].add(dw)
+        if self._sums[stage].count == self._schedule.microbatches:
             self.gradients[stage] = summed
             if pipeline.model is not None:
                 for name, path in pipeline.names[stage].items():
                     pipeline.model.reduce(_joined(stage, name), pick(summed, path))
         return summed
 
-    # -- from stage to stage ---------------------------------------------------------------------------------------
-
-    def _take(self, kind: Kind, stage: int, i: int) -> object:
-        """Return what a stage of this rank gets: a future of what another rank sends, or what is here."""
-        if (kind, stage, i) in self._here:
-            return self._here.pop((kind, stage, i))
-        source = stage - 1 if kind is Kind.FORWARD else stage + 1
-        pipeline = self._pipeline
-        return pipeline.group.recv(
-            pipeline.boundaries[min(source, stage)],
-            self._schedule.owners[source],
-            self._tag(kind, stage, i),
-            stream=pipeline.stream,
-            name=f"{Action(source, kind, i)} to {stage}",
-        )
-
-    def _give(self, kind: Kind, stage: int, i: int, value: object) -> None:
-        """Hand over what a stage needs: to its rank, or to this one for later."""
-        if stage < 0:
-            return
-        pipeline, owner = self._pipeline, self._schedule.owners[stage]
-        if self._stays(stage):
-            self._here[kind, stage, i] = value
-            return
-        source = stage - 1 if kind is Kind.FORWARD else stage + 1
-        name = f"{Action(source, kind, i)} to {stage}"
-        x = cast("NDArray[Any]", value)
-        pipeline.group.send(x, owner, self._tag(kind, stage, i), stream=pipeline.stream, name=name)
-
-    def _stays(self, stage: int) -> bool:
-        """Whether a stage is on this rank."""
-        return stage >= 0 and self._schedule.owners[stage] == self._pipeline.group.rank
-
     def _alone(self, dx: object) -> object:
         """Return a gradient that may lie here for long without what it came with, which its own weights' turn frees."""
         return self._pipeline.work.compute(_itself, dx, name="turn", moved_bytes=0) if isinstance(dx, Future) else dx
-
-    def _tag(self, kind: Kind, stage: int, i: int) -> int:
-        """Return a tag that only this message of a batch has: messages of a pair need not come in the order sent."""
-        return (i * self._schedule.stages + stage) * 2 + (kind is Kind.BACKWARD)
 
 
 def _joined(stage: int, name: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..collectives.reduce import Array
+from ..parallel.passing import StagePassing
 from ..parallel.schedules import Action, Kind
 from ..runtime.future import Future
 from ..runtime.rank import Rank
@@ -68,14 +69,14 @@ class _Step:
         there = (layout.tp if amounts.gathers_routed else 1) * layout.ep
         self._at_experts = rank.empty((there, self._routed.shape[1]), dtype)
         self._token = rank.empty(amounts.tokens, np.float32)
-        self._here: dict[tuple[Kind, int, int], object] = {}
+        self._passing = StagePassing(self._pp, layout.pipeline(), [_like(self._shard)] * self._last, "pp")
 
     async def run(self) -> None:
         """Issue the schedule, and what changes the weights."""
         schedule = self._layout.pipeline()
         running: deque[Future[Any]] = deque()
         for action in schedule.rows[self._place]:
-            running.append(self._issue(action, schedule.owners))
+            running.append(self._issue(action))
             if len(running) > _AHEAD:
                 await running.popleft()
         for each in running:
@@ -84,42 +85,21 @@ class _Step:
 
     # -- the schedule --------------------------------------------------------------------------------------------
 
-    def _issue(self, action: Action, owners: tuple[int, ...]) -> Future[Any]:
+    def _issue(self, action: Action) -> Future[Any]:
         stage, kind, i = action
         last = i == self._layout.microbatches - 1
         if kind is Kind.WEIGHT_GRADIENT:
             return self._weight_gradients(stage, last)
         if kind is Kind.FORWARD:
-            y = self._forward(stage, self._take(kind, stage, i, owners))
-            self._give(kind, stage + 1, i, y, owners)
+            y = self._forward(stage, self._passing.take(kind, stage, i) if stage else self._shard)
             if stage == self._last:
-                self._here[Kind.BACKWARD, stage, i] = y
+                self._passing.give(Kind.BACKWARD, stage, i, y)
+            else:
+                self._passing.give(kind, stage + 1, i, y)
             return y
-        dy = self._take(Kind.BACKWARD, stage, i, owners)
-        dx = self._backward(stage, dy, last, whole=kind is Kind.BACKWARD)
-        self._give(Kind.BACKWARD, stage - 1, i, dx, owners)
+        dx = self._backward(stage, self._passing.take(Kind.BACKWARD, stage, i), last, whole=kind is Kind.BACKWARD)
+        self._passing.give(Kind.BACKWARD, stage - 1, i, dx)
         return dx
-
-    def _take(self, kind: Kind, stage: int, i: int, owners: tuple[int, ...]) -> object:
-        if (kind, stage, i) in self._here:
-            return self._here.pop((kind, stage, i))
-        source = stage - 1 if kind is Kind.FORWARD else stage + 1
-        if source < 0:
-            return self._shard
-        return self._pp.recv(
-            _like(self._shard), owners[source], self._tag(kind, stage, i), stream="pp", name="pp message"
-        )
-
-    def _give(self, kind: Kind, stage: int, i: int, y: Future[Any], owners: tuple[int, ...]) -> None:
-        if not 0 <= stage <= self._last:
-            return
-        if owners[stage] == self._place:
-            self._here[kind, stage, i] = y
-        else:
-            self._pp.send(y, owners[stage], self._tag(kind, stage, i), stream="pp", name="pp message")
-
-    def _tag(self, kind: Kind, stage: int, i: int) -> int:
-        return (i * (self._last + 1) + stage) * 2 + (kind is Kind.BACKWARD)
 
     # -- forward and backward of a stage ---------------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+"""The way from stage to stage of a pipeline: messages between ranks, or a value that stays on its rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from ..runtime.group import Group
+from .schedules import Action, Kind, PipelineSchedule
+
+if TYPE_CHECKING:
+    from ..runtime.arguments import Like
+    from ..runtime.stream import Stream
+    from .tree import Array
+
+
+class StagePassing:
+    """Outputs and gradients of one batch on their way between the stages of a pipeline.
+
+    Args:
+        group: The ranks of the pipeline.
+        schedule: Tells the rank of each stage.
+        boundaries: Shape and dtype of a microbatch between a stage and the next one.
+        stream: Of the messages.
+    """
+
+    def __init__(
+        self, group: Group, schedule: PipelineSchedule, boundaries: Sequence[Like], stream: str | Stream
+    ) -> None:
+        self._group, self._schedule, self._boundaries, self._stream = group, schedule, boundaries, stream
+        self._here: dict[tuple[Kind, int, int], object] = {}  # values between two stages of this rank
+
+    def stays(self, stage: int) -> bool:
+        """Whether a stage is on this rank."""
+        return 0 <= stage < self._schedule.stages and self._schedule.owners[stage] == self._group.rank
+
+    def take(self, kind: Kind, stage: int, microbatch: int) -> object:
+        """Return the input of an action: a future of the message of another rank, or the value that is here."""
+        if (kind, stage, microbatch) in self._here:
+            return self._here.pop((kind, stage, microbatch))
+        source = _source(kind, stage)
+        return self._group.recv(
+            self._boundaries[min(source, stage)],
+            self._schedule.owners[source],
+            self._tag(kind, stage, microbatch),
+            stream=self._stream,
+            name=f"{Action(source, kind, microbatch)} to {stage}",
+        )
+
+    def give(self, kind: Kind, stage: int, microbatch: int, value: object) -> None:
+        """Hand over the input of an action at a stage: send it to its rank, or keep it; outside the pipeline, drop it.
+
+        Args:
+            kind: Forward, or backward.
+            stage: Where it is needed.
+            microbatch: Of the action.
+            value: An array, or a future of one.
+        """
+        if self.stays(stage):
+            self._here[kind, stage, microbatch] = value
+        elif 0 <= stage < self._schedule.stages:
+            self._group.send(
+                cast("Array", value),
+                self._schedule.owners[stage],
+                self._tag(kind, stage, microbatch),
+                stream=self._stream,
+                name=f"{Action(_source(kind, stage), kind, microbatch)} to {stage}",
+            )
+
+    def _tag(self, kind: Kind, stage: int, microbatch: int) -> int:
+        """Return a tag that only this message of a batch has: messages of a pair need not come in the order sent."""
+        return (microbatch * self._schedule.stages + stage) * 2 + (kind is Kind.BACKWARD)
+
+
+def _source(kind: Kind, stage: int) -> int:
+    """Return the stage that makes the input of an action."""
+    return stage - 1 if kind is Kind.FORWARD else stage + 1
