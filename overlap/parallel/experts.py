@@ -119,7 +119,7 @@ class Experts:
             shared, kept_shared = await forward_of(self.shared, pick(w, ("shared",)), x)
         table = (await counts).reshape(self.group.size, self.experts)
         there, back = self._ways(table)
-        received = self.group.all_to_all(routed[1], counts=there, name="tokens to experts", call_site=users_frame())
+        received = self._exchange(routed[1], there, "tokens to experts")
         rows = int(there[:, self.group.rank].sum())
         both = self._issue(
             "forward",
@@ -130,8 +130,8 @@ class Experts:
             received,
             rows=rows,
         )
-        outputs = self.group.all_to_all(both[0], counts=back, name="outputs to tokens", call_site=users_frame())
-        y = self.rank.compute(_merged, routed, outputs, shared, name="merge", call_site=users_frame(), seconds=0.0)
+        outputs = self._exchange(both[0], back, "outputs to tokens")
+        y = self._arrange("merge", _merged, routed, outputs, shared)
         kept: LeftForBackward = {
             "routed": routed, "table": table, "load": table.sum(0) if load is None else load,
             "outputs": outputs, "saved": both[1], "shared": kept_shared,
@@ -142,18 +142,14 @@ class Experts:
         """Issue the way back; waits for nothing."""
         left = cast("LeftForBackward", kept)
         there, back = self._ways(left["table"])
-        split = self.rank.compute(
-            _split, left["routed"], left["outputs"], dy, name="split gradient", call_site=users_frame(), seconds=0.0
-        )
-        received = self.group.all_to_all(split[0], counts=there, name="gradients to experts", call_site=users_frame())
+        split = self._arrange("split gradient", _split, left["routed"], left["outputs"], dy)
+        received = self._exchange(split[0], there, "gradients to experts")
         chosen = self._issue("route", self._route_backward, pick(w, ("router",)), left["routed"], left["load"], split)
         dx_shared, dw_shared = None, None
         if self.shared is not None:
             dx_shared, dw_shared = self.shared.backward(pick(w, ("shared",)), left["shared"], dy)
         d_rows, dw = self._experts_backward(w, left, received, back)
-        dx = self.rank.compute(
-            _gradient, left["routed"], d_rows, chosen[0], dx_shared, name="merge", call_site=users_frame(), seconds=0.0
-        )
+        dx = self._arrange("merge", _gradient, left["routed"], d_rows, chosen[0], dx_shared)
         gradients = {"router": chosen[1], "experts": dw}
         return dx, gradients | ({} if self.shared is None else {"shared": dw_shared})
 
@@ -163,12 +159,10 @@ class Experts:
         rows, saved = int(mine.sum()), left["saved"]
         if self._backward_input is None:
             both = self._issue("backward", self._whole_backward, mine, weights, saved, received, rows=rows)
-            return self.group.all_to_all(
-                both[0], counts=back, name="gradients to tokens", call_site=users_frame()
-            ), both[1]
+            return self._exchange(both[0], back, "gradients to tokens"), both[1]
         halves = partial(run_experts, self._backward_input)
         first = self._issue("backward_input", halves, mine, weights, saved, received, rows=rows)
-        d_rows = self.group.all_to_all(first[0], counts=back, name="gradients to tokens", call_site=users_frame())
+        d_rows = self._exchange(first[0], back, "gradients to tokens")
         return d_rows, self._issue("backward_weights", self._second_half, weights, first[1], rows=rows)
 
     def _ways(self, table: Array) -> tuple[Array, Array]:
@@ -179,6 +173,15 @@ class Experts:
     def _issue(self, what: str, function: Callable[..., object], *args: object, rows: int = 1) -> Future[object]:
         cost = {unit: each * rows for unit, each in self._costs.get(what, {}).items()}
         return self.rank.compute(function, *args, name=what, **cost)  # type: ignore[arg-type]
+
+    def _exchange(self, rows: object, counts: Array, name: str) -> Future[object]:
+        """Issue an all-to-all of as many rows as the counts tell."""
+        found = self.group.all_to_all(cast("Array", rows), counts=counts, name=name, call_site=users_frame())
+        return cast("Future[object]", found)
+
+    def _arrange(self, name: str, function: Callable[..., object], *args: object) -> Future[object]:
+        """Issue a compute that sorts and adds rows, which takes no time on the virtual clock."""
+        return self.rank.compute(function, *args, name=name, seconds=0.0, call_site=users_frame())
 
     def _whole_backward(self, table: Array, weights: Sequence[object], saved: Sequence[object], d_out: Array) -> Pair:
         assert self._backward is not None

@@ -21,7 +21,7 @@ What travels in backward does so under the gradients of the weights; forward, `S
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
@@ -56,8 +56,10 @@ class _Linear(ABC):
         UsageError: If what is cut does not divide by the ranks of the group.
     """
 
+    _cut: ClassVar[str]
+    """The size that is cut: "inputs" or "outputs"."""
     _axes: ClassVar[Mapping[str, int]]
-    """Along which axis a weight is cut; others are whole on all ranks."""
+    """The axis along which a weight is cut; others are whole on all ranks."""
 
     def __init__(
         self,
@@ -70,9 +72,9 @@ class _Linear(ABC):
         tokens: int | None = None,
     ) -> None:
         self.rank, self.group, self.inputs, self.outputs, self.sequence = rank, group, inputs, outputs, sequence
-        name, cut = self._cut()
+        cut: int = getattr(self, self._cut)
         if cut % group.size:
-            raise UsageError(f"{name}: {cut} do not divide by the {group.size} ranks of group '{group.name}'")
+            raise UsageError(f"{self._cut}: {cut} do not divide by the {group.size} ranks of group '{group.name}'")
         self._flops = None if tokens is None else 2.0 * tokens * inputs * outputs / group.size
 
     def shard(self, whole: Weights) -> dict[str, Array]:
@@ -86,7 +88,7 @@ class _Linear(ABC):
             if array.shape != expected.get(name):
                 known = " and ".join(f"{each} {shape}" for each, shape in expected.items())
                 raise UsageError(f"whole: {name!r} has shape {array.shape}; the layer has {known}")
-        return {name: self._mine(name, array) for name, array in whole.items()}
+        return {name: self.cuts("")[name].block(array).copy() for name, array in whole.items()}
 
     def cuts(self, name: str) -> dict[str, Cut]:
         """Return where this rank's parts lie in the whole layer, for `Checkpoints`.
@@ -99,13 +101,20 @@ class _Linear(ABC):
             each: Cut(f"{name}.{each}") for each in {"weight", "bias"}.difference(self._axes)
         }
 
-    @abstractmethod
-    def _cut(self) -> tuple[str, int]:
-        """Return what is cut, and how long it is."""
+    def _compute(self, fn: Callable[..., object], *args: object, name: str | None = None) -> Future[object]:
+        return self.rank.compute(fn, *args, flops=self._flops, name=name, call_site=users_frame())
 
-    def _mine(self, name: str, array: Array) -> Array:
-        """Return this rank's part."""
-        return self.cuts("")[name].block(array).copy()
+    def _gathered(self, x: object, name: str) -> object:
+        """Issue the gather of rows; without `sequence`, return what is whole already."""
+        if not self.sequence:
+            return x
+        return self.group.all_gather(cast("Array", x), name=f"gather {name}", call_site=users_frame())
+
+    def _summed(self, partial: object, name: str) -> object:
+        """Issue the sum over the group: of all rows, or of this rank's with `sequence`."""
+        if self.sequence:
+            return self.group.reduce_scatter(cast("Array", partial), name=f"scatter {name}", call_site=users_frame())
+        return self.group.all_reduce(cast("Array", partial), name=f"sum {name}", call_site=users_frame())
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue both halves."""
@@ -119,7 +128,7 @@ class _Linear(ABC):
     def backward_weights(self, w: object, kept: object) -> Future[object]:
         """Issue the gradients of the weights."""
         x, dy = cast("Pair", kept)
-        return self.rank.compute(_weight_gradients, w, x, dy, flops=self._flops, call_site=users_frame())
+        return self._compute(_weight_gradients, w, x, dy)
 
 
 class ColumnLinear(_Linear):
@@ -129,33 +138,18 @@ class ColumnLinear(_Linear):
     backward, so that only a block is kept.
     """
 
+    _cut = "outputs"
     _axes: ClassVar = {"weight": 1, "bias": 0}
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the product: (..., inputs) to (..., outputs / t)."""
-        whole = (
-            self.group.all_gather(cast("Array", x), name="gather x", call_site=users_frame()) if self.sequence else x
-        )
-        return self.rank.compute(
-            _product, w, whole, flops=self._flops, name="column product", call_site=users_frame()
-        ), x
+        return self._compute(_product, w, self._gathered(x, "x"), name="column product"), x
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of `x`, summed over the group."""
-        x = (
-            self.group.all_gather(cast("Array", kept), name="gather x again", call_site=users_frame())
-            if self.sequence
-            else kept
-        )
-        partial = self.rank.compute(
-            _input_gradient, w, dy, flops=self._flops, name="column input gradient", call_site=users_frame()
-        )
-        if self.sequence:
-            return self.group.reduce_scatter(partial, name="scatter dx", call_site=users_frame()), (x, dy)
-        return self.group.all_reduce(partial, name="sum dx", call_site=users_frame()), (x, dy)
-
-    def _cut(self) -> tuple[str, int]:
-        return "outputs", self.outputs
+        x = self._gathered(kept, "x again")
+        partial = self._compute(_input_gradient, w, dy, name="column input gradient")
+        return self._summed(partial, "dx"), (x, dy)
 
 
 class RowLinear(_Linear):
@@ -164,30 +158,18 @@ class RowLinear(_Linear):
     `y` is whole on all ranks, or this rank's rows of it with `sequence`. The bias is added once, by the first rank.
     """
 
+    _cut = "inputs"
     _axes: ClassVar = {"weight": 0}
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the product, and its sum: (..., inputs / t) to (..., outputs)."""
-        name = "row product"
-        partial = self.rank.compute(
-            _product, w, x, self.group.rank == 0, flops=self._flops, name=name, call_site=users_frame()
-        )
-        if self.sequence:
-            return self.group.reduce_scatter(partial, name="scatter y", call_site=users_frame()), x
-        return self.group.all_reduce(partial, name="sum y", call_site=users_frame()), x
+        partial = self._compute(_product, w, x, self.group.rank == 0, name="row product")
+        return self._summed(partial, "y"), x
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of `x`, of which each rank has its columns."""
-        whole = (
-            self.group.all_gather(cast("Array", dy), name="gather dy", call_site=users_frame()) if self.sequence else dy
-        )
-        dx = self.rank.compute(
-            _input_gradient, w, whole, flops=self._flops, name="row input gradient", call_site=users_frame()
-        )
-        return dx, (kept, whole)
-
-    def _cut(self) -> tuple[str, int]:
-        return "inputs", self.inputs
+        whole = self._gathered(dy, "dy")
+        return self._compute(_input_gradient, w, whole, name="row input gradient"), (kept, whole)
 
 
 def _product(w: Weights, x: Array, biased: bool = True) -> Array:
