@@ -11,18 +11,14 @@ the entry points of what is installed need no import.
 
 # The map of this room:
 #
-#   backend        registers it, and keeps the world under torch's default group
-#   meeting        where processes meet that mpiexec or srun has started
-#   process_group  what torch's functions call: ProcessGroup, of reductions, copies and messages
-#   issuing        from such a call to operations of ours;  options: what torch asks for besides tensors
-#   calling        where in the user's program it came from
-#   tensors        tensors as arrays;  sparse: sums of those that have few elements
-#   work           the handle that torch waits for
-#   recording      what torch computes, in the timeline
-#   monitored      the barrier that says who did not come
-#   errors         our errors as torch's
+#   backend        registers the backend, keeps the world under torch's default group, and reads launchers' environments
+#   process_group  ProcessGroup, which torch's functions call: reductions and transfers, groups, barriers
+#   issuing        from a call of torch to operations of ours: options, limits, the calling line, errors
+#   tensors        tensors as arrays
+#   work           the handle that torch waits for, and our errors as torch's
 #   model          modules whose gradients leave in buckets:
 #   data_parallel  DataParallel: every rank has all weights;  sharded: Sharded: ZeRO
+#   recording      the computes of torch, in the timeline
 
 try:
     import torch as _torch  # noqa: F401

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from multiprocessing.util import Finalize
 from typing import Any
 
 import torch.distributed as dist
+import trio
+from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from ..embedded.connection import Connection
 from ..embedded.door import connect
 from ..errors import OverlapError
-from .errors import backend_error
-from .meeting import register_meeting
+from ..processes.introduction import introduced
+from ..processes.place import Place, find_place
 from .process_group import ProcessGroup
+from .work import backend_error
 
 # How long `destroy_process_group` waits for the other ranks to come to it too; who is later finds this one gone.
 _LEAVE_S = 5.0
 
 
-class _Joined:
-    """The world under torch's default group, while it lives."""
-
-    world: Connection | None = None
+_JOINED: list[Connection] = []
+"""The world under torch's default group, while it lives."""
 
 
 def register() -> None:
@@ -37,15 +41,15 @@ def register() -> None:
 
 def world() -> Connection | None:
     """Return the world under torch's default group, if that is one of ours."""
-    return _Joined.world
+    return _JOINED[0] if _JOINED else None
 
 
 def _create(asked: Any, _: object = None) -> ProcessGroup:
     """Make the process group that torch asks for: in the world that is there, or in one of its own."""
     ranks, timeout = list(asked.global_ranks_in_group), asked.timeout
-    if ranks and _Joined.world is not None:
-        group = _Joined.world.group(ranks)
-        return ProcessGroup(asked.store, group, timeout, leave=_nothing, abort=_nothing)
+    if ranks and _JOINED:
+        group = _JOINED[0].group(ranks)
+        return ProcessGroup(asked.store, group, timeout)
     try:
         made = connect(
             asked.group_rank,
@@ -56,7 +60,7 @@ def _create(asked: Any, _: object = None) -> ProcessGroup:
     except OverlapError as error:
         raise backend_error(error) from error
     if not ranks:
-        _Joined.world = made
+        _JOINED[:] = [made]
     # forks of multiprocessing end without the exit handlers that a connection counts on
     Finalize(None, _at_exit, (weakref.ref(made),), exitpriority=0)
     return ProcessGroup(asked.store, made.rank.world, timeout, leave=lambda: _leave(made), abort=lambda: _abort(made))
@@ -94,9 +98,50 @@ def _abort(connection: Connection) -> None:
 
 
 def _forget(connection: Connection) -> None:
-    if _Joined.world is connection:
-        _Joined.world = None
+    if connection in _JOINED:
+        _JOINED.clear()
 
 
-def _nothing() -> None:
-    """Leave a group of a world: there is nothing of its own to end."""
+SCHEME = "overlap"
+"""`init_process_group("overlap", init_method="overlap://")`."""
+
+_registered: list[str] = []
+
+
+def register_meeting() -> None:
+    """Make `init_method="overlap://"` known to torch; again does no harm."""
+    if not _registered:
+        register_rendezvous_handler(SCHEME, _meet)
+        _registered.append(SCHEME)
+
+
+def _meet(url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """Yield a store that all processes reach, the rank of this one, and how many there are.
+
+    Raises:
+        ValueError: If no launcher has started this process, or it does not say where they meet.
+    """
+    if "RANK" in os.environ:  # torchrun, or whoever does as it does
+        yield from rendezvous("env://", timeout=timeout, **more)
+        return
+    try:
+        place = find_place(os.environ)
+        if place is None:
+            raise ValueError("init_method: no launcher has started this process; use env:// or tcp://, with a rank")
+        yield _store(place, timeout), place.process, place.processes
+    except OverlapError as error:
+        raise ValueError(f"init_method: {error}") from error
+    raise RuntimeError("init_method: processes meet once by overlap://")
+
+
+def _store(place: Place, timeout: timedelta) -> dist.Store:
+    endpoint, listener = place.endpoint, None
+    if endpoint is None:
+        endpoint, _, listener = trio.run(introduced, place)
+    return dist.TCPStore(
+        *endpoint,
+        world_size=place.processes,
+        is_master=place.process == 0,
+        timeout=timeout,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )

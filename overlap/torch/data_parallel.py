@@ -13,7 +13,7 @@ from ..parallel.buckets.plan import BucketPlan
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .calling import users_frame
+from .issuing import users_frame
 from .model import Bucket, Model, OptimizerMaker, Unused, as_of_now
 from .tensors import view_of
 

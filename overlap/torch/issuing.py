@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import typing_extensions
 
 from ..errors import UsageError
 from ..runtime.group import Group
-from .calling import line_of, users_frame
-from .errors import backend_error
-from .options import reduction, seconds
 from .tensors import copy_blocks, flat_input, same_kind
-from .work import Handle, Joined
+from .work import Handle, Joined, backend_error
 
 Tensors = list[torch.Tensor]
 
@@ -115,3 +117,67 @@ def nested(tensors: Any, argument: str) -> Tensors:
     if len(tensors) != 1:
         raise ValueError(f"{argument}: expected one list, for the one CPU of this rank, got {len(tensors)}")
     return list(tensors[0])
+
+
+_Op = dist.ReduceOp.RedOpType
+# By `op.op`: a ReduceOp equals its RedOpType, but has another hash.
+_NAMES = {
+    _Op.SUM: "sum",
+    _Op.AVG: "mean",
+    _Op.PRODUCT: "prod",
+    _Op.MIN: "min",
+    _Op.MAX: "max",
+    _Op.BAND: "band",
+    _Op.BOR: "bor",
+    _Op.BXOR: "bxor",
+}
+
+
+def reduction(op: Any) -> tuple[str, Any]:
+    """Return the name of a reduction, and the factor by which each rank multiplies first, or None.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    kind = getattr(op, "op", op)
+    name = _NAMES.get(kind)
+    if name is not None:
+        return name, None
+    if kind == _Op.PREMUL_SUM and isinstance(op, dist.ReduceOp):
+        return "sum", op.__getstate__()[1]  # `op.factor` came with later versions than 2.7
+    raise ValueError(f"op: backend 'overlap' reduces by {', '.join(sorted(k.name for k in _NAMES))}, got {kind}")
+
+
+def seconds(timeout: timedelta | None, default: timedelta) -> float:
+    """Return a limit in seconds; what is not positive means the default."""
+    if timeout is None or timeout <= timedelta(0):
+        timeout = default
+    return timeout.total_seconds()
+
+
+# And what torch wraps its functions in: those that are deprecated, and contexts.
+_LIBRARIES = (
+    *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__))),
+    *(str(module.__file__) for module in (typing_extensions, warnings, contextlib)),
+)
+# By code object: whether it is torch's or ours. What a program has grows no further than its functions.
+_KNOWN: dict[CodeType, bool] = {}
+
+
+def users_frame() -> FrameType:
+    """Return the innermost frame that is neither torch's nor ours; the outermost one, where all are."""
+    frame = sys._getframe(1)
+    known = _KNOWN
+    while True:
+        code = frame.f_code
+        inside = known.get(code)
+        if inside is None:
+            inside = known[code] = code.co_filename.startswith(_LIBRARIES)
+        if not inside or frame.f_back is None:
+            return frame
+        frame = frame.f_back
+
+
+def line_of(frame: FrameType) -> str:
+    """Return the line of a frame as messages have it."""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

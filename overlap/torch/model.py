@@ -20,7 +20,7 @@ from ..parallel.buckets.plan import BucketPlan, plan_by_size
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .backend import world
-from .calling import users_frame
+from .issuing import users_frame
 from .tensors import view_of
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,22 +11,20 @@ import torch
 import torch.distributed as dist
 
 from ..runtime.group import Group
-from . import monitored
-from .copies import Copies
-from .messages import Messages
 from .reductions import Reductions
+from .transfers import Transfers
 from .work import Work
 
 
-class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ignore[misc]
+class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[misc]
     """One rank's view of a group, as torch wants it.
 
     Args:
         store: Of this group alone.
         group: Ours.
         timeout: How long an operation may take that names no limit.
-        leave: Is called when torch shuts the group down.
-        abort: Is called when torch gives it up, after its operations have failed.
+        leave: Called when torch shuts the group down; by default there is nothing to end.
+        abort: Called when torch gives it up, after its operations have failed.
     """
 
     def __init__(
@@ -34,8 +33,8 @@ class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ig
         group: Group,
         timeout: timedelta,
         *,
-        leave: Callable[[], None],
-        abort: Callable[[], None],
+        leave: Callable[[], None] | None = None,
+        abort: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(group.rank, group.size)  # with a store, no class of Python may be made from it
         self._store, self._group, self._timeout = store, group, timeout
@@ -105,12 +104,14 @@ class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ig
 
     def shutdown(self) -> None:
         """Leave the group; the last one of a world ends this process's part in it."""
-        self._leave()
+        if self._leave is not None:
+            self._leave()
 
     def abort(self) -> None:
         """Fail what is under way, here and on the other ranks of the group."""
         self._group.abort("the process group was aborted")
-        self._abort()
+        if self._abort is not None:
+            self._abort()
 
     def split_group(
         self,
@@ -130,7 +131,7 @@ class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ig
             return None
         part = self._group.group(new_ranks, name=group_name)
         store = dist.PrefixStore(f"{group_name or part.name}/", self._store)
-        made = ProcessGroup(store, part, timeout or self._timeout, leave=_nothing, abort=_nothing)
+        made = ProcessGroup(store, part, timeout or self._timeout)
         made._name, made._description = group_name or part.name, group_desc or "undefined"
         return made
 
@@ -168,8 +169,58 @@ class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ig
         """
         self._barriers += 1
         limit = self._timeout if timeout is None else timeout
-        monitored.barrier(self._store, self._group.rank, self._group.size, self._barriers, limit, every=wait_all_ranks)
+        key = f"overlap/monitored/{self._barriers}"
+        if self._group.rank == 0:
+            _look(self._store, key, self._group.size, limit, every=wait_all_ranks)
+        else:
+            _report(self._store, key, self._group.rank, limit)
 
 
-def _nothing() -> None:
-    """Leave a part of a group: there is nothing of its own to end."""
+def _report(store: dist.Store, key: str, rank: int, timeout: timedelta) -> None:
+    """Tell rank 0 that this rank has reached the barrier, and wait for the verdict."""
+    store.set(f"{key}/{rank}", "here")
+    verdict = b""
+    try:
+        # rank 0 may come late, and then waits as long for others
+        store.wait([f"{key}/verdict"], 2 * timeout)
+        verdict = store.get(f"{key}/verdict")
+    except (dist.DistStoreError, RuntimeError):
+        pass
+    if verdict != b"all":
+        raise dist.DistBackendError(
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+            f"rank 0: {verdict.decode() or 'it said nothing in time'}"
+        )
+
+
+def _look(store: dist.Store, key: str, size: int, timeout: timedelta, *, every: bool) -> None:
+    """Wait for all other ranks in the store, which works where operations hang; tell them the verdict."""
+    limit_ms = round(timeout.total_seconds() * 1000)
+    if timeout <= timedelta(0):
+        store.set(f"{key}/verdict", "rank 0 had no time")
+        raise dist.DistBackendError(f"Rank 0 timed out in monitoredBarrier after {limit_ms} ms: it had no time at all")
+    until = time.monotonic() + timeout.total_seconds()
+    missing: list[int] = []
+    for rank in range(1, size):
+        if not _came(store, f"{key}/{rank}", until):
+            missing.append(rank)
+            if not every:
+                break
+    if not missing:
+        store.set(f"{key}/verdict", "all")
+        return
+    who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    told = f"{who} failed to pass monitoredBarrier in {limit_ms} ms"
+    store.set(f"{key}/verdict", told)
+    raise dist.DistBackendError(told)
+
+
+def _came(store: dist.Store, key: str, until: float) -> bool:
+    left_s = until - time.monotonic()
+    try:
+        if left_s <= 0:
+            return bool(store.check([key]))
+        store.wait([key], timedelta(seconds=left_s))
+    except (dist.DistStoreError, RuntimeError):
+        return False
+    return True

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import trio
 
-from .errors import backend_error, timed_out
+from ..errors import DeadlineError
 
 
 class Handle(Protocol):
@@ -193,3 +193,18 @@ def _in_a_thread(begun: torch.futures.Future[None]) -> None:
 
 def _told(outcome: Any) -> None:
     """Take what a thread has returned; what callbacks raise is in the futures that `then` returned."""
+
+
+def backend_error(error: BaseException) -> BaseException:
+    """Return what to raise for an operation that failed with `error`, which becomes its cause."""
+    if not isinstance(error, Exception) or isinstance(error, dist.DistError):
+        return error
+    text = timed_out(error.timeout_s, error) if isinstance(error, DeadlineError) else str(error)
+    told: BaseException = dist.DistBackendError(text)
+    told.__cause__ = error
+    return told
+
+
+def timed_out(seconds: float | None, error: BaseException) -> str:
+    """Return the text of an error that came of waiting too long, in the words that programs look for."""
+    return f"backend 'overlap': Timed out after {seconds:g} s: {error}"
