@@ -2,8 +2,7 @@
 
 # The map of the building, in the order data flows:
 #
-#   front       the front doors: run();  settings: what can be said of a run;  config: what has been said, and by whom;
-#               requested: what it is asked to be in the end, by program, environment and command
+#   front       the front doors: run();  settings: every setting of a run;  config: their values and sources
 #   embedded/   the door for programs that own their main thread: connect()
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
@@ -35,7 +34,7 @@
 #   planning/   training steps of language models from a configuration, or from a recorded run
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
-#   options     how a value of the configuration is told from outside;  trace_files: where runs write their traces
+#   trace_files where runs write their traces
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, units, version   small things the others stand on
 

@@ -1,9 +1,9 @@
-"""The one description of a run: what has been said of each setting, and by whom.
+"""Configuration of a run: the value of each setting, and its source.
 
-The arguments of `run`, the options of `overlap run`, the environment and the launcher each say some of it. What they
-say is laid over each other, the first wins:
+The arguments of `run`, the options of `overlap run`, the environment and the launcher each set some values. The first
+source of this list that sets one wins:
 
-1. what a command imposes on every run of its program (`requested.overriding`);
+1. what a command imposes on every run of its program (`overriding`);
 2. the launcher that started several processes: how many ranks there are;
 3. the options of `overlap run`; then `OVERLAP_*` variables, `OVERLAP_RANKS` for `ranks` and so on; empty is unset;
 4. the arguments of `run`.
@@ -12,46 +12,50 @@ say is laid over each other, the first wins:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any, Self
 
 from . import trace_files
 from .errors import UsageError
-from .options import Option, text_of
-from .settings import Settings
+from .notice import notify
+from .settings import Option, Settings, text_of
+from .timeline.spans import Timeline
 
 ARGUMENT = "argument"
-"""Source of what the program gives to `run`."""
+"""Source of the values that the program passes to `run`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(Settings):
-    """What has been said of the settings, and by whom."""
+    """Settings of a run with their sources."""
 
-    # Who has said what: "argument", an option, a variable, or the launcher's name; what is open has none.
+    # The source of each value by name: "argument", an option, a variable, or a launcher.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
-    # -- where it comes from -----------------------------------------------------------------------------------------
+    # -- sources ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def options(cls) -> dict[str, Option]:
-        """Return how each field is told."""
+        """Return the option of each field."""
         return {each.name: each.metadata["option"] for each in fields(cls) if "option" in each.metadata}
 
     @classmethod
     def given(cls, source: str = ARGUMENT, **values: Any) -> Self:
-        """Return what one source says; None says nothing."""
+        """Return the settings of one source; None leaves one open."""
         said = {name: value for name, value in values.items() if value is not None}
         return cls(**said, sources=dict.fromkeys(said, source))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Read the variables.
+        """Read the environment variables.
 
         Raises:
-            UsageError: If a value cannot be meant; names the variable and the value.
+            UsageError: If a value is impossible; names the variable and the value.
         """
         told = {
             name: (variable_of(name), one.read)
@@ -64,7 +68,7 @@ class RunConfig(Settings):
         return cls(**values, sources={name: _source(name, environ, variable) for name, (variable, _) in told.items()})
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that say the same."""
+        """Return the environment variables that describe this configuration."""
         return {
             variable_of(name): text_of(getattr(self, name))
             for name, one in self.options().items()
@@ -72,25 +76,25 @@ class RunConfig(Settings):
         }
 
     def over(self, other: Self) -> Self:
-        """Return this laid over another: what is open here is as there."""
+        """Return this configuration, with the values of another one where it leaves them open."""
         mine = {name: getattr(self, name) for name in self.options() if getattr(self, name) is not None}
         return replace(other, **mine, sources={**other.sources, **{n: s for n, s in self.sources.items() if n in mine}})
 
     def changed(self, source: str | None = None, /, **changes: Any) -> Self:
-        """Return this with some fields changed; without a source, those who have said them have meant it so."""
+        """Return a copy with some fields changed; without `source` the sources stay."""
         told = {} if source is None else dict.fromkeys(changes, source)
         return replace(self, **changes, sources={**self.sources, **told})
 
     def transport_options(self) -> dict[str, object]:
-        """Return what the transport between processes is told, as far as anybody has said it."""
+        """Return the given options of the transport between processes."""
         told = {name: getattr(self, name) for name, one in self.options().items() if one.wire}
         return {name: value for name, value in told.items() if value is not None}
 
     def tls_files(self) -> tuple[str, str, str] | None:
-        """Return the files with the certificate, its key and the trusted authorities; None: no encryption.
+        """Return the files of the certificate, its key and the trusted authorities; None without encryption.
 
         Raises:
-            UsageError: If there are some of them only.
+            UsageError: If only some of them are given.
         """
         if self.tls_cert and self.tls_key and self.tls_ca:
             return self.tls_cert, self.tls_key, self.tls_ca
@@ -98,13 +102,13 @@ class RunConfig(Settings):
             raise UsageError("TLS needs three files: OVERLAP_TLS_CERT, OVERLAP_TLS_KEY and OVERLAP_TLS_CA")
         return None
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- checks and text ---------------------------------------------------------------------------------------------
 
     def verify(self) -> None:
-        """Refuse what cannot be meant.
+        """Check every value.
 
         Raises:
-            UsageError: Naming the field and the value.
+            UsageError: Names the field and the value.
         """
         for name, one in self.options().items():
             if one.check is not None and getattr(self, name) is not None:
@@ -115,14 +119,14 @@ class RunConfig(Settings):
         self.tls_files()
 
     def told(self, *names: str) -> str:
-        """Return, for the end of an error, who has said these; nothing if it was the program itself."""
+        """Return, for the end of an error, the sources of some fields; nothing if it is the program itself."""
         said = {name: self.sources[name] for name in names if name in self.sources}
         if set(said.values()) <= {ARGUMENT}:
             return ""
         return f" ({', '.join(f'{name}: {source}' for name, source in said.items())})"
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each field that somebody can say: its name, its value, and who has said it."""
+        """Yield a line for each field that text can set: its name, its value and its source."""
         for name, one in self.options().items():
             if one.read is not None and not one.hidden:
                 value = getattr(self, name)
@@ -142,9 +146,9 @@ def _read(read: Callable[[str], object], text: str, variable: str) -> object:
         raise UsageError(f"{variable}: {error}") from None
 
 
-# -- what commands impose ------------------------------------------------------------------------------------------
+# -- settings that commands impose ---------------------------------------------------------------------------------
 
-_imposed: list[RunConfig] = []  # by `imposed`, the innermost last: it knows who has said what the variables say
+_imposed: list[RunConfig] = []  # by `imposed`, the innermost last; they know the sources of the variables
 
 
 def _source(name: str, environ: Mapping[str, str], variable: str) -> str:
@@ -155,7 +159,7 @@ def _source(name: str, environ: Mapping[str, str], variable: str) -> str:
 
 @contextmanager
 def imposed(config: RunConfig) -> Iterator[None]:
-    """Make the environment say exactly `config` for the block, and number its traces from the start."""
+    """Make the environment describe exactly `config` for the block, and number its traces from the start."""
     names = [variable_of(name) for name, one in config.options().items() if one.variable]
     before = {name: os.environ[name] for name in names if name in os.environ}
     _say(names, config.variables())
@@ -174,3 +178,107 @@ def _say(names: list[str], variables: Mapping[str, str]) -> None:
             os.environ[name] = variables[name]
         else:
             os.environ.pop(name, None)
+
+
+# -- the request of a run ------------------------------------------------------------------------------------------
+
+_OF_LAUNCHERS = frozenset(
+    f"OVERLAP_{name}"
+    for name in (
+        *("SECRET", "SECRET_FILE", "RDZV_ENDPOINT", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "JOB"),
+        *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID", "RESTART"),
+    )
+)  # further variables of `overlap.processes.place`
+
+
+_warned: set[str] = set()
+_overriding: ContextVar[Callable[[RunConfig], RunConfig] | None] = ContextVar("overriding", default=None)
+
+
+@contextmanager
+def overriding(
+    *, revise: Callable[[RunConfig], RunConfig] | None = None, watcher: Callable[[Timeline], None] | None = None
+) -> Iterator[None]:
+    """Revise the configuration of every `run` in the block, after its arguments and the environment.
+
+    Args:
+        revise: Takes the requested configuration and returns the one to run.
+        watcher: Takes the timeline of each run.
+    """
+
+    def overrule(asked: RunConfig) -> RunConfig:
+        wanted = asked if revise is None else revise(asked)
+        return wanted if watcher is None else replace(wanted, watcher=watcher)
+
+    token = _overriding.set(overrule)
+    try:
+        yield
+    finally:
+        _overriding.reset(token)
+
+
+def requested(main: object, args: tuple[object, ...], asked: RunConfig) -> RunConfig:
+    """Return the configuration of a run: that of the environment over that of the program, revised by `overriding`.
+
+    Args:
+        main: The program of each rank.
+        args: Its arguments after the rank.
+        asked: The configuration that the program passes to `run`.
+
+    Raises:
+        UsageError: If a value or `main` cannot be used.
+    """
+    warn_of_unknown_variables()
+    told = RunConfig.from_environment()
+    wanted = told.over(asked)
+    if told.trace is not None:
+        wanted = wanted.changed(trace=trace_files.next_path(str(told.trace)))
+    overrule = _overriding.get()
+    if overrule is not None:
+        wanted = overrule(wanted)
+    _check_main(main, args)
+    wanted.verify()
+    return wanted
+
+
+def _check_main(main: object, args: tuple[object, ...]) -> None:
+    if not callable(main):
+        raise UsageError(f"main: expected an async function, got {type(main).__name__}")
+    try:
+        taking = signature(main)
+    except ValueError:  # functions written in C have none
+        return
+    try:
+        taking.bind(None, *args)
+    except TypeError as error:
+        name, more = getattr(main, "__name__", "main"), f" and {len(args)} further arguments" if args else ""
+        raise UsageError(f"main: {name}{taking} is called with the rank{more}: {error}") from None
+
+
+# -- unknown variables ---------------------------------------------------------------------------------------------
+
+
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a line for each unknown variable `OVERLAP_*`, with the most similar known one.
+
+    Processes that a launcher has started return nothing: the launcher has checked their variables.
+    """
+    known = {*_OF_LAUNCHERS, *(variable_of(name) for name, one in RunConfig.options().items() if one.variable)}
+    unknown = sorted(name for name in environ if name.startswith("OVERLAP_") and name not in known)
+    if environ.get("OVERLAP_MEMBER_PID"):
+        return []
+    return [f"{name} is no setting, and says nothing{_meant(name, known)}" for name in unknown]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    own = sorted(each.removeprefix("OVERLAP_") for each in known)  # the common prefix would make all names similar
+    close = get_close_matches(name.removeprefix("OVERLAP_"), own, n=1, cutoff=0.7)
+    return f"; did you mean OVERLAP_{close[0]}?" if close else ""
+
+
+def warn_of_unknown_variables() -> None:
+    """Tell the user about unknown variables, once in a process."""
+    for line in unknown_variables():
+        if line not in _warned:
+            _warned.add(line)
+            notify(line)

@@ -1,35 +1,196 @@
-"""Every setting of a run: its name, how it is told from outside, what may be said, and what holds if nobody does."""
+"""Settings of a run: how each one is told from outside, which values it takes, and what holds where nobody sets it."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from os import PathLike
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 from transports import Transport
 
-from .config_checks import (
-    check_algorithm,
-    check_cluster,
-    check_data_check,
-    check_folder,
-    check_outage,
-    check_ranks,
-    check_seconds,
-    check_trace,
-    check_trace_steps,
-    check_wires,
-)
-from .options import count, index, option, parse_check, parse_nodes, parse_rails, parse_transport, seconds, switch
+from .errors import UsageError
+from .timeline.recording import KeptSteps
 from .timeline.spans import Timeline
-from .units import parse_bytes
+from .units import count, index, parse_bytes, seconds, switch
 
 if TYPE_CHECKING:
     import topology
 
     from .simulation.simulated_backend import Virtual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """The way a setting is told: as an option of a command, and as an environment variable."""
+
+    # Converts text to a value, or raises `UsageError`; None: text cannot set it.
+    read: Callable[[str], object] | None = None
+    metavar: str | None = None  # The name of the value in the help; None for a switch
+    help: str = ""  # One line
+    off: str | None = None  # Help of `--no-...`, which sets a switch to False
+    default: str = "-"  # The value in words where nobody sets it; "-" is none
+    flag: str | None = None  # The option, if it is not made of the field's name
+    variable: bool = True  # Whether the environment variable `OVERLAP_<NAME>` sets it
+    nodes: bool = False  # Whether it concerns several processes
+    wire: bool = False  # Whether it is passed on to the transport that joins them
+    hidden: bool = False  # Whether the help leaves it out
+    repeated: bool = False  # Whether the option may be given several times; its value is a list
+    check: Callable[[Any], object] | None = None  # Raises `UsageError` for values that cannot be used, from any source
+
+
+def option(**details: Any) -> Any:
+    """Return a dataclass field that is None unless somebody sets it; takes the arguments of `Option`."""
+    return field(default=None, metadata={"option": Option(**details)})
+
+
+# -- values as text --------------------------------------------------------------------------------------------------
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+
+
+class NodeCount(int):
+    """The largest number of nodes of a run, and the smallest number with which it may go on."""
+
+    fewest: int  # The smallest number
+
+    def __new__(cls, most: int, fewest: int | None = None) -> Self:
+        """Return a count; by default all nodes are needed."""
+        made = super().__new__(cls, most)
+        made.fewest = most if fewest is None else fewest
+        return made
+
+    def __str__(self) -> str:
+        return repr(int(self)) if self.fewest == self else f"{self.fewest}:{int(self)}"
+
+
+def parse_nodes(text: str) -> NodeCount:
+    """Read "4" as a number of nodes, and "2:4" as from two to four."""
+    fewest, colon, most = text.rpartition(":")
+    if not colon:
+        return NodeCount(count(text))
+    try:
+        found = NodeCount(count(most), count(fewest))
+    except UsageError:
+        raise UsageError(f"expected a positive integer, or a range such as 2:4, got {text!r}") from None
+    if found.fewest > found:
+        raise UsageError(f"expected a range such as 2:4, the smaller number first, got {text!r}")
+    return found
+
+
+def parse_rails(text: str) -> int | tuple[str, ...]:
+    """Read "4" as a number of connections and "eth0,eth1" as interfaces."""
+    if text.strip().isdecimal() and int(text) > 0:
+        return int(text)
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) < len(names) or any(_NUMBER.fullmatch(name) for name in names):
+        raise UsageError(f"expected a positive number, or different interfaces such as eth0,eth1, got {text!r}")
+    return names
+
+
+def parse_transport(text: str) -> str:
+    """Read the name of a transport, one that the registry knows; "auto" leaves the choice."""
+    from transports import registry
+
+    try:
+        if text != "auto":
+            registry.check(text)
+    except registry.UnknownTransportError as error:
+        raise UsageError(str(error).replace("known are ", "known are auto, ", 1)) from None
+    return text
+
+
+def text_of(value: object) -> str:
+    """Write a value so that it is read back."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+# -- checks of values, whoever gave them -----------------------------------------------------------------------------
+
+_LONGEST_OUTAGE_S = 15  # seconds after which a process without rails is lost (`transports.efa`)
+
+
+def check_ranks(ranks: object) -> None:
+    """Refuse everything but a positive integer."""
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise UsageError(f"ranks: expected a positive integer, got {ranks!r}")
+
+
+def check_seconds(name: str, given_s: object) -> None:
+    """Refuse everything but a positive number of seconds."""
+    if not isinstance(given_s, Real) or isinstance(given_s, bool) or not float(given_s) > 0:
+        raise UsageError(f"{name}: expected a positive number of seconds, got {given_s!r}")
+
+
+def check_outage(given_s: object) -> None:
+    """Refuse outages that are longer than connections for data are dialled."""
+    check_seconds("outage_s", given_s)
+    if not 1 <= cast(float, given_s) <= _LONGEST_OUTAGE_S:
+        raise UsageError(f"outage_s: expected from 1 to {_LONGEST_OUTAGE_S} seconds, got {given_s:g}")
+
+
+def check_trace(trace: object) -> None:
+    """Refuse everything but a file in an existing folder."""
+    if not isinstance(trace, (str, PathLike)) or not os.fspath(trace):
+        raise UsageError(f"trace: expected the name of a file, got {trace!r}")
+    if not Path(trace).parent.is_dir():
+        raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
+
+
+def check_trace_steps(steps: object) -> None:
+    """Refuse texts that do not select steps of a run."""
+    try:
+        KeptSteps.parse(str(steps))
+    except ValueError as error:
+        raise UsageError(f"trace_steps: {error}") from None
+
+
+def check_data_check(check: object) -> None:
+    """Refuse every check of sent data but "nan"."""
+    if check != "nan":
+        raise UsageError(f"check: expected 'nan', got {check!r}")
+
+
+def check_folder(name: str, folder: str) -> None:
+    """Refuse paths of files."""
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise UsageError(f"{name}: {folder} is no folder")
+
+
+def check_cluster(cluster: object) -> None:
+    """Refuse everything but a cluster or its name."""
+    if isinstance(cluster, str):
+        return
+    import topology  # not at the top: a program that only imports us should not load the machines
+
+    if not isinstance(cluster, topology.Cluster):
+        raise UsageError(f"cluster: expected a cluster or its name, got {cluster!r}")
+
+
+def check_algorithm(name: str) -> None:
+    """Refuse unknown algorithms."""
+    from .cost import select  # loads all generators
+
+    select.check_algorithm(name)
+
+
+def check_wires(wires: object) -> None:
+    """Refuse everything but a transport or a function that makes one."""
+    if not isinstance(wires, Transport) and not callable(wires):
+        named = f"; those that have names are given by --transport {wires}" if isinstance(wires, str) else ""
+        raise UsageError(
+            f"transport: expected a transport, or a function that makes one of another, got {wires!r}{named}"
+        )
+
+
+# -- the settings ----------------------------------------------------------------------------------------------------
 
 Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
 """A transport, or a function that puts one around the transport that the world would have."""
@@ -37,9 +198,9 @@ Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to run; None leaves it open. What each field means stands in its help.
+    """Settings of a run; None leaves one open. The help of each field says what it means.
 
-    A field is all there is to a setting: its option, its variable, the help and the checks follow from it.
+    Option, environment variable, help and checks of a setting follow from its field alone.
     """
 
     ranks: int | None = option(
@@ -212,14 +373,14 @@ class Settings:
     )  # fmt: skip
     unannounced: bool | None = option(
         read=switch, nodes=True, variable=False, hidden=True
-    )  # a command of ours says why
+    )  # a command that starts this one reports the end
     grace_s: float | None = option(
         default="10",
         read=seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10", nodes=True,
         variable=False,
     )  # fmt: skip
     check: str | None = option(
-        default="nothing", read=parse_check, metavar="nan", check=check_data_check,
+        default="nothing", read=str, metavar="nan", check=check_data_check,
         help="fail the first rank that sends a NaN or an infinity: nan",
     )  # fmt: skip
     flight_dir: str | None = option(

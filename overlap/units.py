@@ -1,7 +1,8 @@
-"""Sizes and times as people write them, and paragraphs of text. GB is 10**9 bytes, GiB is 2**30."""
+"""Sizes, times and numbers as people write them, and paragraphs of text. GB is 10**9 bytes, GiB is 2**30."""
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 
@@ -52,3 +53,40 @@ def format_ns(duration_ns: float) -> str:
 def wrapped(text: str, width: int = 80, *, first: str = "", rest: str = "") -> list[str]:
     """Return a paragraph as lines of at most `width` columns, broken at blanks only; `first` and `rest` begin them."""
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+# -- numbers and switches ----------------------------------------------------------------------------------------------
+
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def count(text: str) -> int:
+    """Read a positive whole number."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise UsageError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def index(text: str) -> int:
+    """Read a whole number that may be 0."""
+    if not text.isdecimal():
+        raise UsageError(f"expected 0 or more, got {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UsageError(f"expected a positive number of seconds, got {text!r}")
+    return value
+
+
+def switch(text: str) -> bool:
+    """Read yes or no."""
+    if text.lower() not in _YES + _NO:
+        raise UsageError(f"expected 1 or 0, got {text!r}")
+    return text.lower() in _YES

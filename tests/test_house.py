@@ -25,7 +25,7 @@ HOUSES = ("overlap", "topology", "transports")
 HOUSE = (
     ("topology", "transports"),
     ("overlap.errors",),
-    ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.options"),
+    ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics"),
     ("overlap.collectives", "overlap.data"),
     ("overlap.cost",),
     ("overlap.timeline", "overlap.trace_files"),
@@ -59,10 +59,8 @@ HOUSE = (
     ("overlap.runtime",),
     # simulated time, and other processes
     ("overlap.simulation", "overlap.remote"),
-    ("overlap.config_checks",),
     ("overlap.settings",),
     ("overlap.config",),
-    ("overlap.requested",),
     ("overlap.processes",),
     ("overlap.launch",),
     # the doors

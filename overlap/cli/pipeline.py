@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..parallel.schedules import FAMILIES, Durations, PipelineSchedule, make
-from .configoptions import index
+from .options import index
 
 SCHEMA_VERSION = 1
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""

@@ -14,7 +14,7 @@ from ..cost.parameters import itemsize_of
 from ..cost.select import DIRECT, NAMES, Plan, plan
 from ..errors import UsageError
 from ..units import format_bytes, format_ns, parse_bytes
-from .configoptions import index
+from .options import index
 from .stepgrid import step_grid
 
 SCHEMA_VERSION = 1

@@ -11,17 +11,16 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from io import StringIO
 from textwrap import fill as filled
 
-from ..config import RunConfig, imposed
+from ..config import RunConfig, imposed, warn_of_unknown_variables
 from ..errors import UsageError
 from ..launch.lifeline import take
 from ..notice import say
 from ..processes.place import find_place
 from ..processes.status import Status, status_of, tell_launcher
-from ..requested import warn_of_unknown_variables
 from ..signals import Terminated, obeying
-from .configoptions import add_options, given, variables
 from .failure import report
 from .nodes import among_nodes, boot, fitted, run_nodes, starts_nodes
+from .options import add_settings, given, variables
 from .output import output_path
 from .program import add_program, as_main, named, told_traces
 
@@ -55,7 +54,7 @@ Ctrl-C lets the nodes end in peace, a second one ends them at once.
 def fill(parser: argparse.ArgumentParser) -> None:
     """Tell the front door's parser what the command is for and what it takes."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    add_options(parser)
+    add_settings(parser)
     parser.add_argument(
         "--show-config", action="store_true", help="say what holds and who has said it, and run nothing"
     )

@@ -19,7 +19,7 @@ import numpy as np
 import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.requested import overriding
+from overlap.config import overriding
 from overlap.simulation import Profile
 from overlap.timeline.spans import Timeline
 from transports import LinkSpeed, NeuronLink, Paced

@@ -23,7 +23,7 @@ import numpy as np
 
 import topology
 from overlap import OverlapError, Rank, Virtual, parallel, run
-from overlap.requested import overriding
+from overlap.config import overriding
 from overlap.simulation import Profile
 from overlap.timeline.files.tracefile import read_trace
 from overlap.timeline.spans import Timeline

@@ -9,12 +9,11 @@ import pytest
 
 import overlap
 from overlap import UsageError, trace_files
-from overlap.cli.configoptions import add_options, flag_of, given, variables
-from overlap.config import RunConfig, imposed
-from overlap.config_checks import check_outage
-from overlap.options import count, option
+from overlap.cli.options import add_settings, flag_of, given, variables
+from overlap.config import RunConfig, imposed, requested, unknown_variables
 from overlap.processes.place import member_variables
-from overlap.requested import requested, unknown_variables
+from overlap.settings import check_outage, option
+from overlap.units import count
 
 FULL = RunConfig(
     ranks=4,
@@ -275,7 +274,7 @@ def no():
 
 def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
     parser = argparse.ArgumentParser()
-    add_options(parser, More)
+    add_settings(parser, More)
     assert "--colour-depth N" in parser.format_help()
     told = given(parser.parse_args(["--colour_depth", "8"]), More)
     assert (told.colour_depth, told.sources) == (8, {"colour_depth": "--colour-depth"})

@@ -268,7 +268,7 @@ def test_progress_on_a_terminal(overlap, script, monkeypatch):
         (["--sweep", "ms=1", "--sweep", "ms=2"], "--sweep: ms is there twice"),
         (["--sweep", "bucket_bytes=1", "--sweep", "bucket-bytes=2"], "--sweep: bucket_bytes is there twice"),
         (["--sweep", "nodes=one"], "nodes: expected a positive integer, got 'one'"),
-        (["--sweep", "peer_direct=perhaps"], "peer_direct: expected yes or no, got 'perhaps'"),
+        (["--sweep", "peer_direct=perhaps"], "peer_direct: expected 1 or 0, got 'perhaps'"),
         (["--sweep", "ms=1", "--trace", "sim.json"], "--trace: a sweep has many timelines"),
         (["--sweep", "ms=1", "--csv", "-", "--json", "-"], "--csv, --json: only one of them can be stdout"),
         (["--sweep", "ms=1", "--csv", "nowhere/rows.csv"], "--csv: cannot write into "),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.requested import overriding
+from overlap.config import overriding
 
 from .companies import by_sockets, in_memory, run_far
 from .worlds import run

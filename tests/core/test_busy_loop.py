@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.requested import overriding
+from overlap.config import overriding
 from overlap.runtime.blame import loop as loop_watch
 from overlap.runtime.blame import reports as world_member
 from overlap.runtime.blame import reports as world_watch

@@ -5,7 +5,7 @@ import pytest
 
 import overlap
 from overlap import UsageError
-from overlap.requested import overriding
+from overlap.config import overriding
 from overlap.timeline.spans import Timeline
 
 from .worlds import FEW_PATHS, run

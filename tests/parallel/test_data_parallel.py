@@ -8,8 +8,8 @@ import pytest
 
 import overlap
 from overlap import parallel
+from overlap.config import overriding
 from overlap.parallel.buckets import averaged
-from overlap.requested import overriding
 
 from ..core.companies import by_sockets, run_far
 from ..core.worlds import TIMEOUT_S, failing

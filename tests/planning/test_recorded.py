@@ -9,9 +9,9 @@ import pytest
 
 import overlap
 from overlap.cli.simulate import fill, main
+from overlap.config import overriding
 from overlap.planning import Layout, load, train
 from overlap.planning.recorded import growth_of, play, tape_of
-from overlap.requested import overriding
 from overlap.timeline import median_step, merged, read_trace, verdict_of, write_trace
 from tests.timeline import programs
 from tests.timeline.made import comm, compute, timeline_of

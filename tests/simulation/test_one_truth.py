@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.requested import overriding
+from overlap.config import overriding
 from overlap.runtime.engine.real_engine import RealEngine
 from overlap.runtime.world import World
 from overlap.simulation import Profile

@@ -10,7 +10,7 @@ import pytest
 
 import overlap
 import topology
-from overlap.requested import overriding
+from overlap.config import overriding
 from overlap.timeline.spans import Timeline
 
 T = TypeVar("T")

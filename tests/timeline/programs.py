@@ -4,7 +4,7 @@ import numpy as np
 
 import overlap
 from overlap import Virtual
-from overlap.requested import overriding
+from overlap.config import overriding
 
 MIB = 1 << 18  # elements of float32
 

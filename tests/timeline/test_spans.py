@@ -127,7 +127,7 @@ def test_a_compute_knows_where_and_when_it_was_issued():
 
 
 def test_a_message_is_of_two_ranks_and_a_compute_has_its_line():
-    from overlap.requested import overriding
+    from overlap.config import overriding
 
     seen: list[Timeline] = []
 

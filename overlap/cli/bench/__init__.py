@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from ...errors import UsageError
-from ..configoptions import count, transport
+from ..options import count, transport
 
 BOTH = "both"
 """Value of a setting that `tests.benchmarks.versus` compares on and off."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ... import UsageError
 from ...cost.select import check_algorithm
-from ...options import parse_rails
+from ...settings import parse_rails
 from ...units import format_bytes, parse_bytes
 from .cases import Case
 from .measuring import NodeLayout

@@ -17,8 +17,8 @@ from ...errors import UsageError
 from ...timeline import Timeline
 from ...timeline.files.tracefile import write_trace
 from ...units import parse_bytes
-from ..configoptions import count
 from ..console import Console
+from ..options import count
 from .report import drawings, gain, introduction, judged, progress, summary
 from .training import Task, compare, fitting_bandwidth
 

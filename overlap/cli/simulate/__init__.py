@@ -17,12 +17,13 @@ from contextlib import nullcontext, redirect_stdout
 from ...errors import UsageError
 from ...notice import notify
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
+from ..options import add_options, values
 from ..output import output_path, written
 from ..program import Program, add_program, named, told_traces
 from .page import assumptions, described, drawing, page, wrapped
 from .points import Point, axes, points
 from .recorded import add_recorded, is_recorded, recorded
-from .setting import PARAMETERS, Setting, add_options, given
+from .setting import PARAMETERS, Setting
 from .simulation import SAMPLES, Simulation, simulate
 from .sweep import SweepRow, best, sweep
 from .sweep_table import csv_text, json_rows, table
@@ -74,7 +75,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", metavar="FILE", help="write the rows of a sweep there; - is stdout")
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters only")
-    add_options(parser)
+    group = parser.add_argument_group("the cluster and what is assumed of it; each NAME can also be swept")
+    add_options(group, PARAMETERS)
     add_recorded(parser)
     add_training(parser)
     add_program(parser)
@@ -94,14 +96,14 @@ def main(args: argparse.Namespace) -> int:
             setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
     if asks_for_training(args):
         args.trace = output_path(args.trace)
-        return simulate_training(args, given(args))
+        return simulate_training(args, values(args, PARAMETERS))
     return _sweep(args) if args.sweep else _once(args)
 
 
 def _once(args: argparse.Namespace) -> int:
     if args.csv is not None:
         raise UsageError("--csv: only a --sweep has rows")
-    setting, program, trace = Setting.of(given(args)), _program(args), output_path(args.trace)
+    setting, program, trace = Setting.of(values(args, PARAMETERS)), _program(args), output_path(args.trace)
     aside = redirect_stdout(sys.stderr) if args.json == _STDOUT else nullcontext()
     with aside, told_traces(args.trace, trace, verdict=False):
         simulation = simulate(program, setting, trace=trace)
@@ -142,7 +144,7 @@ def _sweep(args: argparse.Namespace) -> int:
         raise UsageError("--trace: a sweep has many timelines; simulate one point with --trace")
     if args.csv == args.json == _STDOUT:
         raise UsageError("--csv, --json: only one of them can be stdout")
-    swept, fixed = axes(args.sweep), given(args)
+    swept, fixed = axes(args.sweep), values(args, PARAMETERS)
     program = _program(args)  # or refuse, before anything runs
     grid = list(points(swept, fixed))
 

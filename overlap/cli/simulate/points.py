@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ...errors import UsageError
-from .setting import PARAMETERS, Parameter
+from .setting import PARAMETERS, value_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class SweepAxis:
     """One parameter and the values that it takes."""
 
     name: str  # As the user writes it
-    parameter: Parameter | None  # Of the simulation; None if it is the program's
+    parameter: str | None  # Its name as a parameter of the simulation; None if it is the program's
     texts: tuple[str, ...]  # The values, as the user writes them
 
     @classmethod
@@ -31,7 +31,8 @@ class SweepAxis:
             raise UsageError(f"--sweep: expected NAME=V,V,... such as nodes=1,2,4, got {text!r}")
         if len(set(texts)) < len(texts):
             raise UsageError(f"--sweep: {text!r} has a value twice")
-        return cls(name=name, parameter=PARAMETERS.get(name.replace("-", "_")), texts=texts)
+        known = name.replace("-", "_")
+        return cls(name=name, parameter=known if known in PARAMETERS else None, texts=texts)
 
     @property
     def option(self) -> str:
@@ -74,7 +75,7 @@ def points(swept: Sequence[SweepAxis], fixed: Mapping[str, object]) -> Iterator[
     """
     for texts in product(*(axis.texts for axis in swept)):
         chosen = list(zip(swept, texts, strict=True))
-        values = {axis.parameter.name: axis.parameter.value(text) for axis, text in chosen if axis.parameter}
+        values = {axis.parameter: value_of(axis.parameter, text) for axis, text in chosen if axis.parameter}
         yield Point(
             texts={axis.name: text for axis, text in chosen},
             values={**fixed, **values},

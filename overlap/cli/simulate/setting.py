@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import topology
 
@@ -14,123 +13,84 @@ from ...config import RunConfig
 from ...cost.select import check_algorithm
 from ...errors import UsageError
 from ...processes.world_setup import DEFAULT_RANKS, cluster_of
+from ...settings import Option
 from ...simulation import Profile, Roofline
 from ...simulation.conditions import ALL
-from ..configoptions import count
-
-Value: TypeAlias = "str | int | float | bool | tuple[str, float]"
+from ...units import count, switch
 
 COMPUTE_CLASSES = ("flops", "memory", "seconds", ALL)
-"""What computes can be limited by: `overlap.simulation.compute_cost.ComputeClass`, or all of them."""
-
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """Something that can be set."""
-
-    name: str  # As a sweep calls it; as an option it has dashes
-    help: str  # What it does
-    read: Callable[[str], Value]  # Makes a value of text; raises argparse.ArgumentTypeError if it cannot be meant
-    metavar: str | None = None  # What a value is; None for a switch
-    repeated: bool = False  # Whether the option may be given several times
-
-    @property
-    def option(self) -> str:
-        """The option of the command line."""
-        return "--" + self.name.replace("_", "-")
-
-    def value(self, text: str) -> Value:
-        """Read a value.
-
-        Raises:
-            UsageError: If it cannot be meant; names the parameter.
-        """
-        try:
-            return self.read(text)
-        except argparse.ArgumentTypeError as error:
-            raise UsageError(f"{self.name}: {error}") from None
+"""Limits of computes: `overlap.simulation.compute_cost.ComputeClass`, or all of them."""
 
 
 def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+        raise UsageError(f"expected a number, got {text!r}") from None
 
 
 def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
-
-
-def _yes_or_no(text: str) -> bool:
-    if text.lower() not in _YES + _NO:
-        raise argparse.ArgumentTypeError(f"expected yes or no, got {text!r}")
-    return text.lower() in _YES
+        raise UsageError(f"expected an integer, got {text!r}") from None
 
 
 def _factor(text: str) -> tuple[str, float]:
     name, equals, factor = text.rpartition("=")
     if not equals or not name:
-        raise argparse.ArgumentTypeError(f"expected NAME=FACTOR, such as all_reduce=1.2, got {text!r}")
+        raise UsageError(f"expected NAME=FACTOR, such as all_reduce=1.2, got {text!r}")
     return name, _number(factor)
 
 
 def _slow_compute(text: str) -> tuple[str, float]:
     name, factor = _factor(text)
     if name not in COMPUTE_CLASSES:
-        raise argparse.ArgumentTypeError(f"{name!r} is no class of computes; known are {', '.join(COMPUTE_CLASSES)}")
+        raise UsageError(f"{name!r} is no class of computes; known are {', '.join(COMPUTE_CLASSES)}")
     return name, factor
 
 
-_ALL = (
-    Parameter(name="cluster", read=str, metavar="NAME", help='such as "trn2.48xlarge x4"; default: the program\'s'),
-    Parameter(name="nodes", read=count, metavar="N", help="how many of them"),
-    Parameter(name="lnc", read=count, metavar="N", help="physical cores per logical core"),
-    Parameter(name="ranks", read=count, metavar="N", help="how many; default: all that fit if the cluster is set here"),
-    Parameter(name="algorithm", read=str, metavar="A", help="use this algorithm wherever it exists, such as ring"),
-    Parameter(name="dtype", read=str, metavar="TYPE", help="that ranks compute in"),
-    Parameter(name="efficiency", read=_number, metavar="E", help="share of the peak that computes reach"),
-    Parameter(name="memory_efficiency", read=_number, metavar="E", help="the same of memory bandwidth"),
-    Parameter(name="profile", read=str, metavar="TRACE", help="computes take what those of their name took in TRACE"),
-    Parameter(name="peer_direct", read=_yes_or_no, help="network adapters read device memory (default)"),
-    Parameter(name="shapes_only", read=_yes_or_no, help="arrays have shape and dtype, and no data"),
-    Parameter(
-        name="alike",
+PARAMETERS: Mapping[str, Option] = {
+    "cluster": Option(read=str, metavar="NAME", help='such as "trn2.48xlarge x4"; default: the program\'s'),
+    "nodes": Option(read=count, metavar="N", help="how many of them"),
+    "lnc": Option(read=count, metavar="N", help="physical cores per logical core"),
+    "ranks": Option(read=count, metavar="N", help="how many; default: all that fit if the cluster is set here"),
+    "algorithm": Option(read=str, metavar="A", help="use this algorithm wherever it exists, such as ring"),
+    "dtype": Option(read=str, metavar="TYPE", help="that ranks compute in"),
+    "efficiency": Option(read=_number, metavar="E", help="share of the peak that computes reach"),
+    "memory_efficiency": Option(read=_number, metavar="E", help="the same of memory bandwidth"),
+    "profile": Option(read=str, metavar="TRACE", help="computes take what those of their name took in TRACE"),
+    "peer_direct": Option(
+        read=switch, help="network adapters read device memory (default)", off="they copy through the host"
+    ),
+    "shapes_only": Option(read=switch, help="arrays have shape and dtype, and no data"),
+    "alike": Option(
         read=_integer,
         metavar="N",
         help="ranks of each of N equal blocks behave alike, and two of them run for all; shapes only",
     ),
-    Parameter(name="startup", read=_yes_or_no, help="each step starts a compiled program, at its published cost"),
-    Parameter(name="faults", read=_integer, metavar="SEED", help="things go wrong, by this seed: see overlap.Faults"),
-    Parameter(name="seed", read=_integer, metavar="N", help="of everything random"),
-    Parameter(name="jitter", read=_number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
-    Parameter(name="straggler_share", read=_number, metavar="S", help="share of the ranks that are slow"),
-    Parameter(name="straggler_factor", read=_number, metavar="F", help="how many times as long they compute"),
-    Parameter(name="slow_wire_share", read=_number, metavar="S", help="share of the wires that are slow"),
-    Parameter(name="slow_wire_factor", read=_number, metavar="F", help="share of their bandwidth that they have left"),
-    Parameter(
-        name="slow_compute",
+    "startup": Option(read=switch, help="each step starts a compiled program, at its published cost"),
+    "faults": Option(read=_integer, metavar="SEED", help="things go wrong, by this seed: see overlap.Faults"),
+    "seed": Option(read=_integer, metavar="N", help="of everything random"),
+    "jitter": Option(read=_number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
+    "straggler_share": Option(read=_number, metavar="S", help="share of the ranks that are slow"),
+    "straggler_factor": Option(read=_number, metavar="F", help="how many times as long they compute"),
+    "slow_wire_share": Option(read=_number, metavar="S", help="share of the wires that are slow"),
+    "slow_wire_factor": Option(read=_number, metavar="F", help="share of their bandwidth that they have left"),
+    "slow_compute": Option(
         read=_slow_compute,
         metavar="CLASS=F",
         repeated=True,
         help=f"computes take F times as long while their rank communicates; CLASS is {', '.join(COMPUTE_CLASSES)}",
     ),
-    Parameter(
-        name="slow_comm",
+    "slow_comm": Option(
         read=_factor,
         metavar="OP=F",
         repeated=True,
         help=f"collectives take F times as long while their ranks compute; OP is a name, send, or {ALL}",
     ),
-)  # fmt: skip
-
-PARAMETERS: Mapping[str, Parameter] = {parameter.name: parameter for parameter in _ALL}
-"""Everything that can be set, by name."""
+}
+"""Options of a simulation by name, each of which a sweep can vary."""
 
 _CONDITIONS = ("seed", "jitter", "straggler_share", "straggler_factor", "slow_wire_share", "slow_wire_factor")
 _ASSUMED = ("dtype", "efficiency", "memory_efficiency", "profile", "peer_direct", "shapes_only", "alike", "startup")
@@ -140,26 +100,18 @@ _WHERE = ("cluster", *_SIZE)
 LOCAL = "local"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each parameter."""
-    group = parser.add_argument_group("the cluster and what is assumed of it; each NAME can also be swept")
-    for each in _ALL:
-        if each.metavar is None:
-            group.add_argument(each.option, dest=each.name, action="store_true", default=None, help=each.help)
-        else:
-            action = "append" if each.repeated else "store"
-            group.add_argument(
-                each.option, dest=each.name, type=each.read, metavar=each.metavar, action=action, help=each.help
-            )
-    group.add_argument(
-        "--no-peer-direct", dest="peer_direct", action="store_false", default=None, help="they copy through the host"
-    )
+def value_of(name: str, text: str) -> object:
+    """Read the value of a parameter.
 
-
-def given(args: argparse.Namespace) -> dict[str, object]:
-    """Return the parameters that the command line sets."""
-    values = {name: getattr(args, name) for name in PARAMETERS}
-    return {name: value for name, value in values.items() if value is not None}
+    Raises:
+        UsageError: If the text cannot be read; names the parameter.
+    """
+    read = PARAMETERS[name].read
+    assert read is not None
+    try:
+        return read(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

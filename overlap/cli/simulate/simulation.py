@@ -7,9 +7,8 @@ from time import perf_counter
 
 from topology import Cluster
 
-from ...config import RunConfig, imposed
+from ...config import RunConfig, imposed, overriding
 from ...errors import UsageError
-from ...requested import overriding
 from ...timeline.spans import Timeline
 from ..program import Program, as_main
 from .setting import Setting

@@ -22,8 +22,8 @@ from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, ORDERS
 from ...planning.search import FREE, Candidate, Found, candidates, search
 from ...planning.sensitivity import Sensitivity, sensitivities
 from ...units import parse_bytes
-from ..configoptions import as_argument, count
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
+from ..options import as_argument, count
 from ..output import written
 from .setting import Setting
 from .training_json import described

@@ -11,7 +11,7 @@ from statistics import median
 import topology
 from overlap import Virtual, run
 from overlap.cli.bench.sampling import Times
-from overlap.requested import overriding
+from overlap.config import overriding
 from overlap.simulation import Profile
 from overlap.timeline.files.tracefile import read_trace
 from overlap.timeline.spans import Timeline

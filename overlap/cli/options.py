@@ -1,0 +1,99 @@
+"""Options of commands, made from `Option` records: those of a run's settings, and those of other commands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from .. import units
+from ..config import RunConfig, variable_of
+from ..errors import UsageError
+from ..settings import Option, parse_transport
+
+
+def as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader whose `UsageError` argparse reports with the name of the option."""
+
+    def reading(text: str) -> Any:
+        try:
+            return read(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return reading
+
+
+count, index, seconds = as_argument(units.count), as_argument(units.index), as_argument(units.seconds)
+transport = as_argument(parse_transport)
+
+
+def add_options(
+    to: argparse.ArgumentParser | argparse._ArgumentGroup, options: Mapping[str, Option], *, prefix: str = ""
+) -> None:
+    """Add options to a parser or a group; a name may be written with dashes or with underscores.
+
+    Args:
+        to: The parser or group.
+        options: By name.
+        prefix: Begins the names in the parsed namespace, so that two options may have one name.
+    """
+    for name, one in options.items():
+        if one.read is not None:
+            _add(to.add_argument, name, one, prefix + name)
+
+
+def values(args: argparse.Namespace, options: Mapping[str, Option], *, prefix: str = "") -> dict[str, Any]:
+    """Return the values of the given options by name."""
+    told = {name: getattr(args, prefix + name) for name, one in options.items() if one.read is not None}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def flag_of(name: str, one: Option) -> str:
+    """Return the option of a field."""
+    return one.flag or f"--{name.replace('_', '-')}"
+
+
+def _add(add: Callable[..., object], name: str, one: Option, dest: str) -> None:
+    help = argparse.SUPPRESS if one.hidden else one.help
+    flag = flag_of(name, one)
+    if one.metavar is None:
+        _put(add, flag, dest=dest, action="store_true", default=None, help=help)
+        if one.off is not None:
+            _put(add, f"--no-{flag[2:]}", dest=dest, action="store_false", default=None, help=one.off)
+    else:
+        assert one.read is not None
+        action = "append" if one.repeated else "store"
+        _put(add, flag, dest=dest, type=as_argument(one.read), metavar=one.metavar, action=action, help=help)
+
+
+def _put(add: Callable[..., object], flag: str, **details: Any) -> None:
+    add(flag, **details)
+    if "-" in flag[2:]:
+        add(f"--{flag[2:].replace('-', '_')}", **details | {"help": argparse.SUPPRESS})
+
+
+# -- settings of a run -----------------------------------------------------------------------------------------------
+
+
+def add_settings(parser: argparse.ArgumentParser, config: type[RunConfig] = RunConfig) -> None:
+    """Add an option for each setting that text can set, those of several processes in a group of their own."""
+    told = config.options()
+    add_options(parser, {name: one for name, one in told.items() if not one.nodes})
+    group = parser.add_argument_group("several processes, one for each node")
+    add_options(group, {name: one for name, one in told.items() if one.nodes})
+
+
+def given(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunConfig:
+    """Return the settings that options give, with the options as their sources."""
+    told = config.options()
+    said = values(args, told)
+    flags = {name: flag_of(name, one) for name, one in told.items()}
+    negated = {name: f"--no-{flags[name][2:]}" for name, value in said.items() if value is False}
+    return replace(config.given(**said), sources={name: negated.get(name, flags[name]) for name in said})
+
+
+def variables(config: type[RunConfig] = RunConfig) -> list[str]:
+    """Return the names of the environment variables, in order."""
+    return [variable_of(name) for name, one in config.options().items() if one.variable and one.read is not None]
