@@ -10,13 +10,12 @@ from ..collectives.generators import generate
 from ..collectives.placement import place
 from ..collectives.schedule import ROOTED
 from ..errors import UsageError
+from .composed import rooted_options, two_level_options
 from .flat import PlanRequest, flat_options
 from .geometry import Geometry
-from .hierarchy import two_level_options
 from .option import Flat, Option, Rejected
 from .parameters import Parameters, parameters
 from .placed import Placed, on
-from .rooted import rooted_options
 from .rounds import Rounds, rounds
 from .shortcut import short_cut_options
 from .sliced import Sliced

@@ -8,7 +8,7 @@ from functools import partial
 
 from ..collectives.generators import GENERATORS, generate
 from ..collectives.generators.along_rings import Rings
-from ..collectives.generators.composed import KINDS
+from ..collectives.generators.composed import PHASES
 from ..collectives.generators.families import READINGS, SLICED
 from ..collectives.generators.rank_order import ONLY_FOR_ORDER as _FOR_ORDER
 from ..collectives.placement import Placement
@@ -87,7 +87,7 @@ def too_wide(request: PlanRequest) -> bool:
     """Return whether a group has so many ranks that only what has two levels is looked at, and has two levels."""
     g = request.geometry
     named = request.algorithm is not None or request.exact
-    return not named and request.collective in KINDS and g.size > _MOST_LEVEL and g.why_not_by_node() is None
+    return not named and request.collective in PHASES and g.size > _MOST_LEVEL and g.why_not_by_node() is None
 
 
 WIDE = f"of more than {_MOST_LEVEL} ranks only what has two levels is looked at"

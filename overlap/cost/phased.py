@@ -2,15 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import lru_cache
 from math import inf
+from typing import TypeAlias
+
+import numpy as np
 
 from ..collectives.schedule import Schedule
-from .inslices import Uses, in_slices_s, uses
 from .maxplus import CostBreakdown
 from .option import Option, Part, Price
 from .parameters import Parameters
+
+Uses: TypeAlias = tuple[tuple[float, ...], ...]
+"""(resources, phases) What each phase takes of a resource while it works, as a share of what it takes of its most."""
+
+# Shares that differ by less are the same: of nodes that are alike, whose sums were added up in another order.
+_DIGITS = 9
+
+
+def apart(phases: int) -> Uses:
+    """Return the uses of phases that share nothing."""
+    return tuple(tuple(float(row == column) for column in range(phases)) for row in range(phases))
+
+
+def uses(parts: Sequence[Part]) -> Uses:
+    """Return what some phases take of everything that can bound them together; what binds less than another is left
+    out.
+    """
+    busy_s = [part.busy_s_per_slot for part in parts]
+    busy = np.zeros((max(len(each) for each in busy_s), len(parts)))
+    for column, each in enumerate(busy_s):
+        busy[: len(each), column] = each
+    used = busy[busy.any(axis=1)] / np.maximum(busy.max(axis=0, initial=0.0), np.finfo(float).tiny)
+    rows = np.unique(np.round(used, _DIGITS), axis=0)
+    kept = [row for row in rows if not ((rows >= row).all(axis=1) & (rows > row).any(axis=1)).any()]
+    return tuple(tuple(row.tolist()) for row in kept)
+
+
+def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
+    """Return the time of `slices` pieces through phases that take `phases_s` for each piece alone.
+
+    With phases that share nothing it is sum(phases_s) + (slices - 1) * max(phases_s); with phases that all need the
+    same wires, slices * sum(phases_s).
+    """
+    now_s, count = 0.0, len(phases_s)
+    done = [0] * count  # slices that each phase is through with
+    left_s = list(phases_s)  # of the slice that it works on
+    while done[-1] < slices:
+        at_work = tuple(p for p in range(count) if done[p] < slices and (p == 0 or done[p] < done[p - 1]))
+        rate = _rates(at_work, shared)
+        step_s = min(left_s[p] / rate[p] for p in at_work)
+        now_s += step_s
+        for p in at_work:
+            left_s[p] -= rate[p] * step_s
+            if left_s[p] <= 1e-12 * phases_s[p]:
+                done[p] += 1
+                left_s[p] = phases_s[p]
+    return now_s
+
+
+@lru_cache(maxsize=4096)  # a plan of many slices and sizes asks for the same few again and again
+def _rates(at_work: tuple[int, ...], shared: Uses) -> Mapping[int, float]:
+    """Return how fast phases get on: all rise together until a resource is used up, then those that do not need it."""
+    rate = dict.fromkeys(at_work, 0.0)
+    rising = set(at_work)
+    while rising:
+        levels = [1.0 - max((rate[p] for p in rising), default=0.0)]
+        for row in shared:
+            by = sum(row[p] for p in rising)
+            if by > 0:
+                levels.append(max(0.0, (1.0 - sum(row[p] * rate[p] for p in at_work)) / by))
+        step = min(levels)
+        for p in rising:
+            rate[p] += step
+        full = [row for row in shared if sum(row[p] * rate[p] for p in at_work) >= 1.0 - 1e-9]
+        stopped = {p for p in rising if rate[p] >= 1.0 - 1e-9 or any(row[p] > 0 for row in full)}
+        rising -= stopped or rising
+    return rate
+
 
 # Further slices must save more than what adding up in another order does.
 _ROUNDING = 1e-12
@@ -27,7 +98,6 @@ class Phased(Option):
         parts: The phases, without the launch of the whole.
         parameters: The model's.
         make: Generates the table on data in so many slices.
-        most_slices: How many there may be.
     """
 
     def __init__(
@@ -37,11 +107,9 @@ class Phased(Option):
         parts: tuple[Part, ...],
         parameters: Parameters,
         make: Callable[[int], Schedule],
-        *,
-        most_slices: int,
     ) -> None:
         self.algorithm, self.detail, self.parts = algorithm, detail, parts
-        self._parameters, self._make, self._most_slices = parameters, make, most_slices
+        self._parameters, self._make = parameters, make
         self._uses: Uses | None = None
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
@@ -53,7 +121,7 @@ class Phased(Option):
         """Yield the numbers of slices that are worth a look: all small ones, then powers of two."""
         yield 1
         least, slices = self._parameters.slice_bytes, 2
-        while slices <= self._most_slices and nbytes >= slices * least:
+        while slices <= self._parameters.most_slices and nbytes >= slices * least:
             yield slices
             slices += 1 if slices < _FEW else slices
 

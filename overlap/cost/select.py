@@ -211,8 +211,13 @@ def _plan(
     options = [option for option in options if not (programs_only and option.algorithm == DIRECT)]
     if not options:
         raise ScheduleError(f"{op}: {'; '.join(f'{each.algorithm} does not apply: {each.why}' for each in rejected)}")
-    best = _priced(options, size_class(nbytes))[0][1]
-    price, others = best.price(nbytes), _priced([each for each in options if each is not best], nbytes)
+    priced = _priced(options, size_class(nbytes))
+    best = priced[0][1]
+    if nbytes != size_class(nbytes):
+        price = best.price(nbytes)
+        others = [each for each in options if each is not best]
+        priced = [(price, best), *_priced(others, nbytes, below_s=price.total_s)]
+    price, others_priced = priced[0][0], priced[1:]
     breakdown = best.breakdown(nbytes, price.slices)
     return Plan(
         op=op,
@@ -230,16 +235,15 @@ def _plan(
         bytes_per_rank=round(best.sent_share * nbytes),
         hops=tuple(sorted(best.hops().items())),
         busiest=_busiest(best, nbytes),
-        alternatives=_alternatives(others, rejected),
-        reason=_reason(breakdown, others, nbytes),
+        alternatives=_alternatives(others_priced, rejected),
+        reason=_reason(breakdown, others_priced, nbytes),
         option=best,
     )
 
 
-def _priced(options: Sequence[Option], nbytes: int) -> list[tuple[Price, Option]]:
-    """Return options with their prices, the cheapest first; an earlier one tells a later one what to beat."""
+def _priced(options: Sequence[Option], nbytes: int, *, below_s: float = inf) -> list[tuple[Price, Option]]:
+    """Return options with their prices, the cheapest first; each price is what later options have to beat."""
     priced: list[tuple[Price, Option]] = []
-    below_s = inf
     for option in options:
         price = option.price(nbytes, below_s=below_s)
         priced.append((price, option))

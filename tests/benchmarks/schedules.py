@@ -9,7 +9,7 @@ import numpy as np
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.collectives.call import call
 from overlap.collectives.generators import generate
-from overlap.collectives.generators.composed import KINDS
+from overlap.collectives.generators.composed import PHASES
 from overlap.collectives.placement import Placement, place
 from overlap.collectives.program import project_all
 from overlap.collectives.proof import verify
@@ -84,7 +84,7 @@ def measure_costing_loads(sampling: Sampling) -> Times:
 def measure_planning(_: Sampling) -> Times:
     """Time to plan a collective for the first time on 16,384 ranks: the one that takes longest, once."""
     machine, samples = cluster("trn2.48xlarge", nodes=RANKS_PLANNED // _NODE_RANKS), []
-    for collective in KINDS:
+    for collective in PHASES:
         begun_ns = perf_counter_ns()
         plan(collective, 1 << 26, machine)
         samples.append(perf_counter_ns() - begun_ns)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import topology
-from overlap.collectives.generators.composed import KINDS
+from overlap.collectives.generators.composed import PHASES
 from overlap.cost.candidates import candidates
-from overlap.cost.inslices import apart, in_slices_s
+from overlap.cost.phased import apart, in_slices_s
 from overlap.cost.select import plan
 
 MACHINES = ("trn1.32xlarge", "trn2.48xlarge", "dl1.24xlarge", "p5.48xlarge", "local")
@@ -28,7 +28,7 @@ def cluster(name, nodes):
 
 
 @settings(max_examples=8)
-@given(st.sampled_from(MACHINES), st.sampled_from(KINDS), st.sampled_from((2, 3)), SIZES)
+@given(st.sampled_from(MACHINES), st.sampled_from(list(PHASES)), st.sampled_from((2, 3)), SIZES)
 def test_no_price_is_below_a_wires_or_a_memorys_bound(name, op, nodes, nbytes):
     """All that an option puts on a wire, or moves in a memory, takes its time there, however it is cut."""
     for option, price in priced(op, cluster(name, nodes), nbytes):

@@ -9,9 +9,9 @@ import topology
 from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
 from overlap.cost import on, parameters, rounds
+from overlap.cost.composed import two_level_options
 from overlap.cost.flat import PlanRequest, flat_options
 from overlap.cost.geometry import Geometry
-from overlap.cost.hierarchy import two_level_options
 from overlap.cost.maxplus import cost
 from overlap.cost.measurements import COLLECTIVES, STARTS
 from overlap.cost.parameters import itemsize_of, measured

@@ -7,11 +7,10 @@ import topology
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
 from overlap.cost import IDEAL, Parameters, cost, on, rounds
+from overlap.cost.composed import rooted_options, two_level_options
 from overlap.cost.flat import PlanRequest
 from overlap.cost.geometry import Geometry
-from overlap.cost.hierarchy import two_level_options
-from overlap.cost.inslices import apart, in_slices_s
-from overlap.cost.rooted import rooted_options
+from overlap.cost.phased import apart, in_slices_s
 
 
 def options(name, collective, ranks=None, parameters=IDEAL, root=0, make=two_level_options):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import topology
-from overlap.collectives.generators.composed import KINDS
+from overlap.collectives.generators.composed import PHASES
 from overlap.cost import cost
 from overlap.cost.candidates import candidates
 from overlap.cost.select import plan
@@ -19,7 +19,7 @@ def whole_s(part, nbytes):
     return max(cost(part.placed, share).total_s, part.placed.memory_s_per_byte() * share, wire_s)
 
 
-@pytest.mark.parametrize("op", KINDS)
+@pytest.mark.parametrize("op", PHASES)
 @pytest.mark.parametrize(
     "name",
     [
@@ -102,14 +102,14 @@ def test_one_ultraserver_takes_what_all_take(name, op, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [(0, 1, 2, 3), (1, 2), (2,)])
-@pytest.mark.parametrize("op", KINDS)
+@pytest.mark.parametrize("op", PHASES)
 @pytest.mark.parametrize("name", [f"trn2u.48xlarge x{4 * units}" for units in (2, 3, 4, 7, 8)])
 def test_some_servers_of_one_ultraserver_take_what_those_of_all_take(name, op, servers, monkeypatch):
     check_one_stands_for_all(monkeypatch, name, op, servers, per_node=8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", KINDS)
+@pytest.mark.parametrize("op", PHASES)
 @pytest.mark.parametrize("name", ["trn2u.48xlarge x8", "trn2u.48xlarge x16", "trn2.48xlarge x3"])
 def test_whole_servers_are_priced_exactly_by_a_few_ranks(name, op, monkeypatch):
     check_one_stands_for_all(monkeypatch, name, op, servers=(0, 1, 2, 3), per_node=64)
@@ -123,7 +123,7 @@ def test_whole_servers_are_priced_exactly_by_a_few_ranks(name, op, monkeypatch):
         *(
             pytest.param(name, op, marks=pytest.mark.slow)
             for name in ("trn2.48xlarge x256", "trn2u.48xlarge x256")
-            for op in KINDS
+            for op in PHASES
             if op not in EVERYDAY or (name == "trn2u.48xlarge x256" and op != "all_to_all")
         ),
     ],

@@ -124,5 +124,5 @@ def generate(
     return GENERATORS[collective][algorithm](size, **options)
 
 
-for _kind in composed.KINDS:
+for _kind in composed.PHASES:
     GENERATORS[_kind]["hierarchical"] = partial(composed.hierarchical, generate, _kind)

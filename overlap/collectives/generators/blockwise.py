@@ -35,7 +35,7 @@ class _Level:
     homes: _Homes
 
 
-def all_to_all(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
+def all_to_all(inside: Schedule, between: Schedule) -> Schedule:
     """Give every rank of a node what is for its place in any node; then exchange between the same places.
 
     Cost: the sum of the steps; n (local_size - 1) / local_size bytes inside, n (nodes - 1) / nodes between nodes.
@@ -43,9 +43,6 @@ def all_to_all(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]
     Args:
         inside: All-to-all over the ranks of a node.
         between: All-to-all over nodes.
-
-    Returns:
-        The all-to-all over all ranks, and the first steps of its two phases.
     """
     local_size, nodes = inside.size, between.size
     size = local_size * nodes
@@ -73,10 +70,10 @@ def all_to_all(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]
     for local in range(local_size):
         _add(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
     scratch = size + max(inside.blocks[2] * nodes, between.blocks[2] * local_size)
-    return table.build("all_to_all", "hierarchical", size, scratch=scratch), _starts(inside)
+    return table.build("all_to_all", "hierarchical", size, scratch=scratch)
 
 
-def gather(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
+def gather(inside: Schedule, between: Schedule) -> Schedule:
     """Bring the blocks of every place to that place in the root's node; gather them there.
 
     Cost: the sum of the steps; n (nodes - 1) / (nodes local_size) bytes into each rank of the root's node, and
@@ -85,9 +82,6 @@ def gather(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
     Args:
         inside: Gather over the ranks of a node, to the root's place.
         between: Gather over nodes, to the root's.
-
-    Returns:
-        The gather over all ranks, and the first steps of its two phases.
     """
     local_size, nodes = inside.size, between.size
     first, second = _rooted(inside, between, near=Buffer.IN, far=Buffer.OUT)
@@ -95,10 +89,10 @@ def gather(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
     for local in range(local_size):
         _add(table, second, np.arange(nodes) * local_size + local, 0, 0)
     _add(table, first, between.root * local_size + np.arange(local_size), between.steps, between.channels)
-    return _build_rooted(table, inside, between), _starts(between)
+    return _build_rooted(table, inside, between)
 
 
-def scatter(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
+def scatter(inside: Schedule, between: Schedule) -> Schedule:
     """Hand out in the root's node what is for each place of any node; send it on between the same places.
 
     Cost: as `gather`, the other way round.
@@ -106,9 +100,6 @@ def scatter(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
     Args:
         inside: Scatter over the ranks of a node, from the root's place.
         between: Scatter over nodes, from the root's.
-
-    Returns:
-        The scatter over all ranks, and the first steps of its two phases.
     """
     local_size, nodes = inside.size, between.size
     first, second = _rooted(inside, between, near=Buffer.OUT, far=Buffer.IN)
@@ -116,7 +107,7 @@ def scatter(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
     _add(table, first, between.root * local_size + np.arange(local_size), 0, 0)
     for local in range(local_size):
         _add(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
-    return _build_rooted(table, inside, between), _starts(inside)
+    return _build_rooted(table, inside, between)
 
 
 def _rooted(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -> tuple[_Level, _Level]:
@@ -147,10 +138,6 @@ def _build_rooted(table: Table, inside: Schedule, between: Schedule) -> Schedule
     nodes, size, root = between.size, inside.size * between.size, between.root * inside.size + inside.root
     scratch = nodes + max(inside.blocks[2] * nodes, between.blocks[2])
     return table.build(inside.collective, "hierarchical", size, scratch=scratch, root=root)
-
-
-def _starts(first: Schedule) -> list[int]:
-    return sorted({0, first.steps})
 
 
 def _side_by_side(width: int, start: int) -> _Cells:

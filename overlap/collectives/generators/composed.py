@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
 from typing import TypeAlias
 
 from .. import pattern as read
@@ -13,8 +15,8 @@ from ..slicing import pipelined
 from . import blockwise
 from .along_rings import Rings
 from .families import READINGS, SPREADING, Options, from_root, spreading
-from .hierarchical import compose, node_count, stages, with_inner
-from .scattered import handing_steps, phases, scattered
+from .hierarchical import compose, node_count, with_inner
+from .scattered import handing_steps, scattered
 
 _DEFAULTS = {
     **dict.fromkeys(READINGS, ("ring", "ring")),
@@ -23,11 +25,62 @@ _DEFAULTS = {
     **dict.fromkeys(("gather", "scatter"), ("binomial", "binomial")),
 }
 _BLOCKWISE = {"all_to_all": blockwise.all_to_all, "gather": blockwise.gather, "scatter": blockwise.scatter}
-KINDS = tuple(_DEFAULTS)
-"""The collectives that have two levels."""
+
+
+class Level(Enum):
+    """Ranks that a phase runs on."""
+
+    INSIDE = "all nodes, each for itself"
+    BETWEEN = "the same place in all nodes, for each place"
+    HOME = "the root's node"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A collective that is a part of another one."""
+
+    level: Level  # where it runs
+    collective: str  # what it is there
+    continues: bool = False  # whether ranks find what they give in place, from the phase before
+    copies: bool = False  # whether the root copies its own vector beside the messages of the phase
+
+
+PHASES: Mapping[str, tuple[Phase, ...]] = {
+    "all_reduce": (
+        Phase(Level.INSIDE, "reduce_scatter"),
+        Phase(Level.BETWEEN, "all_reduce"),
+        Phase(Level.INSIDE, "all_gather", continues=True),
+    ),
+    "reduce_scatter": (Phase(Level.INSIDE, "reduce_scatter"), Phase(Level.BETWEEN, "reduce_scatter")),
+    "all_gather": (Phase(Level.BETWEEN, "all_gather"), Phase(Level.INSIDE, "all_gather", continues=True)),
+    "broadcast": (
+        Phase(Level.HOME, "scatter", copies=True),
+        Phase(Level.BETWEEN, "broadcast", continues=True),
+        Phase(Level.INSIDE, "all_gather", continues=True),
+    ),
+    "reduce": (
+        Phase(Level.INSIDE, "reduce_scatter"),
+        Phase(Level.BETWEEN, "reduce"),
+        Phase(Level.HOME, "gather", continues=True),
+    ),
+    "all_to_all": (Phase(Level.INSIDE, "all_to_all"), Phase(Level.BETWEEN, "all_to_all")),
+    "gather": (Phase(Level.BETWEEN, "gather"), Phase(Level.HOME, "gather")),
+    "scatter": (Phase(Level.HOME, "scatter"), Phase(Level.BETWEEN, "scatter")),
+}
+"""Phases of a collective on two levels, in the order of time: tables are pipelined and priced by them."""
 
 Tables: TypeAlias = Callable[..., Schedule]
-_Staged: TypeAlias = tuple[Schedule, list[int]]  # a schedule, and the first step of each of its phases
+
+
+def starts(collective: str, steps: Mapping[Level, Sequence[int]]) -> list[int]:
+    """Return the first step of each phase that has steps.
+
+    Args:
+        collective: One of `PHASES`.
+        steps: How many steps the phases of a level have, in one or several parts; none for a level that is left out.
+    """
+    lengths = [count for phase in PHASES[collective] for count in steps.get(phase.level, ())]
+    return sorted(set(accumulate(lengths[:-1], initial=0)))
 
 
 def hierarchical(
@@ -49,7 +102,7 @@ def hierarchical(
 
     Args:
         table: Makes the table of a level, as `generate` does.
-        collective: One of `KINDS`.
+        collective: One of `PHASES`.
         size: Ranks, numbered node by node.
         nodes: How many nodes; by default the smaller of the two factors of `size` that differ least.
         intra: Algorithm inside nodes: one that every rank owns a chunk in, or one of the collective's own where blocks
@@ -71,12 +124,15 @@ def hierarchical(
     inside = _Level(intra or _DEFAULTS[collective][0], size // count, intra_options or {})
     between = _Level(inter or _DEFAULTS[collective][1], count, inter_options or {})
     if collective in READINGS:
-        schedule, starts = _spread(table, collective, inside, between)
+        schedule, steps = _spread(table, collective, inside, between)
     elif collective in _BLOCKWISE:
-        schedule, starts = _blockwise(table, collective, root, inside, between)
+        schedule, steps = _blockwise(table, collective, root, inside, between)
     else:
-        schedule, starts = _from_root(collective, root, scatter, rings, inside, between)
-    return pipelined(schedule, starts, slices)
+        schedule, steps = _from_root(collective, root, scatter, rings, inside, between)
+    return pipelined(schedule, starts(collective, steps), slices)
+
+
+_Staged: TypeAlias = tuple[Schedule, Mapping[Level, Sequence[int]]]  # a schedule, and the steps of its phases
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +154,20 @@ def _spread(table: Tables, collective: str, inside: _Level, between: _Level) -> 
     within = inside.spreading()
     if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds):
         inner = table(collective, between.algorithm, between.size, **between.options)
-        return with_inner(read.all_reduce("hierarchical", within), inner, inside.size)
+        schedule = with_inner(read.all_reduce("hierarchical", within), inner, inside.size)
+        return schedule, {Level.INSIDE: (within.steps,), Level.BETWEEN: (inner.steps,)}
     across = between.spreading()
     schedule = READINGS[collective]("hierarchical", compose(across, within))
-    return schedule, stages(collective, across.steps, within.steps)
+    both_ways = (across.steps,) * (2 if collective == "all_reduce" else 1)
+    return schedule, {Level.INSIDE: (within.steps,), Level.BETWEEN: both_ways}
 
 
 def _blockwise(table: Tables, collective: str, root: int, inside: _Level, between: _Level) -> _Staged:
     home, place = divmod(root, inside.size)
     near = table(collective, inside.algorithm, inside.size, root=place, **inside.options)
     far = table(collective, between.algorithm, between.size, root=home, **between.options)
-    return _BLOCKWISE[collective](near, far)
+    steps = {Level.INSIDE: (near.steps,), Level.HOME: (near.steps,), Level.BETWEEN: (far.steps,)}
+    return _BLOCKWISE[collective](near, far), steps
 
 
 def _from_root(
@@ -116,7 +175,10 @@ def _from_root(
 ) -> _Staged:
     within = inside.spreading()
     across = from_root(between.algorithm)(between.size, root // inside.size, **between.options)
-    handing = handing_steps(inside.size, scatter, root % inside.size, rings)
-    whole, backwards = scattered(root, across, within, scatter=scatter, rings=rings), collective == "reduce"
-    lower = read.reduce if backwards else read.broadcast
-    return lower("hierarchical", whole, root), phases(across, within, handing, backwards=backwards)
+    lower = read.reduce if collective == "reduce" else read.broadcast
+    schedule = lower("hierarchical", scattered(root, across, within, scatter=scatter, rings=rings), root)
+    return schedule, {
+        Level.HOME: (handing_steps(inside.size, scatter, root % inside.size, rings),),
+        Level.BETWEEN: (across.steps,) if between.size > 1 else (),
+        Level.INSIDE: (within.steps,),
+    }

@@ -84,16 +84,7 @@ def _flat(*columns: Ints) -> list[Ints]:
     return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
 
 
-def stages(collective: str, inter_steps: int, intra_steps: int) -> list[int]:
-    """Return the first step of each phase of a composed collective."""
-    if collective == "all_gather":
-        return [0, inter_steps]
-    if collective == "reduce_scatter":
-        return [0, intra_steps]
-    return [0, intra_steps, intra_steps + inter_steps, intra_steps + 2 * inter_steps]
-
-
-def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> tuple[Schedule, list[int]]:
+def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> Schedule:
     """Put an all-reduce between nodes into the middle of one inside a node.
 
     Args:
@@ -101,9 +92,6 @@ def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> tuple[Schedu
         inter: All-reduce over nodes, of any algorithm: it starts from what the first has in SCRATCH, instead of from
             IN.
         local_size: Ranks of a node.
-
-    Returns:
-        The all-reduce over all ranks, and the first steps of its three phases.
     """
     nodes, k = inter.size, inter.slots_per_block
     sums = (flat.src == flat.dst) & (flat.dbuf == Buffer.OUT)
@@ -121,8 +109,7 @@ def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> tuple[Schedu
     blocks += _inserted(flat, inter, sums, middle, local_size)
     whole = rebuilt(flat, blocks, slots_per_block=flat.slots_per_block * k)
     scratch = max(flat.blocks[2], inter.blocks[2])
-    stages = [0, middle, middle + inter.steps]
-    return replace(whole, size=nodes * local_size, blocks=(1, 1, scratch), algorithm="hierarchical"), stages
+    return replace(whole, size=nodes * local_size, blocks=(1, 1, scratch), algorithm="hierarchical")
 
 
 def _inserted(flat: Schedule, inter: Schedule, sums: Ints, middle: int, local_size: int) -> list[dict[str, Ints]]:

@@ -66,13 +66,6 @@ def scattered(
     return replace(_scattered(root, between, inside, scatter, rings), mate=backward)
 
 
-def phases(between: Pattern, inside: Pattern, handing: int, *, backwards: bool) -> list[int]:
-    """Return the first step of each phase that has steps; `handing` are those in which the root's node hands out."""
-    lengths = [handing, between.steps if between.size > 1 else 0, inside.steps]
-    starts = np.cumsum([0, *(lengths[::-1] if backwards else lengths)])[:-1]
-    return sorted({int(start) for start in starts})
-
-
 def handing_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = None) -> int:
     """Return the steps in which a root hands out, or backwards collects."""
     if scatter == "multi_ring":

@@ -1,0 +1,291 @@
+"""Compositions on a machine: every pair of algorithms inside nodes and between them, priced phase by phase.
+
+Which phases a collective has is told by `collectives.generators.composed.PHASES`, from which its tables are made as
+well. On one level there is no phase between nodes, and all ranks are the root's node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import product
+
+from ..collectives.generators import generate
+from ..collectives.generators.composed import PHASES, Level, Phase, starts
+from ..collectives.generators.families import READINGS, SPREADING
+from ..collectives.generators.scattered import SCATTERS, handing_steps
+from ..collectives.placement import Placement
+from ..collectives.schedule import ROOTED, Schedule
+from ..collectives.slicing import pipelined
+from .flat import WIDE, PlanRequest, expanded, fitted, rings_of, too_wide
+from .geometry import Geometry
+from .option import Part, Rejected
+from .parameters import Parameters
+from .phased import Phased
+from .placed import Placed, on
+from .regular import regular_rounds
+from .rounds import Rounds
+from .stage import Sample, Stage
+
+_GATHERS = ("mesh", "rdh", "kangaring", "multi_ring", "ring")
+_GATHERS_ON_ONE_LEVEL = (*_GATHERS, "swing", "bucket")
+_EXCHANGES = ("mesh", "pairwise", "bruck")
+_BY_NODE = ("binomial", "mesh")
+_BETWEEN: Mapping[str, tuple[str, ...]] = {
+    "all_reduce": ("mesh", "rdh", "ring", "one_shot", "recursive_doubling"),
+    "reduce_scatter": ("mesh", "rdh", "ring"),
+    "all_gather": ("mesh", "rdh", "ring"),
+    "broadcast": ("mesh", "binomial", "chain", "double_binary_tree"),
+    "reduce": ("mesh", "binomial", "chain", "double_binary_tree"),
+    "all_to_all": _EXCHANGES,
+    "gather": _BY_NODE,
+    "scatter": _BY_NODE,
+}
+_ON_ONE_LEVEL = {"broadcast": "scatter_all_gather", "reduce": "reduce_scatter_gather"}
+
+
+def two_level_options(
+    request: PlanRequest, placement: Placement, parameters: Parameters
+) -> tuple[list[Phased], list[Rejected]]:
+    """Compose every algorithm inside nodes with every one between them.
+
+    Returns:
+        All combinations, or why there are none.
+    """
+    if request.collective not in PHASES or not request.considers("hierarchical"):
+        return [], []
+    if (why := request.geometry.why_not_by_node()) is not None:
+        return [], [Rejected(algorithm="hierarchical", why=why)]
+    nodes = request.geometry.nodes
+    return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []
+
+
+def rooted_options(
+    request: PlanRequest, placement: Placement, parameters: Parameters
+) -> tuple[list[Phased], list[Rejected]]:
+    """Compose, on one level, every way to hand out with every way to gather.
+
+    That a rank which has handed something on need not get it again makes the table a little faster than the phases.
+
+    Returns:
+        All combinations, or why there are none.
+    """
+    algorithm = _ON_ONE_LEVEL.get(request.collective)
+    if algorithm is None or not request.considers(algorithm):
+        return [], []
+    if too_wide(request):
+        return [], [Rejected(algorithm=algorithm, why=WIDE)]
+    if request.geometry.size < 2:
+        return [], [Rejected(algorithm=algorithm, why="a rank alone has nobody to hand anything to")]
+    nodes = (tuple(range(request.geometry.size)),)
+    return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []
+
+
+_Names = Mapping[Level, str]  # of the algorithms of a combination, by level
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Levels:
+    """A group of equal nodes, or of one, on a machine."""
+
+    request: PlanRequest
+    placement: Placement
+    parameters: Parameters
+    nodes: tuple[tuple[int, ...], ...]  # group ranks of each
+    _near: dict[tuple[Phase, bool], dict[str, Part]] = field(default_factory=dict)
+
+    @property
+    def one(self) -> bool:
+        """Whether there is one level only."""
+        return len(self.nodes) == 1
+
+    @property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of the same place in every node."""
+        return tuple(zip(*self.nodes, strict=True))
+
+    @property
+    def home(self) -> tuple[int, int]:
+        """The root's node, and its place there."""
+        return divmod(self.request.root, len(self.nodes[0]))
+
+    @cached_property
+    def inside(self) -> Geometry:
+        """One node stands for all."""
+        return self.request.geometry if self.one else self.request.geometry.part(self.nodes[0])
+
+    @cached_property
+    def between(self) -> Geometry:
+        """One rank of each node stands for all."""
+        return self.request.geometry.part(self.places[0])
+
+    @cached_property
+    def stage(self) -> Stage:
+        """Ranks that have to be looked at to know what a phase takes."""
+        return Stage.of(self.request.geometry, self.placement, self.home[0])
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Phases of the collective on these levels."""
+        return tuple(each for each in PHASES[self.request.collective] if not (self.one and each.level is Level.BETWEEN))
+
+    def options(self) -> list[Phased]:
+        """Return every combination of algorithms."""
+        algorithm = _ON_ONE_LEVEL[self.request.collective] if self.one else "hierarchical"
+        return [
+            Phased(algorithm, self._detail(names), parts, self.parameters, partial(self._table, names))
+            for names, parts in self._combined()
+        ]
+
+    def _combined(self) -> Iterator[tuple[_Names, tuple[Part, ...]]]:
+        for inter, middle, folded in self._across() if not self.one else (("", None, False),):
+            near = {phase: self._near_phase(phase, folded) for phase in self.phases if phase.level is not Level.BETWEEN}
+            by_level = {phase.level: tuple(found) for phase, found in near.items()}
+            levels = [level for level in (Level.INSIDE, Level.HOME) if level in by_level]
+            for chosen in product(*(by_level[level] for level in levels)):
+                names: dict[Level, str] = dict(zip(levels, chosen, strict=True))
+                names[Level.BETWEEN] = inter
+                found = (near[each][names[each.level]] if each in near else middle for each in self.phases)
+                yield names, tuple(part for part in found if part is not None)
+
+    def _detail(self, names: _Names) -> str:
+        if self.one:
+            return ", ".join(names[phase.level] for phase in self.phases)
+        inside = " and ".join(name for level, name in names.items() if level is not Level.BETWEEN)
+        return f"{inside} inside nodes, {names[Level.BETWEEN]} between"
+
+    # -- phases on the machine -----------------------------------------------------------------------------------
+
+    def _near_phase(self, phase: Phase, folded: bool) -> dict[str, Part]:
+        """Put a phase inside nodes on the machine, with each algorithm that applies.
+
+        Args:
+            phase: Of all nodes, or of the root's.
+            folded: Whether one unit stands for all.
+        """
+        key = phase, folded
+        if key in self._near:
+            return self._near[key]
+        home, place = self.home
+        if phase.level is Level.HOME:
+            names: tuple[str, ...] = SCATTERS
+            groups, root = [self.nodes[home]], place
+            sample = None if self.one else self.stage.root_node()
+        else:
+            names = _EXCHANGES if phase.collective == "all_to_all" else _GATHERS_ON_ONE_LEVEL if self.one else _GATHERS
+            groups, root = list(self.nodes), 0
+            sample = None if self.one else self.stage.inside(folded)
+        self._near[key] = self._parts(phase, names, self.inside, groups, sample, root=root)
+        return self._near[key]
+
+    def _across(self) -> Iterator[tuple[str, Part, bool]]:
+        """Put the phase between nodes on the machine: for all places at once, each with a share of the vector.
+
+        Yields:
+            An algorithm, the phase, and whether one unit stands for all in it.
+        """
+        phase = next(each for each in self.phases if each.level is Level.BETWEEN)
+        share = 1.0 if phase.collective == "all_to_all" else 1 / len(self.places)
+        ring = self.stage.ring
+        for name in _BETWEEN[phase.collective]:
+            alike = regular_rounds(phase.collective, name, len(self.nodes), ring) if ring else None
+            if alike is not None:
+                yield name, self._folded(phase, name, alike, share), True
+                continue
+            sample = self.stage.between()
+            found = self._parts(phase, [name], self.between, self.places, sample, root=self.home[0], share=share)
+            yield from ((name, part, False) for name, part in found.items())
+
+    def _folded(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> Part:
+        """Put one unit's part of a phase between nodes on the machine."""
+        unit = self.stage.unit
+        places = list(zip(*unit.groups, strict=True))
+        model = self._on(unit.placement, alike.copied(places, unit.placement.size))
+
+        def whole() -> Placed:
+            found = expanded(PlanRequest(collective=phase.collective, geometry=self.between), algorithm)
+            assert not isinstance(found, Rejected)
+            return self._on(self.placement, found.rounds.copied(self.places, self.request.geometry.size))
+
+        return Part(whole, share, model=model)
+
+    def _parts(
+        self,
+        phase: Phase,
+        algorithms: Sequence[str],
+        geometry: Geometry,
+        groups: Sequence[Sequence[int]],
+        sample: Sample | None,
+        *,
+        root: int,
+        share: float = 1.0,
+    ) -> dict[str, Part]:
+        parts = {}
+        root_of = root if phase.collective in ROOTED else 0
+        request = PlanRequest(collective=phase.collective, geometry=geometry, root=root_of)
+        for algorithm in algorithms:
+            found = expanded(request, algorithm)
+            if not isinstance(found, Rejected):
+                asked = found.rounds.continued() if phase.continues else found.rounds
+                asked = asked.while_copying(root) if phase.copies else asked
+                parts[algorithm] = self._part(asked, groups, sample, share)
+        return parts
+
+    def _part(self, asked: Rounds, groups: Sequence[Sequence[int]], sample: Sample | None, share: float) -> Part:
+        def whole() -> Placed:
+            return self._on(self.placement, asked.copied(groups, self.request.geometry.size))
+
+        if sample is None:
+            return Part(whole(), share)
+        copied = asked.copied(sample.groups, sample.placement.size).likewise(*sample.alike)
+        return Part(whole, share, model=self._on(sample.placement, copied))
+
+    def _on(self, placement: Placement, asked: Rounds) -> Placed:
+        return on(placement, asked, parameters=self._figures)
+
+    @cached_property
+    def _figures(self) -> Parameters:
+        """Figures of a phase: the launch is that of the whole."""
+        return replace(self.parameters, launch_s=0.0)
+
+    # -- tables --------------------------------------------------------------------------------------------------
+
+    def _table(self, names: _Names, slices: int) -> Schedule:
+        """Generate the table of these algorithms for a number of slices."""
+        return self._on_one_level(names, slices) if self.one else self._on_two_levels(names, slices)
+
+    def _on_one_level(self, names: _Names, slices: int) -> Schedule:
+        collective, size, root = self.request.collective, self.inside.size, self.request.root
+        gather, scatter = names[Level.INSIDE], names[Level.HOME]
+        rings = rings_of(scatter, self.inside)
+        make: Callable[..., Schedule] = partial(generate, collective, _ON_ONE_LEVEL[collective], size, root=root)
+        whole = make(gather=gather, scatter=scatter, gather_options=fitted(gather, self.inside)[1], rings=rings)
+        handing = handing_steps(size, scatter, root, rings)
+        steps = {Level.HOME: (handing,), Level.INSIDE: (whole.steps - handing,)}
+        return pipelined(whole, starts(collective, steps), slices)
+
+    def _on_two_levels(self, names: _Names, slices: int) -> Schedule:
+        collective, inter = self.request.collective, names[Level.BETWEEN]
+        intra, scatter = names.get(Level.INSIDE, names.get(Level.HOME, "")), names.get(Level.HOME)
+        # Only what was fitted to the machine takes options: patterns in which every rank owns a chunk.
+        near = fitted(intra, self.inside)[1] if Level.INSIDE in names and collective != "all_to_all" else {}
+        if Level.INSIDE not in names and intra == "multi_ring":
+            near = {"rings": self.inside.device_rings}
+        far = fitted(inter, self.between)[1] if collective in READINGS and inter in SPREADING else {}
+        make: Callable[..., Schedule] = partial(
+            generate,
+            collective,
+            "hierarchical",
+            self.request.geometry.size,
+            root=self.request.root,
+            nodes=len(self.nodes),
+            intra=intra,
+            inter=inter,
+            intra_options=near,
+            inter_options=far,
+            slices=slices,
+        )
+        if scatter is None or Level.INSIDE not in names:
+            return make()
+        return make(scatter=scatter, rings=rings_of(scatter, self.inside))
