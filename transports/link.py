@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import trio
 
 from transports.base import describe_ranks
 from transports.bounce import BounceBuffers
 from transports.matching import Engine, Lane, Limits, Receive, Send
+
+# A goodbye waits so long for the next sign of progress: longer than a busy machine keeps a process from running,
+# shorter than anybody waits for a program to end.
+_PATIENCE_S = 2.0
 
 
 class Link(ABC):
@@ -27,7 +30,10 @@ class Link(ABC):
         engine: What is known of the messages between the two.
         name: Of the other process, for people.
         memory: For messages that are lent.
+        progress: Less `traffic` than this within two seconds is no progress.
     """
+
+    progress = 1
 
     def __init__(
         self, member: int, ranks: Sequence[int], local: Sequence[int], limits: Limits, memory: BounceBuffers
@@ -36,6 +42,7 @@ class Link(ABC):
         self.name = f"process {member} ({describe_ranks(tuple(ranks))})"
         self.memory = memory
         self.engine = Engine(self.name, ranks, local, limits, memory)
+        self._changed: trio.Event | None = None
 
     @abstractmethod
     def settle(self) -> None:
@@ -63,25 +70,38 @@ class Link(ABC):
             self.engine.withdraw(end)
             self.settle()
 
-
-class Leaving(Protocol):
-    """A link that says goodbye."""
+    # -- leaving ------------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> None:
-        """Fail what has not met its other end."""
+        """Fail every operation that has not met its other end; this side closes."""
+        self.engine.close()
+        self.settle()
 
-    async def leave(self) -> None:
-        """Finish the rest, and say goodbye; ends by itself."""
+    async def leave(self) -> None:  # noqa: B027 - a wire without connections has nobody to tell
+        """Finish the operations that both sides have begun, and say goodbye; ends by itself."""
 
+    def traffic(self) -> Mapping[Hashable, int]:
+        """Return how much has moved on each connection, see `until`."""
+        return {}
 
-async def take_leave(links: Collection[Leaving]) -> None:
-    """Leave other processes, of all of them at once.
+    def note_change(self) -> None:
+        """Let a wait of `until` look again."""
+        if self._changed is not None:
+            self._changed.set()
 
-    Shielded: it ends by itself, and who is cancelled half-way through a goodbye looks like one that crashed.
-    """
-    for link in links:
-        link.give_up_waiting()
-    with trio.CancelScope(shield=True):
-        async with trio.open_nursery() as nursery:
-            for link in links:
-                nursery.start_soon(link.leave)
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait for a condition, as long as something moves."""
+        seen: dict[Hashable, int] = {}
+        while not done() and self._progresses(seen):
+            with trio.move_on_after(_PATIENCE_S):
+                while not done():
+                    self._changed = trio.Event()
+                    await self._changed.wait()
+        self._changed = None
+
+    def _progresses(self, seen: dict[Hashable, int]) -> bool:
+        """Return whether a connection has moved enough since it was seen, or never was."""
+        moved = self.traffic()
+        progress = [count - seen.get(one, -self.progress) for one, count in moved.items()]
+        seen.update(moved)
+        return max(progress, default=0) >= self.progress

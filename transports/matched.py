@@ -7,11 +7,13 @@ says; endpoints, order, cancellation, credits and lengths are done here and in `
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import trio
+from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.base import (
     TAG_LIMIT,
@@ -37,7 +39,7 @@ LinkType = TypeVar("LinkType", bound=Link)
 class MatchedTransport(Transport):
     """A transport whose messages are matched by an engine for every other process.
 
-    Subclasses make ``links`` and see to opening and closing; they set ``state`` to None while calls are welcome.
+    Subclasses make ``links``, and say how to `join` the others, `run`, `leave` and `release`.
 
     Args:
         member: Index of this process.
@@ -71,7 +73,70 @@ class MatchedTransport(Transport):
         self.memory = BounceBuffers()
         self.state: str | None = "is not open yet: async with transport.open()"
         self.home = {rank: i for i, ranks in enumerate(placement) if joins_itself or i != member for rank in ranks}
+        self._joined = False
         self._endpoints = {rank: _MatchedEndpoint(self, rank) for rank in self.ranks}
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Self]:
+        """Join the others, and move messages until the block ends; see `Transport.open`.
+
+        Raises:
+            TransportError: A process did not come, was refused, or runs with other settings.
+        """
+        if self._joined or self.state == "has been closed":
+            raise TransportClosedError(f"a transport is opened once; make another {type(self).__name__}")
+        self._joined = True
+        try:
+            await self.join()
+            self.state = None
+            async with trio.open_nursery() as nursery:
+                # shielded: what has met is finished and goodbye is said before this ends, whatever is cancelled
+                background = trio.CancelScope(shield=True)
+                nursery.start_soon(self._move, background)
+                try:
+                    yield self
+                finally:
+                    await self.aclose()
+                    background.cancel()
+        finally:
+            self.release()
+
+    async def _move(self, scope: trio.CancelScope) -> None:
+        with scope:
+            await self.run()
+
+    async def join(self) -> None:
+        """Connect with the other processes."""
+
+    async def run(self) -> None:
+        """Move what links have to say, until cancelled."""
+
+    def release(self) -> None:
+        """Give back what is left, open or not."""
+
+    async def leave(self) -> None:
+        """Finish what has met its other end, and say goodbye to all other processes at once.
+
+        Shielded: it ends by itself, and a process that is cancelled within a goodbye looks like one that crashed.
+        """
+        for link in self.links.values():
+            link.give_up_waiting()
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for link in self.links.values():
+                    nursery.start_soon(link.leave)
+
+    async def aclose(self) -> None:
+        """Fail what has not met its other end, finish the rest, say goodbye. Ends two seconds after nothing moves."""
+        opened = self.state is None
+        self.state = "has been closed"
+        if opened:
+            await self.leave()
+        await cancel_shielded_checkpoint()
+
+    # -- what it joins ------------------------------------------------------------------------------------------------
 
     def reach(self, members: Iterable[int]) -> None:
         """Join the ranks of these processes only: it has turned out that others cannot be reached."""

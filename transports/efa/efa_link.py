@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-
-import trio
 
 from transports.bounce import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
@@ -17,10 +15,7 @@ from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.link import Link
 from transports.matching import Engine, Lane, Limits, Send
 
-# Saying goodbye waits so long for the next sign of progress: longer than a busy machine keeps a process from running,
-# shorter than anybody waits for a program to end.
-_PATIENCE_S = 2.0
-# Less than this on every rail in that time is signs of life, not progress.
+# Less than this on every rail within two seconds is signs of life, not progress.
 _PROGRESS_BYTES = 4096
 
 _EAGER = int(FrameKind.EAGER)  # asking an enumeration takes 0.2 us
@@ -51,6 +46,8 @@ class EfaLink(Link):
         last_loss: Why the last rail that died did.
     """
 
+    progress = _PROGRESS_BYTES
+
     def __init__(
         self,
         member: int,
@@ -75,7 +72,6 @@ class EfaLink(Link):
         self._tried: dict[int, int] = {}  # by place: the last number that a connection was to have
         self._arrived: dict[int, int] = {}  # frames that this side got on each rail that is dead
         self._last: dict[int, tuple[int, int]] = {}  # by place: the last dead rail that brought any, and how many
-        self._changed: trio.Event | None = None
 
     def agree(self, limits: Limits) -> None:
         """Agree on something else with the other side, before either has said anything."""
@@ -100,8 +96,7 @@ class EfaLink(Link):
         for rail in rails:
             if rail.idle and (rail.acknowledge or rail.say_bye or self.departures.due):
                 rail.start_writing()
-        if self._changed is not None:
-            self._changed.set()
+        self.note_change()
 
     def post(self, send: Send) -> None:
         """Send a message when its turn comes; whole and at once if the only rail is idle, and nothing is due."""
@@ -211,8 +206,7 @@ class EfaLink(Link):
     def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
         """Go on without a rail."""
         self.rails.remove(rail)
-        if self._changed is not None:
-            self._changed.set()
+        self.note_change()
         if self.engine.gone is not None or rail.farewell:
             return
         if not self.rails and (evident or not self.watched):
@@ -348,19 +342,14 @@ class EfaLink(Link):
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
-    def give_up_waiting(self) -> None:
-        """Fail every operation that has not met its other end; this side closes."""
-        self.engine.close()
-        self.settle()
-
     async def leave(self) -> None:
         """Finish what both sides have begun, say goodbye, and wait until the other side has read everything."""
-        await self._until(lambda: self.engine.gone is not None or self._quiet())
+        await self.until(lambda: self.engine.gone is not None or self._quiet())
         self.engine.gone = self.engine.gone or "this side has closed"
         for rail in self.rails:
             rail.say_bye = True
         self.settle()
-        await self._until(lambda: not self.rails)
+        await self.until(lambda: not self.rails)
         for rail in tuple(self.rails):
             rail.die(self.engine.gone)
         self._end(self.engine.gone)
@@ -369,22 +358,9 @@ class EfaLink(Link):
         settled = not self._dead and not self.departures.due
         return self.engine.quiet and settled and all(rail.idle for rail in self.rails)
 
-    async def _until(self, done: Callable[[], bool]) -> None:
-        """Wait for `done`, as long as something moves."""
-        seen_bytes: dict[Rail, int] = {}
-        while not done() and self._progresses(seen_bytes):
-            with trio.move_on_after(_PATIENCE_S):
-                while not done():
-                    self._changed = trio.Event()
-                    await self._changed.wait()
-        self._changed = None
-
-    def _progresses(self, seen_bytes: dict[Rail, int]) -> bool:
-        """Whether a rail has moved data since it was seen, or never was."""
-        moved_bytes = {rail: rail.read_bytes + rail.written_bytes for rail in self.rails}
-        progress = [count - seen_bytes.get(rail, -_PROGRESS_BYTES) for rail, count in moved_bytes.items()]
-        seen_bytes.update(moved_bytes)
-        return max(progress, default=0) >= _PROGRESS_BYTES
+    def traffic(self) -> dict[Hashable, int]:
+        """Return the bytes that each rail has moved."""
+        return {rail: rail.read_bytes + rail.written_bytes for rail in self.rails}
 
 
 def _nothing(about: object) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Self, cast
+from collections.abc import Callable, Collection, Sequence
+from typing import cast
 
 import trio
-from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.departures import LIMITS, single_rail_limits
@@ -18,9 +16,8 @@ from transports.efa.rail import Rail
 from transports.efa.returning import Returning
 from transports.efa.tcp import LOST_S
 from transports.factory import Bootstrap, Exchange
-from transports.failures import ArgumentError, TransportClosedError
+from transports.failures import ArgumentError
 from transports.frame import EAGER_BYTES
-from transports.link import take_leave
 from transports.matched import MatchedTransport
 from transports.patience import Crowding, Patience
 from transports.tls import Tls
@@ -142,21 +139,13 @@ class Efa(MatchedTransport):
         for link in self.links.values():
             link.note = note or (lambda _: None)
         self._returning = Returning(self._joining, self.links, self._rail, say, unreachable_s=silence_s)
-        self._opened = False
 
-    def open(self) -> AbstractAsyncContextManager[Self]:
-        """Connect with all other processes, and stay connected for the length of an ``async with``.
+    async def join(self) -> None:
+        """Connect with all other processes.
 
         Raises:
-            TransportError: Somebody did not come, was refused, or runs with other settings. At the ``async with``.
+            TransportError: A process did not come, was refused, or runs with other settings.
         """
-        return self._stay_open()
-
-    @asynccontextmanager
-    async def _stay_open(self) -> AsyncIterator[Self]:
-        if self._opened:
-            raise TransportClosedError("an Efa is opened once; make another one")
-        self._opened = True
         connections = await self._joining.join(self.exchange)
         for member in self.links.keys() & set(self._spared()):
             del self.links[member]
@@ -167,36 +156,29 @@ class Efa(MatchedTransport):
                 self._agree(link)
             link.departures.checksums = self._checks(link, connection)
             link.add(self._rail(link, index, connection))
-        self.state = None
         if self._joining.has_cores_to_spare():  # for looking
             self.patience = Patience(_LOOK_S, Crowding())
-        async with trio.open_nursery() as nursery:
-            # shielded: what has met is finished and goodbye is said before this ends, whatever is cancelled
-            background = trio.CancelScope(shield=True)
-            nursery.start_soon(self._run, background)
-            try:
-                yield self
-            finally:
-                await self.aclose()
-                background.cancel()
-                self._joining.close()
+
+    def release(self) -> None:
+        """Close the door."""
+        self._joining.close()
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether some ranks live in processes that cannot reach each other inside one host."""
         members = {member for member, placed in enumerate(self.placement) if not set(ranks).isdisjoint(placed)}
         return len(members) > 1 and self._joining.spans_hosts(members)
 
-    async def _run(self, scope: trio.CancelScope) -> None:
+    async def run(self) -> None:
+        """Run rails, bring dead ones back, and keep watch."""
         try:
-            with scope:
-                async with trio.open_nursery() as nursery:
-                    if self._joining.returns:
-                        nursery.start_soon(self._returning.run)
-                    for link in self.links.values():
-                        for rail in tuple(link.rails):
-                            nursery.start_soon(rail.run)
-                    nursery.start_soon(self._keep_watch)
-        finally:  # after an error nobody brings rails back, and nothing may wait for them
+            async with trio.open_nursery() as nursery:
+                if self._joining.returns:
+                    nursery.start_soon(self._returning.run)
+                for link in self.links.values():
+                    for rail in tuple(link.rails):
+                        nursery.start_soon(rail.run)
+                nursery.start_soon(self._keep_watch)
+        finally:  # after an error nothing brings rails back, and nothing may wait for them
             for link in self.links.values():
                 link.give_up("this side can no longer reach it")
 
@@ -239,14 +221,6 @@ class Efa(MatchedTransport):
             self._joining.meeting.lose(member, reason)
             self.links[member].give_up(reason)
         return bool(lost)
-
-    async def aclose(self) -> None:
-        """Fail what has not met its other end, finish the rest, say goodbye. Ends two seconds after nothing moves."""
-        opened = self.state is None
-        self.state = "has been closed"
-        if opened:
-            await take_leave(self.links.values())
-        await cancel_shielded_checkpoint()
 
 
 def factory(bootstrap: Bootstrap) -> Efa:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, NoReturn, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 import trio
-from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.factory import Bootstrap
-from transports.failures import ArgumentError, LinkLostError, TransportClosedError
+from transports.failures import ArgumentError, LinkLostError
 from transports.matched import MatchedTransport
 from transports.mpi.bootstrap import wait_for, world
 from transports.mpi.mpi_link import CREDIT_BYTES, MpiLink, limits
@@ -71,34 +69,21 @@ class Mpi(MatchedTransport):
         self._settled = trio.Event()
         self._stopped = False
 
-    def open(self) -> AbstractAsyncContextManager[Self]:
-        """Keep the transport open for the length of an ``async with``. Every process must open its own, and once.
-
-        What the block raises comes out of it in an exception group.
-        """
-        return self._opened()
-
     def abort(self, code: int = 1) -> NoReturn:
         """End all processes of the job at once, this one too. For when one has failed and others may not notice."""
         self._comm.Abort(code)
         raise AssertionError("MPI_Abort does not return")
 
-    async def aclose(self) -> None:
-        """Close this end: see `Transport.aclose`.
+    async def leave(self) -> None:
+        """Finish what both ends have agreed on, and wait for the other processes to close, too, up to ``linger_s``.
 
-        What has been sent still arrives, and what both ends have agreed on is finished. Then this waits for the other
-        processes to close, too, but no longer than ``linger_s``; their calls that wait for ours raise `LinkLostError`.
+        What has been sent still arrives; calls of other processes that wait for this one raise `LinkLostError`.
         """
-        opened = self.state is None
-        self.state = "has been closed"
-        if opened:
-            for link in self.links.values():
-                link.engine.close()
-                link.settle()
-            with trio.move_on_after(self._linger_s, shield=True):
-                await self._settled.wait()
-            self._let_go()
-        await cancel_shielded_checkpoint()
+        for link in self.links.values():
+            link.give_up_waiting()
+        with trio.move_on_after(self._linger_s, shield=True):
+            await self._settled.wait()
+        self._let_go()
 
     def _let_go(self) -> None:
         assert self._wire is not None
@@ -111,19 +96,10 @@ class Mpi(MatchedTransport):
             self._report(f"closed without agreement: process {self.member} waited {self._linger_s} s for {waited_for}")
         self._wire.close(agreed=agreed)
 
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Self]:
-        if self._wire is not None or self.state == "has been closed":
-            raise TransportClosedError("an Mpi transport is opened once; make another one")
-        wire = self._wire = await self._join()
+    async def join(self) -> None:
+        """Make a communicator of its own, which all processes do together."""
+        wire = self._wire = await self._make_wire()
         self.links = self.make_links(lambda member, ranks: self._link(member, ranks, wire))
-        self.state = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._look, wire)
-            try:
-                yield self
-            finally:
-                await self.aclose()
 
     def _link(self, member: int, ranks: tuple[int, ...], wire: Wire) -> MpiLink:
         return MpiLink(
@@ -138,25 +114,25 @@ class Mpi(MatchedTransport):
             failed=self._lose,
         )
 
-    async def _join(self) -> Wire:
-        """Make a communicator of our own, which all processes do together."""
+    async def _make_wire(self) -> Wire:
         comm, request = self._comm.Idup()
         await wait_for(request)
         return MpiWire(comm)
 
-    async def _look(self, wire: Wire) -> None:
-        """Look for what has come until everything is closed; shielded, for calls that have met must be completed."""
-        with trio.CancelScope(shield=True):
-            try:
-                while not self._stopped:
-                    self._poll(wire)
-                    if self.state is not None and self._has_settled(wire):
-                        self._settled.set()
-                        return
-                    await self._pace.rest(urgent=self.state is not None or self._urgent(), moving=wire.busy)
-            except Exception as error:
-                self._lose(LinkLostError(f"the transport has failed: {error!r}"))  # nobody else would wake them
-                raise
+    async def run(self) -> None:
+        """Look for messages until everything is closed."""
+        wire = self._wire
+        assert wire is not None, "it has joined the others"
+        try:
+            while not self._stopped:
+                self._poll(wire)
+                if self.state is not None and self._has_settled(wire):
+                    self._settled.set()
+                    return
+                await self._pace.rest(urgent=self.state is not None or self._urgent(), moving=wire.busy)
+        except Exception as error:
+            self._lose(LinkLostError(f"the transport has failed: {error!r}"))  # nothing else would wake them
+            raise
 
     def _has_settled(self, wire: Wire) -> bool:
         """Say goodbye once nothing is unfinished; return whether all others have, too."""

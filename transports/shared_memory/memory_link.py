@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -38,8 +38,6 @@ _PACKETS = Packets({MessageKind.OFFER: 7, MessageKind.CHUNK: 4, Kind.BYE: 0, Kin
 pack, unpack = _PACKETS.pack, _PACKETS.unpack
 _PACKET_BYTES = _PACKETS.head_bytes + EAGER_BYTES
 
-# Saying goodbye waits so long for the next sign of progress; the same as over sockets.
-_PATIENCE_S = 2.0
 # So many packets are acted upon before others may run: about 2 ms.
 _PACKETS_AT_ONCE = 256
 # Up to here a message is read right when it is met; beyond, by a task, which lets others run after every piece.
@@ -105,7 +103,6 @@ class MemoryLink(Link):
         self._farewell = self._said_bye = self._dead = False
         self._work = trio.Event()
         self._blocked = trio.Event()
-        self._changed = trio.Event()
         self._count = 0
         self._packet = memoryview(bytearray(_PACKET_BYTES + 1))
 
@@ -139,7 +136,7 @@ class MemoryLink(Link):
                     self._put(packet)
         finally:
             self._settling = False
-        self._changed.set()
+        self.note_change()
 
     def _next(self) -> bytes | None:
         if self._own:
@@ -339,25 +336,20 @@ class MemoryLink(Link):
             self._fetching.clear()
             trio.lowlevel.notify_closing(self.peer.socket)
             self.peer.socket.close()
-        self._changed.set()
+        self.note_change()
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
-    def give_up_waiting(self) -> None:
-        """Fail every operation that has not met its other end; this side closes."""
-        self.engine.close()
-        self.settle()
-
     async def leave(self) -> None:
         """Finish what both sides have begun, say goodbye, and wait until the other side has, too."""
-        await self._until(lambda: self.engine.gone is not None or (self.engine.quiet and self._idle))
+        await self.until(lambda: self.engine.gone is not None or (self.engine.quiet and self._idle))
         self._said_bye = True
         gone, self.engine.gone = self.engine.gone, self.engine.gone or "this side has closed"
         if not self._dead:
             self._own.append(pack(Kind.BYE))
             self.settle()
-            await self._until(lambda: self._dead or (self._idle and self._half_closed()))
-            await self._until(lambda: self._dead)
+            await self.until(lambda: self._dead or (self._idle and self._half_closed()))
+            await self.until(lambda: self._dead)
         self._cut()
         self.engine.end(gone or "this side has closed")
 
@@ -370,12 +362,6 @@ class MemoryLink(Link):
             self.peer.socket.shutdown(socket.SHUT_WR)
         return True
 
-    async def _until(self, done: Callable[[], bool]) -> None:
-        """Wait for `done`, as long as something moves."""
-        seen = -1
-        while not done() and self._count != seen:
-            seen = self._count
-            with trio.move_on_after(_PATIENCE_S):
-                while not done():
-                    self._changed = trio.Event()
-                    await self._changed.wait()
+    def traffic(self) -> dict[Hashable, int]:
+        """Return the number of packets and pieces that have moved."""
+        return {None: self._count}

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Self, cast
+from typing import cast
 
 import trio
-from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.common import Board
 from transports.factory import Bootstrap, Exchange
-from transports.failures import ArgumentError, TransportClosedError, TransportError
-from transports.link import take_leave
+from transports.failures import ArgumentError, TransportError
 from transports.matched import MatchedTransport
 from transports.patience import usable
 from transports.shared_memory.board import Boards
 from transports.shared_memory.joining import Joining
-from transports.shared_memory.memory_link import MemoryLink
+from transports.shared_memory.memory_link import MemoryLink, Peer
 from transports.shared_memory.peer_memory import WORDS, Word
 from transports.shared_memory.segment import Heap
 from transports.shared_memory.slots import SLOT_BYTES, SLOTS
@@ -97,7 +95,7 @@ class SharedMemory(MatchedTransport):
             reads=reads,
             join_s=join_s,
         )
-        self._opened = False
+        self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
         self._waiting: Waiting | None = None
         self._asleep: dict[int, memoryview] = {}
@@ -119,41 +117,25 @@ class SharedMemory(MatchedTransport):
             return None
         return boards.segment.view[start : start + nbytes], partial(boards.shelf.give_back, start)
 
-    def open(self) -> AbstractAsyncContextManager[Self]:
-        """Connect with the other processes of this host, and stay connected for the length of an ``async with``.
+    async def join(self) -> None:
+        """Connect with the other processes of this host.
 
         Raises:
-            TransportError: Somebody did not come, or cannot be reached though everybody must. At the ``async with``.
+            TransportError: A process did not come, or cannot be reached though everybody must.
         """
-        return self._stay_open()
-
-    @asynccontextmanager
-    async def _stay_open(self) -> AsyncIterator[Self]:
-        if self._opened:
-            raise TransportClosedError("a SharedMemory is opened once; make another one")
-        self._opened = True
-        peers = await self._joining.join(self.exchange)
-        for other, peer in sorted(peers.items()):
+        self._peers = await self._joining.join(self.exchange)
+        for other, peer in sorted(self._peers.items()):
             ranks = self.placement[other]
             self.links[other] = MemoryLink(other, ranks, self.ranks, self.memory, peer, self._report)
         self.reach(self.links)
         self._make_boards()
-        try:
-            self._tell_refused()
-            self.state = None
-            async with trio.open_nursery() as nursery:
-                # shielded: what has met is finished and goodbye is said before this ends, whatever is cancelled
-                background = trio.CancelScope(shield=True)
-                nursery.start_soon(self._run, background)
-                try:
-                    yield self
-                finally:
-                    await self.aclose()
-                    background.cancel()
-        finally:
-            for peer in peers.values():
-                os.close(peer.bell)
-            self._joining.close()
+        self._tell_refused()
+
+    def release(self) -> None:
+        """Close the descriptors that wake processes."""
+        for peer in self._peers.values():
+            os.close(peer.bell)
+        self._joining.close()
 
     def _make_boards(self) -> None:
         segment = self._joining.segment
@@ -197,14 +179,13 @@ class SharedMemory(MatchedTransport):
             who = ", ".join(map(str, missing))
             raise TransportError(f"process {who} cannot be reached through the memory of this host; use sockets (efa)")
 
-    async def _run(self, scope: trio.CancelScope) -> None:
-        with scope:
-            async with trio.open_nursery() as nursery:
-                for link in self.links.values():
-                    nursery.start_soon(link.run)
-                if self._waiting is not None:
-                    nursery.start_soon(self._waiting.run)
-                nursery.start_soon(trio.sleep_forever)
+    async def run(self) -> None:
+        """Run the links, and let watchers look whenever this process is rung."""
+        async with trio.open_nursery() as nursery:
+            for link in self.links.values():
+                nursery.start_soon(link.run)
+            if self._waiting is not None:
+                nursery.start_soon(self._waiting.run)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up ranks of other processes, known to be gone."""
@@ -214,14 +195,6 @@ class SharedMemory(MatchedTransport):
             if member in self.links:
                 self.links[member].give_up(reason)
         return not self.links.keys().isdisjoint(lost)
-
-    async def aclose(self) -> None:
-        """Fail what has not met its other end, finish the rest, say goodbye. Ends two seconds after nothing moves."""
-        opened = self.state is None
-        self.state = "has been closed"
-        if opened:
-            await take_leave(self.links.values())
-        await cancel_shielded_checkpoint()
 
 
 def factory(bootstrap: Bootstrap) -> SharedMemory:

@@ -714,7 +714,7 @@ def test_it_works_only_while_it_is_open_and_opens_once() -> None:
             pass
         with pytest.raises(TransportClosedError, match="the transport has been closed"):
             await a.send(1, 0, b"")
-        with pytest.raises(TransportClosedError, match="an Efa is opened once"):
+        with pytest.raises(TransportClosedError, match="a transport is opened once; make another Efa"):
             async with world.efas[0].open():
                 raise AssertionError("it has been opened twice")
 

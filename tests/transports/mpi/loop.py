@@ -116,6 +116,6 @@ class LoopMpi(Mpi):
         super().__init__(placement=placement, comm=comm, credit_bytes=credit_bytes, linger_s=linger_s, report=report)
         self._loop = fabric.wires[member]
 
-    async def _join(self) -> Wire:
+    async def _make_wire(self) -> Wire:
         await trio.lowlevel.checkpoint()
         return self._loop

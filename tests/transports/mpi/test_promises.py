@@ -262,7 +262,7 @@ def test_it_is_opened_once_and_before_it_is_used() -> None:
             await transport.endpoint(0).send(0, 0, b"")
         async with transport.open():
             pass
-        with pytest.raises(TransportClosedError, match="make another one"):
+        with pytest.raises(TransportClosedError, match="make another LoopMpi"):
             async with transport.open():
                 pass
 
