@@ -238,11 +238,11 @@ KNOWN = (
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("speed=2x", f"--what-if: 'speed=2x' {KNOWN}"),
-        ("bandwidth", f"--what-if: 'bandwidth' {KNOWN}"),
-        ("order=backward", f"--what-if: 'order=backward' {KNOWN}"),
+        ("speed=2x", f"--what-if: 'speed=2x': {KNOWN}"),
+        ("bandwidth", f"--what-if: 'bandwidth': {KNOWN}"),
+        ("order=backward", f"--what-if: 'order=backward': {KNOWN}"),
         ("algorithm=ring", "--what-if: 'algorithm=ring': the trace does not say on what machine it was recorded"),
-        ("awaits=early", f"--what-if: 'awaits=early' {KNOWN}"),
+        ("awaits=early", f"--what-if: 'awaits=early': {KNOWN}"),
         ("bandwidth=2", "--what-if: 'bandwidth=2': '2' is not a factor; write a number and x, as in 2x or 0.5x"),
         ("bandwidth=0x", "--what-if: 'bandwidth=0x': nothing travels at 0 times the speed"),
         ("ranks=one", "--what-if: 'ranks=one': 'one' is not a number of ranks from 2 on"),
@@ -254,8 +254,8 @@ KNOWN = (
         ("bucket_bytes=0", "--what-if: 'bucket_bytes=0': a bucket holds at least a byte"),
         (
             "bucket_bytes=x",
-            "--what-if: bucket_bytes: 'x' is not a size; write a number and one of B, K, M, G, KiB, MiB, GiB, kB, "
-            "MB, GB",
+            "--what-if: 'bucket_bytes=x': bucket_bytes: 'x' is not a size; write a number and one of B, K, M, G, KiB, "
+            "MiB, GiB, kB, MB, GB",
         ),
         (
             "compute 'x'=2x",
@@ -287,7 +287,7 @@ def test_what_cannot_change_is_one_line():
     timeline.meta["cluster"] = "cray"
     with pytest.raises(UsageError, match=r"^--what-if: 'algorithm=mesh': the machine of the trace is not known here: "):
         predict(timeline, [parse_change("algorithm=mesh")])
-    with pytest.raises(UsageError, match=r"^algorithm: 'rings' is unknown; known are direct, "):
+    with pytest.raises(UsageError, match=r"^--what-if: 'algorithm=rings': algorithm: 'rings' is unknown; known are "):
         parse_change("algorithm=rings")
 
 

@@ -218,8 +218,8 @@ def _moves(timeline: Timeline, told: _Told) -> dict[int, list[Move]]:
             program.setdefault(node.ranks[0], []).append(node)
         elif node.kind in ("compute", "arrival"):
             works[node.after[0][0]] = node
-            arrivals[id(node.spans[0])] = node
-    over = {node: arrivals[id(node.spans[0])] for node in graph.nodes if node.kind == "end"}
+            arrivals[id(node.span)] = node
+    over = {node: arrivals[id(node.span)] for node in graph.nodes if node.kind == "end"}
     marks: dict[Node, Move] = {}
     for begin, end, span in graph.steps:
         marks[begin], marks[end] = Move(kind="begin", span=span), Move(kind="end", span=span)
@@ -254,7 +254,7 @@ class _Program:
         if node in self._marks:
             span = self._marks[node].span
             return span.start_ns if self._marks[node].kind == "begin" else span.end_ns
-        return self._works[node].spans[0].called_ns
+        return self._works[node].span.called_ns
 
     def _add_all(self, nodes: Sequence[Node]) -> None:
         """Append what is issued in one instant, whose order a trace does not tell: nothing before what it needs."""
@@ -264,9 +264,9 @@ class _Program:
         before: dict[Node, Node] = {}
         last: dict[tuple[object, ...], Node] = {}
         for work in sorted((each for each in waiting if each.kind == "arrival"), key=_seq):
-            info = work.spans[0].info
+            info = work.span.info
             if info is not None:
-                key = info.group, info.ranks, work.spans[0].lane, self._told.tag(work.spans[0])
+                key = info.group, info.ranks, work.span.lane, self._told.tag(work.span)
                 if key in last:
                     before[work] = last[key]
                 last[key] = work
@@ -298,7 +298,7 @@ class _Program:
         self._moves.append(move)
 
     def _work(self, work: Node) -> Move:
-        span = work.spans[0]
+        span = work.span
         move = self._told.of(span) or Move(kind="kept", span=replace(span, end_ns=span.start_ns))
         move.needs = self._after([*work.after, *((each, 0.0) for each in work.likely)], issued=work.after[0][0])
         self._places[work] = len(self._moves)
@@ -314,5 +314,5 @@ class _Program:
 
 
 def _seq(node: Node) -> int:
-    info = node.spans[0].info
+    info = node.span.info
     return -1 if info is None else info.seq

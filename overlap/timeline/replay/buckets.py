@@ -1,4 +1,4 @@
-"""Gradients in buckets of another size: the bytes of a step's all-reduces, cut anew."""
+"""Buckets of another size: the bytes of a step's all-reduces, cut anew."""
 
 from __future__ import annotations
 
@@ -10,56 +10,58 @@ from typing import TypeAlias
 from ...errors import UsageError
 from .graph import Graph, Node, input_of, release
 from .machine import Machine
-from .transfers import Fit, fits, kind_of, nbytes_of, streams_of, take_turns
+from .transfers import Fit, fits, kind_of, nbytes_of, streams_of, take_turns, window_ns
 
+_Makers: TypeAlias = Callable[[Node], list[Node]]
+_Computes: TypeAlias = Mapping[tuple[int, int | None], Sequence[Node]]
 _Prices: TypeAlias = Callable[[int], tuple[float, float]]  # from bytes to work, and what of it another may hide
 
 WINDOW = 8
 """Buckets of a stream that move at the same time, as streams do by default; the next one waits for the oldest."""
 
 
-def rebucket(graph: Graph, nbytes: int, text: str) -> None:
+def rebucket(graph: Graph, nbytes: int) -> None:
     """Cut the all-reduces of each step, group and stream into buckets of `nbytes`, in the order in which they began.
 
-    A bucket travels once all gradients in it exist; a gradient is there when the last bucket is with a part of it. What
-    one all-reduce carries is taken to come evenly from the computes of one name since the one before it.
+    A bucket travels once all gradients in it exist; a gradient is there when the last bucket with a part of it is. The
+    bytes of one all-reduce are taken to come evenly from the computes of one name since the all-reduce before it.
 
     Raises:
-        UsageError: If there are no all-reduces; `text` is what was asked for.
+        UsageError: If there are no all-reduces.
     """
     take_turns(graph, streams_of(graph, ("all_reduce",)))
     found = fits(graph)
     series: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
-        info = node.spans[0].info if node.kind == "transfer" else None
+        info = node.info if node.kind == "transfer" else None
         if info is not None and info.op == "all_reduce" and info.nbytes:
-            key = node.spans[0].step, info.group, node.ranks, node.spans[0].lane, info.dtype
+            key = node.span.step, info.group, node.ranks, node.span.lane, info.dtype
             series.setdefault(key, []).append(node)
     if not series:
-        raise UsageError(f"--what-if: {text!r}: there are no all-reduces that could be buckets")
+        raise UsageError("there are no all-reduces that could be buckets")
     gone: set[Node] = set()
     made: list[Node] = []
     ends: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node.kind == "end":
             ends.setdefault(node.after[0][0], []).append(node)
-    makers = _Makers(graph)
+    computes, used = graph.computes(), dict[tuple[object, ...], int]()
+
+    def makers(arrival: Node) -> list[Node]:
+        return _makers(arrival, computes, used)
+
     for nodes in series.values():
-        nodes.sort(key=_began_ns)
+        nodes.sort(key=lambda node: (window_ns(node)[0], nbytes_of(node)))
         made += _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
         gone.update(nodes)
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
 
 
-def _began_ns(node: Node) -> tuple[int, int]:
-    return max(span.moved_ns for span in node.spans), nbytes_of(node)
-
-
 def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
-    """Return what tells what a bucket takes: what was measured of several sizes, or the model of the machine."""
-    info, hidden_share = nodes[0].spans[0].info, _share(nodes)
+    """Return the prices of buckets: fitted to several measured sizes, or from the model of the machine."""
+    info, hidden_share = nodes[0].info, _share(nodes)
     with suppress(UsageError):
-        machine = Machine(graph.meta, graph.world_size, "")
+        machine = Machine(graph.meta, graph.world_size)
         if fit.sizes == 1 and not graph.latency_share and info and (seen := machine.taken(info, None)):
             alone_ns = fit.work_ns(info.nbytes)
             alone, behind = alone_ns / seen.alone_s, (1 - hidden_share) * alone_ns / seen.behind_s
@@ -92,7 +94,7 @@ def _cut(
     at = 0
     for node in nodes:
         first, final = at // nbytes, (at + nbytes_of(node) - 1) // nbytes
-        made = [makers.of(arrival) for arrival, _ in node.after]
+        made = [makers(arrival) for arrival, _ in node.after]
         for arrival, _ in node.after:
             release(arrival)  # or a bucket could wait for its own end
         for number in range(first, final + 1):
@@ -106,28 +108,19 @@ def _cut(
     return buckets
 
 
-class _Makers:
-    """Which computes have made what an all-reduce carries; each is asked for once, in the order of their streams."""
+def _makers(arrival: Node, computes: _Computes, used: dict[tuple[object, ...], int]) -> list[Node]:
+    """Return the computes that have made what an all-reduce carries, in their order; the arrival itself if none show.
 
-    def __init__(self, graph: Graph) -> None:
-        self._alike: dict[tuple[int, int | None, str], list[Node]] = {}
-        self._used: dict[tuple[int, int | None, str], int] = {}
-        for node in graph.nodes:
-            if node.kind == "compute":
-                self._alike.setdefault(_alike(node), []).append(node)
-        for nodes in self._alike.values():
-            nodes.sort(key=lambda node: node.spans[0].start_ns)
-
-    def of(self, arrival: Node) -> list[Node]:
-        """Return them in their order; the arrival itself if none show."""
-        last = input_of(arrival)
-        if last is None:
-            return [arrival]
-        key = _alike(last)
-        first, until = self._used.get(key, 0), self._alike[key].index(last) + 1
-        self._used[key] = until
-        return self._alike[key][first:until] or [arrival]
-
-
-def _alike(node: Node) -> tuple[int, int | None, str]:
-    return node.ranks[0], node.spans[0].step, node.spans[0].name
+    Args:
+        arrival: Of the all-reduce on one rank.
+        computes: Of all ranks and steps.
+        used: How many computes of a rank, step and name have been returned for earlier all-reduces.
+    """
+    last = input_of(arrival)
+    if last is None:
+        return [arrival]
+    rank, step, name = last.ranks[0], last.span.step, last.span.name
+    alike = [node for node in computes[rank, step] if node.span.name == name]
+    first, until = used.get((rank, step, name), 0), alike.index(last) + 1
+    used[rank, step, name] = until
+    return alike[first:until] or [arrival]

@@ -1,4 +1,4 @@
-"""What may be different in a replay, as users write it: `bandwidth=2x`, `bucket_bytes=4MiB`, `compute 'x'=0.5x`."""
+"""Changes that a replay can try, as users write them: `bandwidth=2x`, `bucket_bytes=4MiB`, `compute 'x'=0.5x`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
 from ...cost.select import check_algorithm
 from ...errors import UsageError
 from ...units import format_bytes, parse_bytes
-from ..span import Span
 from .buckets import rebucket
 from .graph import Graph, Node
 from .machine import use_algorithm
@@ -20,52 +20,68 @@ from .transfers import Fit, fits, kind_of
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
 _COMPUTE = re.compile(r"compute(?:\s+'([^']*)'|\s+\"([^\"]*)\")?")
 
+Apply: TypeAlias = Callable[[Graph], None]
+"""Changes a graph; raises `UsageError` if there is nothing in it that it could change."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing that is different."""
+    """One difference between a recorded run and its replay."""
 
     text: str  # As a user would write it
     what: str  # In words
-    # Changes a graph; raises `UsageError` if there is nothing in it that it could change.
-    apply: Callable[[Graph], None]
+    apply: Apply
 
 
 def parse_change(text: str) -> Change:
     """Read a change.
 
     Raises:
-        UsageError: If it is none, listing what there is.
+        UsageError: The text is none; the message lists the changes that there are.
     """
     name, equals, value = (part.strip() for part in text.partition("="))
-    compute = _COMPUTE.fullmatch(name)
-    if equals and compute:
-        return _compute(text, compute[1] or compute[2], _factor(text, value))
-    if equals and name in _FACTORS:
-        return _FACTORS[name](text, _factor(text, value))
-    if equals and name == "bucket_bytes":
-        return _buckets(text, parse_bytes(value, argument="--what-if: bucket_bytes"))
-    if equals and name == "algorithm":
-        return _algorithm(text, value)
-    if equals and name == "window":
-        return _window(text, value)
-    if equals and name == "ranks":
-        return _ranks(text, value)
-    if (name, value) in _FIXED:
-        what, apply = _FIXED[name, value]
-        return Change(text=text, what=what, apply=lambda graph: apply(graph, text))
-    raise UsageError(
-        f"--what-if: {text!r} names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, "
-        "compute=0.5x, compute 'NAME'=0.5x, bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, "
-        "stragglers=none, awaits=late, streams=apart, or window=4"
-    )
+    try:
+        if equals and (compute := _COMPUTE.fullmatch(name)):
+            what, apply = _compute(compute[1] or compute[2], _factor(value))
+        elif equals and name in _VALUED:
+            what, apply = _VALUED[name](value)
+        elif (name, value) in _FIXED:
+            what, apply = _FIXED[name, value]
+        else:
+            raise UsageError(
+                "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
+                "compute 'NAME'=0.5x, bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
+                "awaits=late, streams=apart, or window=4"
+            )
+    except UsageError as error:
+        raise UsageError(f"--what-if: {text!r}: {error}") from None
+    return Change(text=text, what=what, apply=apply)
 
 
-def _factor(text: str, value: str) -> float:
+def apply_changes(graph: Graph, changes: Iterable[Change]) -> None:
+    """Change a graph in all these ways, one after the other.
+
+    Raises:
+        UsageError: A change, which is named, finds nothing that it could change.
+    """
+    for change in changes:
+        try:
+            change.apply(graph)
+        except UsageError as error:
+            raise UsageError(f"--what-if: {change.text!r}: {error}") from error
+
+
+def _factor(value: str) -> float:
     match = _FACTOR.fullmatch(value)
     if match is None:
-        raise UsageError(f"--what-if: {text!r}: {value!r} is not a factor; write a number and x, as in 2x or 0.5x")
+        raise UsageError(f"{value!r} is not a factor; write a number and x, as in 2x or 0.5x")
     return float(match[1])
+
+
+def _count(value: str, of: str, *, least: int) -> int:
+    if not value.isdecimal() or int(value) < least:
+        raise UsageError(f"{value!r} is not a number of {of} from {least} on")
+    return int(value)
 
 
 # -- computes ------------------------------------------------------------------------------------------------------
@@ -75,53 +91,48 @@ def _computes(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node.kind == "compute"]
 
 
-def _compute(text: str, name: str | None, factor: float) -> Change:
+def _compute(name: str | None, factor: float) -> tuple[str, Apply]:
     def apply(graph: Graph) -> None:
-        chosen = [node for node in _computes(graph) if name is None or node.spans[0].name == name]
+        chosen = [node for node in _computes(graph) if name is None or node.span.name == name]
         if not chosen:
-            known = sorted({node.spans[0].name for node in _computes(graph)})
+            known = sorted({node.span.name for node in _computes(graph)})
             told = f"; there are {', '.join(map(repr, known[:8]))}" if known else ""
-            raise UsageError(f"--what-if: {text!r}: no compute is called {name!r}{told}")
+            raise UsageError(f"no compute is called {name!r}{told}")
         for node in chosen:
             node.work_ns *= factor
 
     what = "all computes" if name is None else f"compute '{name}'"
-    return Change(text=text, what=f"{what} take {factor:g} times as long", apply=apply)
+    return f"{what} take {factor:g} times as long", apply
 
 
-def _even(graph: Graph, text: str) -> None:
-    """Let no compute take longer than the same one does on half of the ranks; what those do not have takes nothing."""
+def _level_computes(graph: Graph) -> None:
+    """Let no compute take longer than the same compute does on half of the ranks; ranks without it count as 0."""
     ranks = {node.ranks[0] for node in _computes(graph)}
     same: dict[tuple[object, ...], list[Node]] = {}
     numbers: dict[tuple[object, ...], int] = {}
-    for node in sorted(_computes(graph), key=lambda node: node.spans[0].start_ns):
-        of = _identity(node.spans[0])
+    for node in sorted(_computes(graph), key=lambda node: node.span.start_ns):
+        span = node.span
+        of = span.name, span.call_site, span.lane, span.step
         number = numbers[node.ranks[0], of] = numbers.get((node.ranks[0], of), -1) + 1
         same.setdefault((of, number), []).append(node)
     for nodes in same.values():
-        works = [node.work_ns for node in nodes] + [0.0] * (len(ranks) - len(nodes))
-        middle = median(works)
+        middle = median([node.work_ns for node in nodes] + [0.0] * (len(ranks) - len(nodes)))
         for node in nodes:
             node.work_ns = min(node.work_ns, middle)
-
-
-def _identity(span: Span) -> tuple[object, ...]:
-    return span.name, span.call_site, span.lane, span.step
 
 
 # -- programs ------------------------------------------------------------------------------------------------------
 
 
-def _late(graph: Graph, text: str) -> None:
+def _await_late(graph: Graph) -> None:
     """Let programs await communication at the end of a step only; computes still wait for what they need."""
     step_ends = {end for _, end, _ in graph.steps}
+    ends: dict[tuple[int, int | None], list[Node]] = {}
     for node in graph.nodes:
         if node.kind == "program" and node not in step_ends:
             node.after = [(each, delay) for each, delay in node.after if each.kind != "end"]
-    ends: dict[tuple[int, int | None], list[Node]] = {}
-    for node in graph.nodes:
-        if node.kind == "end":
-            ends.setdefault((node.ranks[0], node.spans[0].step), []).append(node)
+        elif node.kind == "end":
+            ends.setdefault((node.ranks[0], node.span.step), []).append(node)
     for _, end, span in graph.steps:
         end.after += [(node, 0) for node in ends.get((span.rank, span.step), ())]
 
@@ -133,37 +144,35 @@ def _transfers(graph: Graph) -> list[tuple[Node, Fit]]:
     found = fits(graph)
     transfers = [(node, found[kind_of(node)]) for node in graph.nodes if node.kind == "transfer"]
     if not transfers:
-        raise UsageError("--what-if: there is no communication that it could change")
+        raise UsageError("there is no communication that it could change")
     return transfers
 
 
-def _bandwidth(text: str, factor: float) -> Change:
-    if not factor:
-        raise UsageError(f"--what-if: {text!r}: nothing travels at 0 times the speed")
-    what = f"wires carry {factor:g} times as much"
-    return Change(text=text, what=what, apply=lambda graph: _scale(graph, latency=1.0, size=1 / factor))
-
-
-def _bytes(text: str, factor: float) -> Change:
-    what = f"operations carry {factor:g} times the bytes"
-    return Change(text=text, what=what, apply=lambda graph: _scale(graph, latency=1.0, size=factor))
-
-
-def _latency(text: str, factor: float) -> Change:
-    what = f"what does not depend on the size takes {factor:g} times as long"
-    return Change(text=text, what=what, apply=lambda graph: _scale(graph, latency=factor, size=1.0))
-
-
-def _scale(graph: Graph, *, latency: float, size: float) -> None:
+def _scaled(graph: Graph, *, latency: float, size: float) -> None:
     for node, fit in _transfers(graph):
         latency_ns = min(fit.latency_ns, node.work_ns)
         node.work_ns = latency_ns * latency + (node.work_ns - latency_ns) * size
 
 
-def _ranks(text: str, value: str) -> Change:
-    if not value.isdecimal() or int(value) < 2:
-        raise UsageError(f"--what-if: {text!r}: {value!r} is not a number of ranks from 2 on")
-    wanted = int(value)
+def _bandwidth(value: str) -> tuple[str, Apply]:
+    if not (factor := _factor(value)):
+        raise UsageError("nothing travels at 0 times the speed")
+    return f"wires carry {factor:g} times as much", lambda graph: _scaled(graph, latency=1.0, size=1 / factor)
+
+
+def _bytes(value: str) -> tuple[str, Apply]:
+    factor = _factor(value)
+    return f"operations carry {factor:g} times the bytes", lambda graph: _scaled(graph, latency=1.0, size=factor)
+
+
+def _latency(value: str) -> tuple[str, Apply]:
+    factor = _factor(value)
+    what = f"what does not depend on the size takes {factor:g} times as long"
+    return what, lambda graph: _scaled(graph, latency=factor, size=1.0)
+
+
+def _ranks(value: str) -> tuple[str, Apply]:
+    wanted = _count(value, "ranks", least=2)
 
     def apply(graph: Graph) -> None:
         world = len({rank for node in graph.nodes for rank in node.ranks})
@@ -175,40 +184,40 @@ def _ranks(text: str, value: str) -> Change:
             bytes_ratio = ((wanted - 1) / wanted) / ((here - 1) / here)
             node.work_ns = latency_ns * (wanted - 1) / (here - 1) + (node.work_ns - latency_ns) * bytes_ratio
 
-    what = f"{wanted} ranks, each with as much to compute, joined in a ring of the same wires"
-    return Change(text=text, what=what, apply=apply)
+    return f"{wanted} ranks, each with as much to compute, joined in a ring of the same wires", apply
 
 
-def _window(text: str, value: str) -> Change:
-    if not value.isdecimal() or int(value) < 1:
-        raise UsageError(f"--what-if: {text!r}: {value!r} is not a number of operations from 1 on")
-    what = f"streams work on {value} operations at once"
-    return Change(text=text, what=what, apply=lambda graph: change_window(graph, int(value), text))
+def _window(value: str) -> tuple[str, Apply]:
+    window = _count(value, "operations", least=1)
+    return f"streams work on {value} operations at once", lambda graph: change_window(graph, window)
 
 
-def _algorithm(text: str, algorithm: str) -> Change:
+def _algorithm(algorithm: str) -> tuple[str, Apply]:
     check_algorithm(algorithm)
     what = f"every operation becomes {algorithm} where that exists"
-    return Change(text=text, what=what, apply=lambda graph: use_algorithm(graph, algorithm, text))
+    return what, lambda graph: use_algorithm(graph, algorithm)
 
 
-def _buckets(text: str, nbytes: int) -> Change:
+def _buckets(value: str) -> tuple[str, Apply]:
+    nbytes = parse_bytes(value, argument="bucket_bytes")
     if nbytes < 1:
-        raise UsageError(f"--what-if: {text!r}: a bucket holds at least a byte")
+        raise UsageError("a bucket holds at least a byte")
     what = f"all-reduces of {format_bytes(nbytes)} in the order of the gradients"
-    return Change(text=text, what=what, apply=lambda graph: rebucket(graph, nbytes, text))
+    return what, lambda graph: rebucket(graph, nbytes)
 
 
-_FACTORS: dict[str, Callable[[str, float], Change]] = {"bandwidth": _bandwidth, "bytes": _bytes, "latency": _latency}
-_FIXED: dict[tuple[str, str], tuple[str, Callable[[Graph, str], None]]] = {
-    ("stragglers", "none"): ("no rank computes longer than half of them do", _even),
+_VALUED: dict[str, Callable[[str], tuple[str, Apply]]] = {
+    "bandwidth": _bandwidth,
+    "bytes": _bytes,
+    "latency": _latency,
+    "ranks": _ranks,
+    "window": _window,
+    "algorithm": _algorithm,
+    "bucket_bytes": _buckets,
+}
+_FIXED: dict[tuple[str, str], tuple[str, Apply]] = {
+    ("stragglers", "none"): ("no rank computes longer than half of them do", _level_computes),
     ("order", "forward"): ("gradients overtake those that the next forward pass needs later", forward_first),
     ("streams", "apart"): ("the operations of each line have a stream of their own", part_streams),
-    ("awaits", "late"): ("programs await communication at the end of the step only", _late),
+    ("awaits", "late"): ("programs await communication at the end of the step only", _await_late),
 }
-
-
-def applied(graph: Graph, changes: Iterable[Change]) -> None:
-    """Change a graph in all these ways, one after the other."""
-    for change in changes:
-        change.apply(graph)

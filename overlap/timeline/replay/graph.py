@@ -1,4 +1,4 @@
-"""What a replay runs: pieces of work, and what each waits for."""
+"""Graph of a replay: pieces of work, and what each piece waits for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..span import Span
+from ..span import CollectiveInfo, Span
 
 NodeKind = Literal["program", "compute", "arrival", "transfer", "end"]
 
@@ -15,20 +15,29 @@ NodeKind = Literal["program", "compute", "arrival", "transfer", "end"]
 class Node:
     """A piece of work that begins when all it waits for is over."""
 
-    # An instant of a program; a compute; an operation that becomes active on a rank; one that moves its bytes, on all
-    # ranks at once; its end on a rank.
+    # An instant of a program; a compute; an operation that becomes active on a rank; an operation that moves its bytes,
+    # on all ranks at once; its end on a rank.
     kind: NodeKind
     work_ns: float  # How long it takes; of a transfer, if no other shares a rank with it
     ranks: tuple[int, ...]  # On which it runs
-    spans: tuple[Span, ...] = ()  # Of the timeline; of a transfer those of all ranks
-    # What it waits for, and how long it takes to begin then.
-    after: list[tuple[Node, float]] = field(default_factory=list)
-    likely: list[Node] = field(default_factory=list)  # Of `after`, those that nothing shows but that most programs have
-    # Of the transfers of one, the most urgent has the wires to itself; None: it shares them with all others.
+    spans: tuple[Span, ...] = ()  # Of the timeline; of a transfer those of all ranks, of a program's instant none
+    after: list[tuple[Node, float]] = field(default_factory=list)  # What it waits for, and the delay after that
+    likely: list[Node] = field(default_factory=list)  # What it probably waits for too, although the trace shows it not
+    # Of the transfers of one lane, the most urgent has the wires to itself; None: it shares them with all others.
     lane: object = None
     urgency: tuple[int, ...] = ()  # In its lane; lower comes first
     hidden_ns: float = 0.0  # Of its work, what passes while another of its lane has the wires, if it ever waits for one
     place: int = -1  # Its number, while a graph runs
+
+    @property
+    def span(self) -> Span:
+        """Its span, or of a transfer the span of one of its ranks."""
+        return self.spans[0]
+
+    @property
+    def info(self) -> CollectiveInfo | None:
+        """What is known of its operation; None if it is none, or if nothing is known."""
+        return self.spans[0].info if self.spans else None
 
 
 @dataclass(slots=True)
@@ -36,32 +45,39 @@ class Graph:
     """All pieces of a run."""
 
     nodes: list[Node]  # In any order
-    # The instants at which the program of a rank begins and ends a step, with its span.
-    steps: list[tuple[Node, Node, Span]]
+    steps: list[tuple[Node, Node, Span]]  # The instants at which a program begins and ends a step, with its span
     start_ns: int  # When the run began
-    # What part of a transfer is taken for latency where all are of one size, so that nobody can tell.
-    latency_share: float = 0.0
-    modelled: bool = False  # Whether the model of the machine has told those that the trace could not
+    latency_share: float = 0.0  # The part of a transfer that counts as latency where all transfers are of one size
+    modelled: bool = False  # Whether the model of the machine has priced transfers that the trace could not
     world_size: int = 0  # Ranks of the run
-    meta: Mapping[str, str] = field(default_factory=dict)  # What the timeline says of it
+    meta: Mapping[str, str] = field(default_factory=dict)  # Of the timeline
+
+    def computes(self) -> dict[tuple[int, int | None], list[Node]]:
+        """Return the computes of each rank and step, in order of start."""
+        found: dict[tuple[int, int | None], list[Node]] = {}
+        for node in self.nodes:
+            if node.kind == "compute":
+                found.setdefault((node.ranks[0], node.span.step), []).append(node)
+        for nodes in found.values():
+            nodes.sort(key=lambda node: (node.span.start_ns, node.span.end_ns))
+        return found
 
 
 _FOLLOWED = 10_000  # calls of a program in one instant
 
 
 def waited_for_room(arrival: Node) -> bool:
-    """Whether an operation seems to have begun because another one of its stream was over."""
+    """Whether an operation seems to have begun because another operation of its stream was over."""
     return any(_is_before(each, arrival) for each, _ in arrival.after)
 
 
 def release(arrival: Node) -> None:
-    """Let it wait for no room."""
+    """Let an operation no longer wait for room in its stream."""
     arrival.after = [(each, delay) for each, delay in arrival.after if not _is_before(each, arrival)]
 
 
 def _is_before(each: Node, arrival: Node) -> bool:
-    mine = arrival.spans[0]
-    return each.kind == "end" and each.spans[0].lane == mine.lane and each.spans[0] is not mine
+    return each.kind == "end" and each.span.lane == arrival.span.lane and each.span is not arrival.span
 
 
 def input_of(arrival: Node) -> Node | None:

@@ -15,6 +15,7 @@ from ..measure.meetings import meetings
 from ..span import Span
 from ..spans import Timeline
 from .graph import Graph, Node
+from .transfers import measured_ns
 
 _LOOKED_AT = 64
 """Computes after an operation among which the first is looked for that may need its result."""
@@ -43,33 +44,13 @@ def _transfers(timeline: Timeline) -> dict[int, Node]:
     for row, (span, number) in enumerate(zip(timeline.spans, numbers, strict=True)):
         if span.kind == "comm":
             met.setdefault(-1 - row if number < 0 else number, []).append(span)
-    found: dict[int, Node] = {}
-    groups = list(met.values())
-    for members, work_ns in zip(groups, _work_ns(groups), strict=True):
-        node = Node("transfer", work_ns, tuple(sorted({span.rank for span in members})), tuple(members))
-        for span in members:
-            found[id(span)] = node
-    return found
-
-
-def _work_ns(groups: Sequence[Sequence[Span]]) -> list[float]:
-    """Return what each transfer takes alone, where those on the same rank at the same time slow each other down."""
-    active: dict[int, set[int]] = {}
-    edges = []
-    for number, members in enumerate(groups):
-        begin_ns, end_ns = max(span.moved_ns for span in members), max(span.end_ns for span in members)
-        edges += [(end_ns, 0, number), (begin_ns, 1, number)] if begin_ns < end_ns else []
-    work, since, running = [0.0] * len(groups), 0, set[int]()
-    for at_ns, begins, number in sorted(edges):
-        for each in running:
-            shared = max(len(active[span.rank]) for span in groups[each])
-            work[each] += (at_ns - since) / shared
-        since = at_ns
-        (running.add if begins else running.discard)(number)
-        for span in groups[number]:
-            on = active.setdefault(span.rank, set())
-            (on.add if begins else on.discard)(number)
-    return work
+    nodes = [
+        Node("transfer", 0.0, tuple(sorted({span.rank for span in members})), tuple(members))
+        for members in met.values()
+    ]
+    for node, work_ns in zip(nodes, measured_ns(nodes), strict=True):
+        node.work_ns = work_ns
+    return {id(span): node for node in nodes for span in node.spans}
 
 
 class _Rank:
@@ -109,7 +90,7 @@ class _Rank:
                 break
             if but is not None and (nodes[index].spans == but.spans or _share_a_stream(nodes[index], but)):
                 continue
-            if nodes[index].spans[0].called_ns <= issued_by_ns:
+            if nodes[index].span.called_ns <= issued_by_ns:
                 return nodes[index], times[index]
             found = found or (nodes[index], times[index])
         return found
@@ -167,7 +148,7 @@ class _Rank:
         """Let a node begin when it was issued, what is before it is over, and what it seems to have waited for."""
         woken = None
         if start_ns > ready_ns:
-            woken = self._last_over(ready_ns, start_ns, issued_by_ns=node.spans[0].called_ns, but=node)
+            woken = self._last_over(ready_ns, start_ns, issued_by_ns=node.span.called_ns, but=node)
         node.after.append((issue, 0))
         if before is not None:
             node.after.append((before[0], 0))
@@ -213,4 +194,4 @@ class _Rank:
 
 def _share_a_stream(one: Node, other: Node) -> bool:
     """Whether both are computes of one stream, whose order is known."""
-    return one.kind == other.kind == "compute" and one.spans[0].lane == other.spans[0].lane
+    return one.kind == other.kind == "compute" and one.span.lane == other.span.lane

@@ -37,14 +37,14 @@ class Machine:
         UsageError: If the trace does not say what machine it was, or nobody here knows it.
     """
 
-    def __init__(self, meta: Mapping[str, str], world_size: int, text: str) -> None:
+    def __init__(self, meta: Mapping[str, str], world_size: int) -> None:
         name = meta.get("cluster")
         if name is None:
-            raise UsageError(f"--what-if: {text!r}: the trace does not say on what machine it was recorded")
+            raise UsageError("the trace does not say on what machine it was recorded")
         try:
             self._cluster = machine_called(name, ranks=world_size)
         except TopologyError as error:
-            raise UsageError(f"--what-if: {text!r}: the machine of the trace is not known here: {error}") from error
+            raise UsageError(f"the machine of the trace is not known here: {error}") from error
         self._peer_direct = meta.get("peer direct") != "no"
         self._known: dict[tuple[object, ...], Taken | None] = {}
 
@@ -77,23 +77,23 @@ def _taken(found: Plan) -> Taken | None:
     return Taken(found.predicted_s, min(busy_s, found.predicted_s)) if busy_s else None
 
 
-def use_algorithm(graph: Graph, algorithm: str, text: str) -> None:
+def use_algorithm(graph: Graph, algorithm: str) -> None:
     """Let every operation become an algorithm, wherever it exists.
 
     A transfer takes as many times longer as the model of the machine (`overlap plan`) says of the two algorithms:
     alone, and behind another of its stream, when only wires count. What else slowed it down does so still.
 
     Raises:
-        UsageError: If there is no machine to ask, or no operation that could become it; `text` is what was asked for.
+        UsageError: If there is no machine to ask, or no operation that could become it.
     """
-    machine = Machine(graph.meta, graph.world_size, text)
+    machine = Machine(graph.meta, graph.world_size)
     streams = streams_of(graph, GENERATORS)
     if not streams:
-        raise UsageError(f"--what-if: {text!r}: there are no operations that could become {algorithm!r}")
+        raise UsageError(f"there are no operations that could become {algorithm!r}")
     told = take_turns(graph, streams)
     changed, known = False, set[str]()
     for node in (node for nodes in streams.values() for node in nodes):
-        info = node.spans[0].info
+        info = node.info
         assert info is not None
         known.add(info.algorithm)
         now, then = machine.taken(info, info.algorithm), machine.taken(info, algorithm)
@@ -105,7 +105,7 @@ def use_algorithm(graph: Graph, algorithm: str, text: str) -> None:
         changed = True
     if not changed:
         names = ", ".join(map(repr, sorted(known)))
-        raise UsageError(f"--what-if: {text!r}: no operation could become {algorithm!r}; those recorded are {names}")
+        raise UsageError(f"no operation could become {algorithm!r}; those recorded are {names}")
 
 
 def best_algorithm(timeline: Timeline) -> str | None:
@@ -120,7 +120,7 @@ def best_algorithm(timeline: Timeline) -> str | None:
         return None
     _, info = max(longest.values(), key=lambda each: each[0])
     try:
-        best = Machine(timeline.meta, timeline.world_size, "").planned(info, None)
+        best = Machine(timeline.meta, timeline.world_size).planned(info, None)
     except UsageError:
         return None
     return None if best is None or best.algorithm == info.algorithm else best.algorithm

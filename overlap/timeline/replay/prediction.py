@@ -15,7 +15,7 @@ from ..measure.critical_path import critical_path
 from ..measure.metrics import median_step
 from ..measure.verdict import Verdict, verdict_of
 from ..spans import Timeline
-from .changes import Change, applied, parse_change
+from .changes import Change, apply_changes, parse_change
 from .graph import Graph
 from .inference import graph_of
 from .machine import best_algorithm
@@ -126,7 +126,7 @@ def predict(
 def _changed(timeline: Timeline, changes: Sequence[Change], *, latency_share: float = 0.0) -> Graph:
     graph = graph_of(timeline)
     graph.latency_share = latency_share
-    applied(graph, changes)
+    apply_changes(graph, changes)
     return graph
 
 

@@ -44,11 +44,11 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
         if end_ns is None:
             continue
         if node.kind == "compute":
-            spans.append(node.spans[0])
-            moved.append(_moved(node.spans[0], begun[node.place], end_ns))
+            spans.append(node.span)
+            moved.append(_moved(node.span, begun[node.place], end_ns))
         elif node.kind == "end":
-            transfer, span = node.after[0][0], node.spans[0]
-            arrival = next(each for each, _ in transfer.after if each.kind == "arrival" and each.spans[0] is span)
+            transfer, span = node.after[0][0], node.span
+            arrival = next(each for each, _ in transfer.after if each.kind == "arrival" and each.span is span)
             spans.append(span)
             moved.append(_carried(span, over[arrival.place] or 0.0, begun[transfer.place], end_ns))
     for first, last, span in graph.steps:
@@ -208,7 +208,7 @@ def _loosen(knot: Collection[Node]) -> None:
             if before in inside and _guessed(node, before):
                 guesses.setdefault(before.after[0][0] if before.kind == "end" else before, []).append((node, before))
     if not guesses:
-        raise UsageError("--what-if: with this change operations would wait for each other for ever")
+        raise UsageError("with this change operations would wait for each other for ever")
     first = min(guesses, key=lambda each: (each.kind != "transfer", _began_ns(each)))
     for node, before in guesses[first]:
         _forget(node, before)
@@ -217,7 +217,7 @@ def _loosen(knot: Collection[Node]) -> None:
 def _guessed(node: Node, before: Node) -> bool:
     if before.kind != "compute":
         return before.kind == "end"
-    return node.kind != "compute" or node.spans[0].lane != before.spans[0].lane
+    return node.kind != "compute" or node.span.lane != before.span.lane
 
 
 def _began_ns(node: Node) -> int:

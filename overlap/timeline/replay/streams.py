@@ -1,43 +1,45 @@
-"""Operations on streams of their own, and streams that work on more or fewer of them at once."""
+"""Changes of streams: a stream for each line of a program, other windows, and gradients in the order of forward."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
+from ..span import Span
 from .graph import Graph, Node, release, waited_for_room
 from .machine import Machine
-from .transfers import streams_of, take_turns
+from .transfers import priority_of, streams_of, take_turns
 
 _Lane: TypeAlias = tuple[int, object]
 """A rank, and what names one of its streams."""
 
 
-def change_window(graph: Graph, window: int, text: str) -> None:
+def change_window(graph: Graph, window: int) -> None:
     """Let each stream work on `window` operations at once.
 
     Raises:
-        UsageError: If there are no operations; `text` is what was asked for.
+        UsageError: If there are no operations.
     """
-    _released(graph, text)
+    _released(graph)
     _bound(graph, {lane: (nodes, window) for lane, nodes in _arrivals(graph).items()})
 
 
-def part_streams(graph: Graph, text: str) -> None:
+def part_streams(graph: Graph) -> None:
     """Let the operations of each line of the program have a stream of their own.
 
     Raises:
-        UsageError: If there are no operations, or they have one already; `text` is what was asked for.
+        UsageError: If there are no operations, or they have one already.
     """
     arrivals = _arrivals(graph)
     windows = {lane: _window(nodes) for lane, nodes in arrivals.items()}
     mixed = {lane for lane, nodes in arrivals.items() if len({_site(node) for node in nodes}) > 1}
     if arrivals and not mixed:
-        raise UsageError(f"--what-if: {text!r}: the operations of each line have a stream of their own already")
-    _released(graph, text)
+        raise UsageError("the operations of each line have a stream of their own already")
+    _released(graph)
     for node in graph.nodes:
         if node.kind == "transfer" and node.lane is not None:
             node.lane = node.lane, _site(node)
@@ -49,32 +51,32 @@ def part_streams(graph: Graph, text: str) -> None:
 
 
 def _site(node: Node) -> str:
-    return node.spans[0].info.call_site if node.spans[0].info else ""
+    return node.info.call_site if node.info else ""
 
 
 def _arrivals(graph: Graph) -> dict[_Lane, list[Node]]:
     """Return the arrivals at each stream of each rank, in order of issue."""
     found: dict[_Lane, list[Node]] = {}
     for node in graph.nodes:
-        info = node.spans[0].info if node.kind == "arrival" else None
+        info = node.info if node.kind == "arrival" else None
         if info is not None and info.op in GENERATORS:
-            found.setdefault((node.ranks[0], node.spans[0].lane), []).append(node)
+            found.setdefault((node.ranks[0], node.span.lane), []).append(node)
     for nodes in found.values():
         nodes.sort(key=_issue_order)
     return found
 
 
 def _issue_order(node: Node) -> tuple[int, int, int]:
-    info = node.spans[0].info
+    info = node.info
     assert info is not None
     return info.issued_ns, info.start_ns, info.seq
 
 
 def _window(nodes: Sequence[Node]) -> int | None:
-    """Return how many were active at once where others waited for room; None if none did."""
+    """Return how many operations were active at once, if others waited for room; None if none did."""
     if not any(waited_for_room(node) for node in nodes):
         return None
-    edges = sorted(edge for node in nodes for edge in ((node.spans[0].start_ns, 1), (node.spans[0].end_ns, -1)))
+    edges = sorted(edge for node in nodes for edge in ((node.span.start_ns, 1), (node.span.end_ns, -1)))
     active = most = 0
     for _, change in edges:  # at one instant, ends come first
         active += change
@@ -82,32 +84,34 @@ def _window(nodes: Sequence[Node]) -> int | None:
     return most
 
 
-def _released(graph: Graph, text: str) -> None:
-    """Let operations wait for no room in their streams, but for their input, and share the wires in turn."""
+def _released(graph: Graph) -> None:
+    """Let operations wait for their input only, not for room in their streams, and have the wires in turn."""
     streams = streams_of(graph, GENERATORS)
     if not streams:
-        raise UsageError(f"--what-if: {text!r}: there are no operations on streams")
+        raise UsageError("there are no operations on streams")
     told = take_turns(graph, streams)
     for nodes in streams.values():
         _model(graph, nodes, told)
-    inputs = _Inputs(graph)
+    computes = graph.computes()
     for (rank, _), nodes in _arrivals(graph).items():
-        for step in _by_step(nodes):
-            for place, node in enumerate(step):
+        for step, arrivals in _by_step(nodes).items():
+            for place, node in enumerate(arrivals):
                 if waited_for_room(node):
                     release(node)
-                    node.after += [(each, 0.0) for each in inputs.of(rank, step, place)]
+                    node.after += [(each, 0.0) for each in _inputs(computes.get((rank, step), []), arrivals, place)]
 
 
 def _model(graph: Graph, nodes: Sequence[Node], told: set[Node]) -> None:
-    """Ask the machine's model what the trace does not say: what others hide of an operation, and what one takes that
-    never had the wires."""
+    """Complete what the trace does not show with the model of the machine.
+
+    That is the part of an operation that others hide, and the time of an operation that never had the wires.
+    """
     with suppress(UsageError):
-        machine = Machine(graph.meta, graph.world_size, "")
+        machine = Machine(graph.meta, graph.world_size)
         ended_ns = 0
         for node in sorted(nodes, key=lambda node: node.urgency):
             end_ns = max(span.end_ns for span in node.spans)
-            info = node.spans[0].info
+            info = node.info
             if info is not None and (taken := machine.taken(info, info.algorithm or None)):
                 if end_ns <= ended_ns:
                     node.work_ns = taken.alone_s * 1e9
@@ -116,134 +120,108 @@ def _model(graph: Graph, nodes: Sequence[Node], told: set[Node]) -> None:
             ended_ns = max(ended_ns, end_ns)
 
 
-def _by_step(nodes: Sequence[Node]) -> list[list[Node]]:
+def _by_step(nodes: Iterable[Node]) -> dict[int | None, list[Node]]:
     found: dict[int | None, list[Node]] = {}
     for node in nodes:
-        found.setdefault(node.spans[0].step, []).append(node)
-    return list(found.values())
+        found.setdefault(node.span.step, []).append(node)
+    return found
 
 
-class _Inputs:
-    """Which compute makes what an operation carries, where that does not show."""
+def _inputs(computes: Sequence[Node], arrivals: Sequence[Node], place: int) -> list[Node]:
+    """Return the compute that was called last before an operation, where the trace does not show its input.
 
-    def __init__(self, graph: Graph) -> None:
-        self._computes: dict[tuple[int, int | None], list[Node]] = {}
-        for node in graph.nodes:
-            if node.kind == "compute":
-                self._computes.setdefault((node.ranks[0], node.spans[0].step), []).append(node)
-        for nodes in self._computes.values():
-            nodes.sort(key=lambda node: node.spans[0].start_ns)
+    Where a program calls all of a step at one instant, as in virtual time, take the computes named like the input of
+    the step's first operation: the one that is as far behind that input as the operation is behind the first operation.
 
-    def of(self, rank: int, step: Sequence[Node], place: int) -> list[Node]:
-        """Return the compute called last before an operation.
-
-        Where a program calls all of a step at one instant, as in virtual time, it is the one that is as far behind the
-        input of the first operation, of those with its name, as the operation is behind that.
-        """
-        computes = self._computes.get((rank, step[0].spans[0].step), [])
-        called_ns = step[place].spans[0].called_ns
-        before = [node for node in computes if node.spans[0].called_ns <= called_ns]
-        last_ns = max((node.spans[0].called_ns for node in before), default=0)
-        at_once = [node for node in before if node.spans[0].called_ns == last_ns]
-        if len(at_once) == 1:
-            return at_once
-        first = next((each for each, _ in step[0].after if each.kind == "compute"), None)
-        if first is None:
-            return []
-        alike = [node for node in computes if node.spans[0].name == first.spans[0].name]
-        at = alike.index(first) + place * (len(alike) - alike.index(first)) // len(step)
-        return [alike[at]]
+    Args:
+        computes: Of the rank in the step.
+        arrivals: Of the rank at the stream in the step, in order of issue.
+        place: Of the operation in `arrivals`.
+    """
+    called_ns = arrivals[place].span.called_ns
+    before = [node for node in computes if node.span.called_ns <= called_ns]
+    last_ns = max((node.span.called_ns for node in before), default=0)
+    at_once = [node for node in before if node.span.called_ns == last_ns]
+    if len(at_once) == 1:
+        return at_once
+    first = next((each for each, _ in arrivals[0].after if each.kind == "compute"), None)
+    if first is None:
+        return []
+    alike = [node for node in computes if node.span.name == first.span.name]
+    return [alike[alike.index(first) + place * (len(alike) - alike.index(first)) // len(arrivals)]]
 
 
 def _bound(graph: Graph, streams: Mapping[Any, tuple[Sequence[Node], int | None]]) -> None:
-    """Let the n-th operation of a stream wait for the end of the one that is a window before it."""
-    ends = {id(node.spans[0]): node for node in graph.nodes if node.kind == "end"}
+    """Let each operation of a stream wait for the end of the operation that is a window before it."""
+    ends = {id(node.span): node for node in graph.nodes if node.kind == "end"}
     for nodes, window in streams.values():
         if window is not None:
             for node, before in zip(nodes[window:], nodes, strict=False):
-                node.after.append((ends[id(before.spans[0])], 0.0))
+                node.after.append((ends[id(before.span)], 0.0))
 
 
-def forward_first(graph: Graph, text: str) -> None:
-    """Let the gradients of each step, group and stream overtake those that were issued before them.
+def forward_first(graph: Graph) -> None:
+    """Let the gradients of each step, group and stream overtake gradients that were issued before them.
 
     The backward pass issues last what the next forward pass needs first. A trace in which they came in another order
     does not show which compute needs which: where a program does not await them in their step, its next forward pass is
     taken to need one after the other, evenly.
 
     Raises:
-        UsageError: If no gradients are reduced, or all are in such an order already; `text` is what was asked for.
+        UsageError: If no gradients are reduced, or all are in such an order already.
     """
     streams = streams_of(graph, ("all_reduce", "reduce_scatter"))
     if not streams:
-        raise UsageError(f"--what-if: {text!r}: there are no gradients that could change their order")
-    plain = {lane: nodes for lane, nodes in streams.items() if len({_priority(node) for node in nodes}) == 1}
+        raise UsageError("there are no gradients that could change their order")
+    plain = {lane: nodes for lane, nodes in streams.items() if len({priority_of(node) for node in nodes}) == 1}
     if not plain:
-        raise UsageError(f"--what-if: {text!r}: all gradients have priorities already")
+        raise UsageError("all gradients have priorities already")
     take_turns(graph, plain)
-    needs = _Needs(graph, [node for nodes in plain.values() for node in nodes])
+    ends = _ends(graph, {node for nodes in plain.values() for node in nodes})
+    computes = {key: [node for node in nodes if node.work_ns] for key, nodes in graph.computes().items()}
+    until_ns = {(span.rank, span.step): span.end_ns for _, _, span in graph.steps}
     for nodes in plain.values():
-        for step, found in _in_order_of_issue(nodes).items():
+        for step, found in _by_step(sorted(nodes, key=lambda node: (node.span.called_ns, _seq(node)))).items():
             for place, node in enumerate(reversed(found)):
                 node.urgency = (place, *node.urgency[1:])
-            needs.add(step, found)
+            for rank in found[0].ranks:
+                later = [] if step is None else computes.get((rank, step + 1), [])
+                if later and max(span.end_ns for span in _on(rank, found)) > until_ns.get((rank, step), math.inf):
+                    forward = _forward(computes.get((rank, step), ()), _on(rank, found))
+                    for place, node in enumerate(reversed(found)):
+                        needed_by = later[min(int(place * forward / len(found)), len(later) - 1)]
+                        needed_by.likely.append(ends[node, rank])
 
 
-def _priority(node: Node) -> int:
-    return node.spans[0].info.priority if node.spans[0].info else 0
+def _seq(node: Node) -> int:
+    return node.info.seq if node.info else 0
 
 
-def _in_order_of_issue(nodes: Iterable[Node]) -> dict[int, list[Node]]:
-    """Return transfers by step, in the order in which they were issued."""
-    found: dict[int, list[Node]] = {}
-    for node in sorted(nodes, key=_issued):
-        step = node.spans[0].step
-        found.setdefault(-1 if step is None else step, []).append(node)
-    return found
+def _on(rank: int, nodes: Iterable[Node]) -> list[Span]:
+    return [span for node in nodes for span in node.spans if span.rank == rank]
 
 
-def _issued(node: Node) -> tuple[int, int]:
-    span = node.spans[0]
-    return (span.info.issued_ns, span.info.seq) if span.info else (span.start_ns, 0)
+def _ends(graph: Graph, transfers: Collection[Node]) -> dict[tuple[Node, int], Node]:
+    """Return the end of each transfer on each rank, for which no compute probably waits any more.
+
+    What seemed likely was inferred from another order.
+    """
+    ends = {
+        (node.after[0][0], node.ranks[0]): node
+        for node in graph.nodes
+        if node.kind == "end" and node.after[0][0] in transfers
+    }
+    gone = set(ends.values())
+    for node in graph.nodes:
+        if node.kind == "compute":
+            node.likely = [each for each in node.likely if each not in gone]
+    return ends
 
 
-class _Needs:
-    """Which computes of the next step need which gradients."""
-
-    def __init__(self, graph: Graph, gradients: Sequence[Node]) -> None:
-        self._computes: dict[tuple[int, int], list[Node]] = {}  # by rank and step
-        self._ends: dict[tuple[Node, int], Node] = {}
-        self._until_ns = {(span.rank, span.step): span.end_ns for _, _, span in graph.steps}
-        moved = set(gradients)
-        for node in graph.nodes:
-            if node.kind == "end" and node.after[0][0] in moved:
-                self._ends[node.after[0][0], node.ranks[0]] = node
-            elif node.kind == "compute" and node.spans[0].step is not None and node.work_ns:
-                self._computes.setdefault((node.ranks[0], node.spans[0].step), []).append(node)
-        for computes in self._computes.values():
-            computes.sort(key=lambda node: (node.spans[0].start_ns, node.spans[0].end_ns))
-        ends = set(self._ends.values())
-        for node in graph.nodes:  # what seemed likely was read off another order
-            if node.kind == "compute":
-                node.likely = [each for each in node.likely if each not in ends]
-
-    def add(self, step: int, gradients: Sequence[Node]) -> None:
-        """Let the next step's forward pass on each rank need these, in the order of their issue, the last one first."""
-        for rank in gradients[0].ranks:
-            until_ns = self._until_ns.get((rank, step))
-            later = self._computes.get((rank, step + 1), ())
-            starts = [span.start_ns for node in gradients for span in node.spans if span.rank == rank]
-            ends = [span.end_ns for node in gradients for span in node.spans if span.rank == rank]
-            if until_ns is None or not later or max(ends) <= until_ns:
-                continue  # awaited in its step
-            forward = self._forward(rank, step, starts)
-            for place, node in enumerate(reversed(gradients)):
-                needed_by = later[min(int(place * forward / len(gradients)), len(later) - 1)]
-                needed_by.likely.append(self._ends[node, rank])
-
-    def _forward(self, rank: int, step: int, starts_ns: Sequence[int]) -> float:
-        """Return how many computes a forward pass has: those before the first gradient, without its own backward."""
-        begun = [node.spans[0].start_ns for node in self._computes.get((rank, step), ())]
-        before = sum(at_ns < min(starts_ns) for at_ns in begun)
-        between = sum(min(starts_ns) <= at_ns < max(starts_ns) for at_ns in begun)
-        return max(before - between / max(len(starts_ns) - 1, 1), 1.0)
+def _forward(computes: Sequence[Node], gradients: Sequence[Span]) -> float:
+    """Return how many computes a forward pass has: those before the first gradient, without its own backward."""
+    starts_ns = [span.start_ns for span in gradients]
+    begun_ns = [node.span.start_ns for node in computes]
+    before = sum(at_ns < min(starts_ns) for at_ns in begun_ns)
+    between = sum(min(starts_ns) <= at_ns < max(starts_ns) for at_ns in begun_ns)
+    return max(before - between / max(len(starts_ns) - 1, 1), 1.0)

@@ -1,7 +1,8 @@
-"""How long transfers of other sizes would take, fitted to those that were measured."""
+"""Transfers of a replay: how long each had the wires, how they share them, and how long other sizes would take."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -13,9 +14,9 @@ from .graph import Graph, Node
 class Fit:
     """Time by size: `latency_ns + nbytes * ns_per_byte`."""
 
-    latency_ns: float  # What does not depend on the size
-    ns_per_byte: float  # What does
-    sizes: int  # How many sizes it is fitted to. Of one alone nobody can tell what is latency (`Graph.latency_share`).
+    latency_ns: float  # The part that does not depend on the size
+    ns_per_byte: float
+    sizes: int  # How many sizes it is fitted to; one alone does not show what is latency (`Graph.latency_share`)
 
     def work_ns(self, nbytes: float) -> float:
         """Return how long a transfer takes that has the wires to itself."""
@@ -23,22 +24,22 @@ class Fit:
 
 
 def kind_of(node: Node) -> tuple[str, int]:
-    """Return operation and size of the group of a transfer: what is alike in these is measured by one yardstick."""
-    info = node.spans[0].info
-    return (node.spans[0].name, len(node.ranks)) if info is None else (info.op, len(info.ranks) or len(node.ranks))
+    """Return operation and size of the group of a transfer: one fit covers transfers that are alike in these."""
+    info = node.info
+    return (node.span.name, len(node.ranks)) if info is None else (info.op, len(info.ranks) or len(node.ranks))
 
 
 def nbytes_of(node: Node) -> int:
     """Return the bytes of a transfer; 0 if that is not known."""
-    info = node.spans[0].info
-    return 0 if info is None else info.nbytes
+    return node.info.nbytes if node.info else 0
 
 
 def fits(graph: Graph) -> dict[tuple[str, int], Fit]:
     """Fit each kind of transfer: through the medians of the smallest and of the largest size."""
     found: dict[tuple[str, int], dict[int, list[float]]] = {}
-    for node in _transfers(graph):
-        found.setdefault(kind_of(node), {}).setdefault(nbytes_of(node), []).append(node.work_ns)
+    for node in graph.nodes:
+        if node.kind == "transfer":
+            found.setdefault(kind_of(node), {}).setdefault(nbytes_of(node), []).append(node.work_ns)
     medians = {kind: {size: median(works) for size, works in by_size.items()} for kind, by_size in found.items()}
     return {kind: _fit(by_size, graph.latency_share) for kind, by_size in medians.items()}
 
@@ -52,50 +53,53 @@ def _fit(medians: dict[int, float], latency_share: float) -> Fit:
     return Fit(latency_ns=max(medians[least] - slope * least, 0.0), ns_per_byte=slope, sizes=len(medians))
 
 
-def _transfers(graph: Graph) -> Iterable[Node]:
-    return (node for node in graph.nodes if node.kind == "transfer")
-
-
 def streams_of(graph: Graph, ops: Iterable[str]) -> dict[object, list[Node]]:
-    """Return the transfers that move bytes for such operations, by group and stream."""
+    """Return the transfers of some kinds of operations that move bytes, by group and stream."""
     known, found = frozenset(ops), dict[object, list[Node]]()
     for node in graph.nodes:
-        info = node.spans[0].info if node.kind == "transfer" and node.spans else None
+        info = node.info if node.kind == "transfer" else None
         if info is not None and info.op in known and info.nbytes:
-            found.setdefault((info.group, node.ranks, node.spans[0].lane), []).append(node)
+            found.setdefault((info.group, node.ranks, node.span.lane), []).append(node)
     return found
 
 
 def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> set[Node]:
     """Let the transfers of each stream have the wires one after the other, the most urgent and then the oldest first.
 
-    What they were seen to take is told apart anew: what a transfer takes alone, and what of that the bytes of another
-    hide when it waits behind one. Cost: a look at all that move at each begin and end.
+    The measured times are told apart anew: the time of a transfer alone, and the part of it that the bytes of another
+    transfer hide while it waits behind that. Cost: a look at all that move at each begin and end.
 
     Returns:
-        Those of kinds that were seen both alone and behind another: of the others nobody knows what could be hidden.
+        The transfers of kinds that were seen both alone and behind another: of others it is not known what is hidden.
     """
     for lane, nodes in streams.items():
         for node in nodes:
-            node.lane, node.urgency = lane, (_priority(node), *_window_ns(node))
-    _measure([node for node in graph.nodes if node.kind == "transfer"])
+            node.lane, node.urgency = lane, (priority_of(node), *window_ns(node))
+    transfers = [node for node in graph.nodes if node.kind == "transfer"]
+    for node, work_ns in zip(transfers, measured_ns(transfers), strict=True):
+        if node.lane is not None and work_ns:  # a transfer that ended while an older one moved has no time of its own
+            node.work_ns = work_ns
     return _tell_apart([node for nodes in streams.values() for node in nodes])
 
 
-def _priority(node: Node) -> int:
-    return node.spans[0].info.priority if node.spans[0].info else 0
+def priority_of(node: Node) -> int:
+    """Return the priority of an operation; 0 if that is not known."""
+    return node.info.priority if node.info else 0
 
 
-def _window_ns(node: Node) -> tuple[int, int]:
-    """When the bytes of a transfer began to move, and when all had."""
+def window_ns(node: Node) -> tuple[int, int]:
+    """Return when the bytes of a transfer began to move, and when all had."""
     return max(span.moved_ns for span in node.spans), max(span.end_ns for span in node.spans)
 
 
-def _measure(nodes: Sequence[Node]) -> None:
-    """Measure how long each transfer had wires: those of one lane one after the other, others at the same time."""
-    windows = [_window_ns(node) for node in nodes]
+def measured_ns(nodes: Sequence[Node]) -> list[float]:
+    """Return how long each transfer had wires: transfers of one lane in turn, others at the same time.
+
+    Transfers that have the wires of a rank at the same time slow each other down.
+    """
     edges = []
-    for number, (begin_ns, end_ns) in enumerate(windows):
+    for number, node in enumerate(nodes):
+        begin_ns, end_ns = window_ns(node)
         edges += [(end_ns, 0, number), (begin_ns, 1, number)] if begin_ns < end_ns else []
     work, since_ns, running = [0.0] * len(nodes), 0, set[int]()
     for at_ns, begins, number in sorted(edges):
@@ -103,25 +107,20 @@ def _measure(nodes: Sequence[Node]) -> None:
         for each in sorted(running, key=lambda number: nodes[number].urgency):
             lane = nodes[each].lane
             first.setdefault(("alone", each) if lane is None else lane, each)
-        busy: dict[int, int] = {}
-        for each in first.values():
-            for rank in nodes[each].ranks:
-                busy[rank] = busy.get(rank, 0) + 1
+        busy = Counter(rank for each in first.values() for rank in nodes[each].ranks)
         for each in first.values():
             work[each] += (at_ns - since_ns) / max(busy[rank] for rank in nodes[each].ranks)
         since_ns = at_ns
         (running.add if begins else running.discard)(number)
-    for node, work_ns in zip(nodes, work, strict=True):
-        if node.lane is not None and work_ns:  # one that ended while an older one moved has no time of its own
-            node.work_ns = work_ns
+    return work
 
 
 def _tell_apart(nodes: Iterable[Node]) -> set[Node]:
     ended_ns: dict[object, int] = {}
     alone: dict[object, list[Node]] = {}
     behind: dict[object, list[Node]] = {}
-    for node in sorted(nodes, key=_window_ns):
-        begin_ns, end_ns = _window_ns(node)
+    for node in sorted(nodes, key=window_ns):
+        begin_ns, end_ns = window_ns(node)
         last_ns = ended_ns.get(node.lane, begin_ns)
         (alone if begin_ns >= last_ns else behind).setdefault((*kind_of(node), nbytes_of(node)), []).append(node)
         ended_ns[node.lane] = max(last_ns, end_ns)

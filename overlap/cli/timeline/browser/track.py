@@ -124,7 +124,7 @@ class Track:
     def machine(self) -> Machine | None:
         """The machine that it was recorded on; None if nobody can tell."""
         try:
-            return Machine(self.timeline.meta, self.timeline.world_size, "")
+            return Machine(self.timeline.meta, self.timeline.world_size)
         except UsageError:
             return None
 
