@@ -12,8 +12,9 @@ from pathlib import Path
 
 import trio
 
+from ..processes.messages import MemberLost
 from ..processes.place import member_variables
-from ..processes.status import LONGEST_BYTES, Entering, Leaving, Losing, Status, read_record
+from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_record
 from ..signals import ASKING
 from .lifeline import tie
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
@@ -100,9 +101,9 @@ class NodeProcess:
                         self.entering = entering
                         news()
                     case Leaving() as leaving:
-                        self.left = leaving.left
-                    case Losing() as losing:
-                        lost(losing.lost)
+                        self.left = leaving.world
+                    case MemberLost() as gone:
+                        lost(gone.member)
         self._heard.set()
 
     def _log_status(self, status: Status) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,18 +21,16 @@ from ..config import RunConfig
 from ..errors import UsageError
 from ..flight.folder import attempt
 from ..notice import notify
-from .apart import join_apart
 from .control_plane import ControlPlane
 from .identity import WORLDS, RendezvousConfig
-from .inbox import Lost
 from .introduction import introduced
-from .link import OUTAGE_S, Patience
-from .member import MemberLostError
+from .join import join
+from .member import MemberLostError, Membership
+from .messages import MemberLost
 from .place import Place
 from .secret import user_secret
-from .silence import identity
-from .status import Entering, Leaving, Losing, tell_launcher
-from .threaded import ThreadedMembership
+from .silence import Patience, identity
+from .status import Entering, Leaving, tell_launcher
 
 # How long the first process stays for the others to leave; whatever they still compute, they have been told.
 LEAVE_S = 10.0
@@ -51,7 +49,7 @@ class Joined:
 
     transport: Transport  # Reaches every rank of the world
     control_plane: ControlPlane  # Speaks for the ranks of this process, and listens
-    membership: ThreadedMembership  # The control connection itself
+    membership: Membership  # The control connection itself
     notices: Notices  # What the transport has to say
     restart: int  # How often the world has been started before
 
@@ -80,7 +78,7 @@ async def joined(
     config = await _config(place, world, machine, run)
     with _told(world + 1):
         on_joined = partial(tell_launcher, Entering(world=world + 1, joined=True))
-        async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=_tell_lost) as found:
+        async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=tell_launcher) as found:
             yield found
 
 
@@ -92,7 +90,7 @@ async def met(
     *,
     wires: Callable[[Transport], Transport] = lambda default: default,
     on_joined: Callable[[], object] = lambda: None,
-    on_lost: Callable[[int], None] = lambda member: None,
+    on_lost: Callable[[MemberLost], object] = lambda lost: None,
 ) -> AsyncIterator[Joined]:
     """Do what `joined` does, at a given place.
 
@@ -107,28 +105,26 @@ async def met(
     each = place.ranks_per_process
     placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
     with config.listener or nullcontext():
-        async with join_apart(config, report=notify) as membership:
+        async with join(config, report=notify) as membership:
             on_joined()
             config = await _agreed(config, membership)
             notices = Notices()
             between = await _between(place, placement, config, membership, run, notices)
-            # until the wires are open; then the control plane does so, and says more
-            membership.on_loss = lambda lost: between.lose(placement[lost.member], lost.reason)
+
+            def lose(lost: MemberLost) -> None:
+                between.lose(placement[lost.member], lost.reason)
+
+            membership.on_loss = lose  # until the wires are open; then the control plane does so, and says more
             transport = wires(Router([NeuronLink(list(place.ranks)), between]))
             async with _opened(transport):
-                membership.on_loss = None
-                connection = _Connection(membership, placement, between, on_lost)
+                membership.on_loss = on_lost
                 yield Joined(
                     transport=transport,
-                    control_plane=ControlPlane(connection, placement, stopping=notices.cease),
+                    control_plane=ControlPlane(membership, placement, stopping=notices.cease, on_loss=lose),
                     membership=membership,
                     notices=notices,
                     restart=config.epoch // WORLDS,
                 )
-
-
-def _tell_lost(member: int) -> None:
-    tell_launcher(Losing(lost=member))
 
 
 @contextmanager
@@ -138,10 +134,10 @@ def _told(world: int) -> Iterator[None]:
     try:
         yield
     finally:
-        tell_launcher(Leaving(left=world))
+        tell_launcher(Leaving(world=world))
 
 
-async def _agreed(config: RendezvousConfig, membership: ThreadedMembership) -> RendezvousConfig:
+async def _agreed(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
     """Let processes that have come from different attempts be of the latest: one may be there instead of another."""
     if config.fresh:
         told = await membership.exchange("epoch", str(config.epoch).encode())
@@ -170,7 +166,7 @@ async def _config(place: Place, world: int, machine: str, run: RunConfig) -> Ren
         secret=secret or user_secret(),
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
         timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
-        patience=Patience(outage_s=run.outage_s or OUTAGE_S),
+        patience=Patience(outage_s=run.outage_s) if run.outage_s else Patience(),
         process=identity(),
         ranks_each=place.ranks_per_process,
         detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,
@@ -181,7 +177,7 @@ async def _between(
     place: Place,
     placement: Sequence[Sequence[int]],
     config: RendezvousConfig,
-    membership: ThreadedMembership,
+    membership: Membership,
     run: RunConfig,
     notices: Notices,
 ) -> Transport:
@@ -206,7 +202,7 @@ async def _between(
         return registry.find("mpi")(bootstrap) if place.endpoint is None else nearest.factory(bootstrap)
 
 
-async def _exchange(membership: ThreadedMembership, name: str, mine: bytes) -> list[bytes]:
+async def _exchange(membership: Membership, name: str, mine: bytes) -> list[bytes]:
     """Exchange what a transport needs; who is lost meanwhile is told as who is lost while wires are made."""
     try:
         return await membership.exchange(name, mine)
@@ -264,35 +260,3 @@ class Notices:
     def cease(self) -> None:
         """Pass nothing on any more."""
         self._ceased = True
-
-
-class _Connection:
-    """A membership as `ControlPlane` sees it."""
-
-    def __init__(
-        self,
-        membership: ThreadedMembership,
-        placement: Sequence[Sequence[int]],
-        between: Transport,
-        on_lost: Callable[[int], None],
-    ) -> None:
-        self.member, self.members = membership.member, membership.members
-        self.tell = membership.tell
-        self._membership, self._placement, self._between = membership, placement, between
-        self._on_lost = on_lost
-
-    async def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
-        async for news in self._membership.messages():
-            if isinstance(news, Lost):
-                self._on_lost(news.member)
-                yield news.member, None, news.reason
-                # afterwards: the operations that it fails are to be told as those that waited
-                self._between.lose(self._placement[news.member], news.reason)
-            else:
-                yield *news, ""
-
-    async def barrier(self, name: str) -> None:
-        try:
-            await self._membership.barrier(name)
-        except MemberLostError:  # the messages say so too, and better
-            await trio.sleep_forever()

@@ -1,23 +1,25 @@
-"""The other processes of a world: what is said between them beside the data.
+"""Control plane: news between the worlds of several processes, beside the data.
 
-The bytes of collectives travel over the transport. This is the rest: which rank failed or has finished, what waits for
-long, what a broadcast carries. Each process says it to all others through its `Membership`; what comes in is checked
-field by field before it is believed.
+The bytes of collectives travel over the transport. This is the rest: which rank failed or has finished, which
+operations wait for long, what a broadcast carries. Each process tells all others through its `Membership`; a message
+is checked field by field before it is believed.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter_ns
+from traceback import format_exception, format_tb
 from typing import Any
 
 import trio
 
 from transports import Transport
 
+from ..diagnostics import where
 from ..errors import (
     CollectiveMismatchError,
     GroupAbortedError,
@@ -25,15 +27,36 @@ from ..errors import (
     PeerFailedError,
     PeerLostError,
     RemoteError,
+    in_one_line,
+    text_of,
+    type_name,
 )
+from ..notice import notify
 from ..remote.communicators import SpanningCommunicators
 from ..remote.spanning import ANNOUNCED
 from ..runtime.blame.standing import Standing
 from ..runtime.communicator import BaseEngine
 from ..runtime.match import Voice
 from ..runtime.world import World
-from .codec import cut, pack_standings, unpack_call, unpack_standings
-from .saying import LINE_BYTES, MOST_ALIKE, ControlConnection, Saying
+from .codec import cut, cut_lines, cut_standings, pack_call, unpack_call
+from .member import MemberLostError, Membership
+from .messages import (
+    Broken,
+    Busy,
+    Called,
+    Disagreed,
+    EndFailed,
+    Failed,
+    Finished,
+    Issued,
+    MemberLost,
+    Quiet,
+    Saying,
+    Stopped,
+    Told,
+    decode_saying,
+    encode_saying,
+)
 
 # How often to look for operations that wait, and from when on one waits long enough to be told. Only programs that
 # disagree, and stragglers, ever wait that long for a small message; a large one costs one message more.
@@ -42,15 +65,19 @@ _LONG_NS = 50_000_000
 # How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others.
 _VERDICT_S = 0.5
 _MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
+# Operations that one message speaks of, and communicators.
+_MOST_ALIKE, _MOST_COUNTS = 4096, 1000
+LINE_BYTES = 500  # of a line that is told, at most, in UTF-8
 
 
-class ControlPlane(Saying):
+class ControlPlane:
     """Speaks for the ranks of this process, and listens.
 
     Args:
-        connection: The way to the other processes.
+        membership: Among the processes.
         placement: World ranks of each process.
         stopping: Called when this process, or another, is stopped from outside.
+        on_loss: Called with each loss of a process, after its operations have been told as those that waited.
 
     Attributes:
         speaks: Whether this process is the one that tells the user what concerns all.
@@ -58,16 +85,18 @@ class ControlPlane(Saying):
 
     def __init__(
         self,
-        connection: ControlConnection,
+        membership: Membership,
         placement: Sequence[Sequence[int]],
         *,
         stopping: Callable[[], None] = lambda: None,
+        on_loss: Callable[[MemberLost], None] = lambda lost: None,
     ) -> None:
-        super().__init__(connection)
-        self._placement, self._stopping = placement, stopping
-        self.speaks = connection.member == 0
+        self._membership, self._placement, self._stopping, self._on_loss = membership, placement, stopping, on_loss
+        self.speaks = membership.member == 0
         self._world: World
         self._communicators: SpanningCommunicators
+        self._announced: dict[tuple[int, Voice], list[int]] = {}  # not told yet: by communicator, which operations
+        self._asked: set[int] = set()  # communicators in which a rank needs to be told
         self._said: OrderedDict[tuple[int, int], list[Voice]] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
@@ -94,7 +123,10 @@ class ControlPlane(Saying):
 
     async def part(self) -> None:
         """Wait until the ranks of all processes have finished."""
-        await self._connection.barrier("end")
+        try:
+            await self._membership.barrier("end")
+        except MemberLostError:  # the messages say so too, and better
+            await trio.sleep_forever()
 
     async def verdict(self) -> None:
         """Give the others a moment to say who is at fault."""
@@ -107,7 +139,7 @@ class ControlPlane(Saying):
         with trio.move_on_after(_VERDICT_S, shield=True):
             while len(self._stood) < len(self._placement) - 1:
                 await self._next_news()
-        told = {self._connection.member: list(mine), **self._stood}
+        told = {self._membership.member: list(mine), **self._stood}
         members = range(len(self._placement))
         return [standing for member in members for standing in told.get(member) or self._unheard(member)]
 
@@ -139,13 +171,90 @@ class ControlPlane(Saying):
 
     # -- what is said of the ranks here -------------------------------------------------------------------------------
 
+    def _tell(self, saying: Saying) -> None:
+        """Tell all others; that they cannot be told of something is no failure of it."""
+        try:
+            self._membership.tell(encode_saying(saying))
+        except Exception as error:
+            notify(f"the other processes cannot be told of {saying!r:.40}...: {in_one_line(error)[:LINE_BYTES]}")
+
+    def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
+        """Say that a rank here has ended the world."""
+        self._tell(
+            Failed(
+                culprit=rank,
+                kind=cut(type_name(error), LINE_BYTES),
+                text=cut(text_of(error)),
+                trace=cut(_trace_of(error), last=True),
+                place=cut(where(error), LINE_BYTES),
+                doing=cut_lines(doing),
+            )
+        )
+
+    def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
+        """Say what a rank here has called, in some operations; without a dtype, it asks for it."""
+        call = pack_call(said.call)
+        self._tell(Called(channel=communicator_id, seqs=list(seqs), rank=said.rank, call=call, site=said.call_site))
+
+    def announce_call(self, communicator_id: int, seq: int, said: Voice) -> None:
+        """Say what a rank here has called, within `_WATCH_S`, or at once where somebody has asked.
+
+        Most ranks know what they receive. A message for each operation, and the threads that it wakes, would take
+        longer than a broadcast of a gradient bucket.
+        """
+        if communicator_id in self._asked:
+            self.tell_call(communicator_id, (seq,), said)
+        else:
+            self._announced.setdefault((communicator_id, said), []).append(seq)
+
+    def _tell_announced(self) -> None:
+        announced, self._announced = self._announced, {}
+        for (communicator_id, said), seqs in announced.items():
+            for first in range(0, len(seqs), _MOST_ALIKE):
+                self.tell_call(communicator_id, seqs[first : first + _MOST_ALIKE], said)
+
+    def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
+        """Say that two ranks mean different operations."""
+        self._tell(
+            Disagreed(
+                channel=communicator_id,
+                seq=seq,
+                group=cut(error.group, LINE_BYTES),
+                ranks=error.ranks,
+                calls=_cut_pair(error.calls),
+                sites=_cut_pair(error.call_sites),
+            )
+        )
+
+    def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
+        """Say that a rank here cannot take part in an operation."""
+        self._tell(EndFailed(channel=communicator_id, seq=seq, rank=rank, text=cut(text_of(error))))
+
+    def tell_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
+        """Say that nothing of a communicator, or of a group, goes on because of a rank here."""
+        aborted = isinstance(error, GroupAbortedError)
+        self._tell(Broken(channel=communicator_id, rank=culprit, text=cut(text_of(error)), aborted=aborted))
+
+    def tell_quiet(self, standings: Sequence[Standing]) -> None:
+        """Let the others know which ranks here make no progress."""
+        self._tell(Quiet(standings=cut_standings(standings)))
+
+    def tell_busy(self, rank: int, place: str) -> None:
+        """Say that a rank here keeps the loop of this process, and where, or that it does no more; any thread."""
+        self._tell(Busy(rank=rank, place=cut(place, LINE_BYTES)))
+
+    def _announce_at_once(self, communicator_id: int) -> None:
+        """Tell what has been announced, and from now on at once what is called there: somebody asks for it."""
+        self._asked.add(communicator_id)
+        self._tell_announced()
+
     def tell_left(self, rank: int) -> None:
         """Say that a rank here has finished its program, and how many operations it issued on each communicator."""
         self._tell_announced()
-        pairs = [list(pair) for pair in self._communicators.issued(rank).items()]
-        for start in range(0, len(pairs), 1000):
-            self._tell("issued", rank=rank, issued=pairs[start : start + 1000])
-        self._tell("left", rank=rank, uncounted=self._communicators.lost_count)
+        counts = list(self._communicators.issued(rank).items())
+        for start in range(0, len(counts), _MOST_COUNTS):
+            self._tell(Issued(rank=rank, counts=counts[start : start + _MOST_COUNTS]))
+        self._tell(Finished(rank=rank, uncounted=self._communicators.lost_count))
 
     def hold_broken_end(self, fail: Callable[[], None]) -> None:
         """Fail an end whose wire broke a moment later, unless somebody says meanwhile who broke it."""
@@ -154,7 +263,7 @@ class ControlPlane(Saying):
     def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
         self._stopping()
-        self._tell("stopped", standings=pack_standings(standings), reason=cut(reason, LINE_BYTES))
+        self._tell(Stopped(standings=cut_standings(standings), reason=cut(reason, LINE_BYTES)))
 
     # -- what we know ----------------------------------------------------------------------------------------------
 
@@ -189,130 +298,121 @@ class ControlPlane(Saying):
                     self.tell_call(communicator.id, (seq,), said)
 
     async def _listen(self) -> None:
-        async for member, message, reason in self._connection.messages():
-            if message is None:
-                self._lost(member, reason)
+        async for news in self._membership.messages():
+            if isinstance(news, MemberLost):
+                self._lose(news)
+                self._on_loss(news)
             else:
-                self._hear(member, message)
+                self._hear(news)
             self._news.set()
 
-    def _lost(self, member: int, reason: str) -> None:
-        ranks = self._placement[member]
+    def _lose(self, lost: MemberLost) -> None:
+        ranks = self._placement[lost.member]
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
         waited = self._world.reports.waiting_for(ranks)
-        text = f"process {member} ({who}) is lost: {reason}{'; ' if waited else ''}{waited}"
+        text = f"process {lost.member} ({who}) is lost: {lost.reason}{'; ' if waited else ''}{waited}"
         error = PeerLostError(text, culprit=ranks[0])
         self._world.fail_elsewhere(ranks[0], error, [])
 
-    def _hear(self, member: int, message: Mapping[str, object]) -> None:
-        """Act on a message; who makes no sense has failed."""
+    def _hear(self, told: Told) -> None:
+        """Act on a message; a process that makes no sense has failed."""
+        own = self._placement[told.member]
         try:
-            self._act_on(member, message)
+            said = decode_saying(told.body)
+            if getattr(said, "rank", own[0]) not in own:
+                raise OverlapError(f"it speaks of rank {getattr(said, 'rank', None)}, which is not one of its own")
+            _HANDLERS[type(said)](self, told.member, said)
         except OverlapError as error:
-            self._world.fail_elsewhere(self._placement[member][0], error, [])
+            failure = OverlapError(f"process {told.member} sent a message that cannot be meant: {error}")
+            self._world.fail_elsewhere(own[0], failure, [])
 
-    def _act_on(self, member: int, message: Mapping[str, object]) -> None:
-        what = message.get("what")
-        handler, fields = _HANDLERS.get(what if isinstance(what, str) else "", (None, {}))
-        values = {name: message.get(name) for name in fields}
-        if handler is None or any(not isinstance(values[name], kind) for name, kind in fields.items()):
-            raise OverlapError(f"process {member} said {what!r}, which this version does not understand")
-        rank = values.get("rank")
-        if rank is not None and rank not in self._placement[member]:
-            raise OverlapError(f"process {member} speaks of rank {rank}, which is not one of its own")
-        handler(self, member, **values)
+    def _hear_failed(self, _: int, said: Failed) -> None:
+        error = RemoteError(said.kind, said.text, trace=said.trace, place=said.place)
+        self._world.fail_elsewhere(said.culprit, error, said.doing)
 
-    def _hear_failed(
-        self, _: int, *, culprit: int, type: str, text: str, trace: str, place: str, doing: list[object]
-    ) -> None:
-        error = RemoteError(type, text, trace=trace, place=place)
-        self._world.fail_elsewhere(culprit, error, [str(line) for line in doing])
+    def _hear_issued(self, _: int, said: Issued) -> None:
+        self._issued.setdefault(said.rank, {}).update(said.counts)
 
-    def _hear_issued(self, _: int, *, rank: int, issued: list[list[int]]) -> None:
-        self._issued.setdefault(rank, {}).update({int(channel): int(count) for channel, count in issued})
+    def _hear_finished(self, _: int, said: Finished) -> None:
+        if said.uncounted:
+            self._uncounted.add(said.rank)
+        self._communicators.rank_left(said.rank)
 
-    def _hear_left(self, _: int, *, rank: int, uncounted: bool) -> None:
-        if uncounted:
-            self._uncounted.add(rank)
-        self._communicators.rank_left(rank)
-
-    def _hear_call(
-        self, member: int, *, channel: int, seqs: list[int], rank: int, call: list[object], site: str
-    ) -> None:
-        if not 0 < len(seqs) <= MOST_ALIKE:
-            raise OverlapError(f"process {member} speaks of {len(seqs)} operations; at most {MOST_ALIKE} are alike")
-        said = Voice(rank=rank, call=unpack_call(call), call_site=site)
-        for one in seqs:
-            if not self._communicators.hear(channel, one, said):
-                self._said.setdefault((channel, one), []).append(said)
+    def _hear_called(self, _: int, said: Called) -> None:
+        if not 0 < len(said.seqs) <= _MOST_ALIKE:
+            raise OverlapError(f"it speaks of {len(said.seqs)} operations; at most {_MOST_ALIKE} are alike")
+        voice = Voice(rank=said.rank, call=unpack_call(said.call), call_site=said.site)
+        for seq in said.seqs:
+            if not self._communicators.hear(said.channel, seq, voice):
+                self._said.setdefault((said.channel, seq), []).append(voice)
                 if len(self._said) > _MOST_SAID:
                     self._said.popitem(last=False)
-        if said.call.kind in ANNOUNCED and said.call.dtype is None:
-            self._announce_at_once(channel)
+        if voice.call.kind in ANNOUNCED and voice.call.dtype is None:
+            self._announce_at_once(said.channel)
 
-    def _hear_differ(
-        self, _: int, *, channel: int, seq: int, group: str, ranks: list[int], calls: list[str], sites: list[str]
-    ) -> None:
-        known = self._communicators.spanning.get(channel)
-        if known is not None and len(ranks) == len(calls) == len(sites) == 2:
-            known.fail_here(seq, _mismatch(group, seq, ranks, calls, sites))
+    def _hear_disagreed(self, _: int, said: Disagreed) -> None:
+        if (known := self._communicators.spanning.get(said.channel)) is not None:
+            error = partial(
+                CollectiveMismatchError,
+                group=said.group,
+                seq=said.seq,
+                ranks=said.ranks,
+                calls=said.calls,
+                call_sites=said.sites,
+            )
+            known.fail_here(said.seq, error)
 
-    def _hear_end_failed(self, _: int, *, channel: int, seq: int, rank: int, text: str) -> None:
-        known = self._communicators.spanning.get(channel)
-        if known is not None:
-            known.hear_failed_end(seq, rank, text)
+    def _hear_end_failed(self, _: int, said: EndFailed) -> None:
+        if (known := self._communicators.spanning.get(said.channel)) is not None:
+            known.hear_failed_end(said.seq, said.rank, said.text)
 
-    def _hear_broken(self, _: int, *, channel: int, rank: int, text: str, aborted: bool) -> None:
-        kind = GroupAbortedError if aborted else PeerFailedError
-        self._communicators.break_off(channel, partial(kind, text, culprit=rank))
+    def _hear_broken(self, _: int, said: Broken) -> None:
+        kind = GroupAbortedError if said.aborted else PeerFailedError
+        self._communicators.break_off(said.channel, partial(kind, said.text, culprit=said.rank))
 
-    def _hear_busy(self, member: int, *, rank: int, place: str) -> None:
-        self._busy[member] = (rank, place)
-        if not place:
-            del self._busy[member]
+    def _hear_busy(self, member: int, said: Busy) -> None:
+        if said.place:
+            self._busy[member] = (said.rank, said.place)
+        else:
+            self._busy.pop(member, None)
 
-    def _hear_quiet(self, member: int, *, standings: list[object]) -> None:
-        self._quiet[member] = unpack_standings(standings, self._placement[member])
+    def _hear_quiet(self, member: int, said: Quiet) -> None:
+        self._quiet[member] = self._own(member, said.standings)
 
-    def _hear_stopped(self, member: int, *, standings: list[object], reason: str) -> None:
-        self._stood[member] = unpack_standings(standings, self._placement[member])
+    def _hear_stopped(self, member: int, said: Stopped) -> None:
+        self._stood[member] = self._own(member, said.standings)
         self._stopping()
-        if reason:
-            self._world.stopped_elsewhere(reason)
+        if said.reason:
+            self._world.stopped_elsewhere(said.reason)
+
+    def _own(self, member: int, standings: list[Standing]) -> list[Standing]:
+        """Return the standings that a process has told, if they are about its own ranks."""
+        if any(standing.rank not in self._placement[member] for standing in standings):
+            raise OverlapError("it told where the ranks of another process stand")
+        return standings
 
 
-def _mismatch(
-    group: str, seq: int, ranks: list[int], calls: list[str], sites: list[str]
-) -> Callable[[], CollectiveMismatchError]:
-    return partial(
-        CollectiveMismatchError,
-        group=group,
-        seq=seq,
-        ranks=(int(ranks[0]), int(ranks[1])),
-        calls=(str(calls[0]), str(calls[1])),
-        call_sites=(str(sites[0]), str(sites[1])),
-    )
+def _trace_of(error: BaseException) -> str:
+    try:
+        return "".join(format_exception(error))
+    except Exception:  # its text cannot be had
+        return "".join(format_tb(error.__traceback__))
 
 
-_HANDLERS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
-    "failed": (
-        ControlPlane._hear_failed,
-        {"culprit": int, "type": str, "text": str, "trace": str, "place": str, "doing": list},
-    ),
-    "issued": (ControlPlane._hear_issued, {"rank": int, "issued": list}),
-    "left": (ControlPlane._hear_left, {"rank": int, "uncounted": bool}),
-    "call": (
-        ControlPlane._hear_call,
-        {"channel": int, "seqs": list, "rank": int, "call": list, "site": str},
-    ),
-    "differ": (
-        ControlPlane._hear_differ,
-        {"channel": int, "seq": int, "group": str, "ranks": list, "calls": list, "sites": list},
-    ),
-    "end failed": (ControlPlane._hear_end_failed, {"channel": int, "seq": int, "rank": int, "text": str}),
-    "broken": (ControlPlane._hear_broken, {"channel": int, "rank": int, "text": str, "aborted": bool}),
-    "busy": (ControlPlane._hear_busy, {"rank": int, "place": str}),
-    "quiet": (ControlPlane._hear_quiet, {"standings": list}),
-    "stopped": (ControlPlane._hear_stopped, {"standings": list, "reason": str}),
+def _cut_pair(lines: Sequence[str]) -> tuple[str, str]:
+    first, second = lines
+    return cut(first, LINE_BYTES), cut(second, LINE_BYTES)
+
+
+_HANDLERS: dict[type[Saying], Callable[[ControlPlane, int, Any], None]] = {
+    Failed: ControlPlane._hear_failed,
+    Issued: ControlPlane._hear_issued,
+    Finished: ControlPlane._hear_finished,
+    Called: ControlPlane._hear_called,
+    Disagreed: ControlPlane._hear_disagreed,
+    EndFailed: ControlPlane._hear_end_failed,
+    Broken: ControlPlane._hear_broken,
+    Busy: ControlPlane._hear_busy,
+    Quiet: ControlPlane._hear_quiet,
+    Stopped: ControlPlane._hear_stopped,
 }
-"""What may be said: who handles it, and the type of each field."""

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TypeAlias, TypeVar
 
 import trio
 
 from ..errors import OverlapError
 from .messages import (
     BLOB_LIMIT_BYTES,
-    Brought,
     Bye,
-    Done,
     Fetch,
-    Gathered,
     Give,
     Given,
     Glance,
@@ -33,12 +28,9 @@ from .messages import (
     MemberLost,
     Message,
     MessageError,
-    Offer,
-    Offered,
     Piece,
     Ping,
     Pong,
-    Pull,
     Ready,
     Refused,
     Tell,
@@ -46,27 +38,16 @@ from .messages import (
     Waiting,
 )
 
-#: Exchanges and gathers that have begun and to which not all have come.
+#: Exchanges that have begun and to which not all have come.
 _UNFINISHED_LIMIT = 4096
-#: So few are missing that everybody who waits hears of each that comes: who gives up names those that are missing then.
+#: As long as no more are missing, each that waits hears of each that comes: one that gives up names them correctly.
 _ALWAYS_TOLD = 16
 #: What one part of an exchange takes in a frame besides its bytes.
 _PART_OVERHEAD_BYTES = 16
 
-_Key: TypeAlias = tuple[str, int]
-T = TypeVar("T")
-
 
 class RefusedError(OverlapError):
     """A process that knows the secret cannot become a member; `str()` is what it is told."""
-
-
-@dataclass(slots=True)
-class _Gathering:
-    """One gather: who has offered something, and how much each may send of it now."""
-
-    offered: set[int] = field(default_factory=set)
-    wanted_bytes: Counter[int] = field(default_factory=Counter)
 
 
 class Coordinator:
@@ -92,8 +73,8 @@ class Coordinator:
         self.on_glimpse: Callable[[int, Glimpse], None] = _unasked
         self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}
-        self._exchanges: dict[_Key, dict[int, bytes]] = {}
-        self._gathers: dict[_Key, _Gathering] = {}
+        self._exchanges: dict[tuple[str, int], dict[int, bytes]] = {}
+        self._fetched: Counter[int] = Counter()  # pieces that are under way, by member
 
     @property
     def missing(self) -> list[int]:
@@ -163,15 +144,10 @@ class Coordinator:
                 self._send_others(member, Told(member=member, body=message.body))
             case Give() if self.complete:
                 self._give(member, message)
-            case Offer() if self.complete:
-                self._offer(member, message)
-            case Piece() if self.complete:
-                self._piece(member, message)
             case Fetch() if member == 0:
                 self._fetch(message)
-            case Done() if member == 0:
-                self._gathers.pop((message.name, message.turn), None)
-                self._send_all(Gathered(name=message.name, turn=message.turn))
+            case Piece() if self._fetched[member]:
+                self._bring(member, message)
             case Glimpse() if self.complete:
                 self.on_glimpse(member, message)
             case Bye() if self.complete:
@@ -197,7 +173,9 @@ class Coordinator:
 
     def _give(self, member: int, part: Give) -> None:
         key = part.name, part.turn
-        parts = _begun(self._exchanges, key, dict)
+        if key not in self._exchanges and len(self._exchanges) >= _UNFINISHED_LIMIT:
+            raise MessageError(f"the beginning of '{part.name}', while {len(self._exchanges)} others are unfinished")
+        parts = self._exchanges.setdefault(key, {})
         if member in parts or len(part.blob) > BLOB_LIMIT_BYTES:
             raise MessageError(f"a part of exchange '{part.name}' which is too long, or its second one")
         parts[member] = part.blob
@@ -206,26 +184,16 @@ class Coordinator:
             for some in _fitting(parts):
                 self._send_all(Given(name=part.name, turn=part.turn, parts=some))
 
-    def _offer(self, member: int, offer: Offer) -> None:
-        gathering = _begun(self._gathers, (offer.name, offer.turn), _Gathering)
-        if member in gathering.offered or offer.nbytes < 0:
-            raise MessageError(f"an offer for gather '{offer.name}' which is negative, or its second one")
-        gathering.offered.add(member)
-        self._send(0, Offered(member=member, name=offer.name, turn=offer.turn, nbytes=offer.nbytes))
-
     def _fetch(self, fetch: Fetch) -> None:
-        self._gathers[fetch.name, fetch.turn].wanted_bytes[fetch.member] += fetch.nbytes
         if fetch.member not in self.gone:
-            self._send(fetch.member, Pull(name=fetch.name, turn=fetch.turn, nbytes=fetch.nbytes))
+            self._fetched[fetch.member] += 1
+            self._send(fetch.member, fetch)
 
-    def _piece(self, member: int, piece: Piece) -> None:
-        gathering = self._gathers.get((piece.name, piece.turn))
-        if gathering is None:
-            return  # member 0 has given it up meanwhile
-        if gathering.wanted_bytes[member] < len(piece.blob):
-            raise MessageError(f"{len(piece.blob)} bytes for gather '{piece.name}' that nobody asked for")
-        gathering.wanted_bytes[member] -= len(piece.blob)
-        self._send(0, Brought(member=member, name=piece.name, turn=piece.turn, blob=piece.blob))
+    def _bring(self, member: int, piece: Piece) -> None:
+        if piece.member != member or len(piece.blob) > BLOB_LIMIT_BYTES:
+            raise MessageError(f"a piece of '{piece.name}' which is too long, or another member's")
+        self._fetched[member] -= 1
+        self._send(0, piece)
 
     def _leave(self, member: int) -> None:
         self._go(member)
@@ -261,15 +229,6 @@ class Coordinator:
 
 def _unasked(member: int, glimpse: Glimpse) -> None:
     raise MessageError("a Glimpse, which is not its turn")
-
-
-def _begun(table: dict[_Key, T], key: _Key, make: Callable[[], T]) -> T:
-    """Return what has begun under this key, or begin it."""
-    if key not in table:
-        if len(table) >= _UNFINISHED_LIMIT:
-            raise MessageError(f"the beginning of '{key[0]}', while {len(table)} others are unfinished")
-        table[key] = make()
-    return table[key]
 
 
 def _fitting(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:

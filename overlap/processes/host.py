@@ -1,23 +1,34 @@
-"""Who is let in, who is turned away, and that neither disturbs those who are inside."""
+"""Member 0 as the host of a world: it listens, lets members and watchers in, and carries their messages.
+
+Connections that are turned away disturb no member. `Coordinator` decides about each message; this is the side with
+sockets and tasks.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import trio
+from trio.lowlevel import TrioToken
 
 from transports.handshake import HandshakeError, Hello, welcome
 from transports.tls import Tls
 
 from .coordinator import Coordinator, RefusedError
-from .identity import FRESH, LAUNCHER, WATCHER, name_epoch
-from .link import OUTAGE_S, ControlLink, OutboxFullError
+from .identity import FRESH, LAUNCHER, WATCHER, JoinError, RendezvousConfig, name_absent, name_epoch
+from .link import ControlLink
 from .lookout import Lookout
+from .member import Membership
 from .messages import Join, Message, Refused
-from .sockets import format_endpoint, tune
+from .silence import watch
+from .sockets import OUTAGE_S, format_endpoint, listen, tune
+
+#: The membership, and a function that waits until everything sent has arrived and ends the connections.
+Entered: TypeAlias = tuple[Membership, Callable[[], Awaitable[None]]]
 
 #: Of what the coordinator may owe to one member.
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
@@ -26,6 +37,8 @@ _LAST_WORDS_S, _BREATH_S = 1.0, 0.1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 #: Different refusals that are reported; the rest is only counted.
 _REPORTED_LIMIT = 8
+#: Reasons of refusals that the error repeats: one of the refused may be the missing one.
+_REPEATED_LIMIT = 3
 
 
 class Acceptor:
@@ -161,7 +174,7 @@ class Acceptor:
                 link.cut(str(error))
 
         try:
-            self._coordinator.attach(member, partial(_send, link))
+            self._coordinator.attach(member, link.send)
         except RefusedError as error:
             self._refuse(address, str(error))
             return str(error)
@@ -191,12 +204,69 @@ class Acceptor:
             self._report(line)
 
 
-def _send(link: ControlLink, message: Message) -> None:
-    """Send to a member; one that does not read is lost, rather than all memory."""
-    try:
-        link.send(message)
-    except OutboxFullError as error:
-        link.cut(f"it does not read what it is sent: {error}")
+async def enter_as_host(
+    config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
+) -> Entered:
+    """Return when all members have joined.
+
+    Args:
+        config: Of member 0.
+        nursery: Where the connections live; cancelling it closes them.
+        home: Of the loop in which the membership is used.
+        report: Gets lines for the user.
+
+    Raises:
+        ListenError: This process cannot listen at the endpoint.
+        JoinError: A member did not come in time.
+    """
+    listener = await _listener(config)
+    coordinator = Coordinator(members=config.members, detail=config.detail, report=report, process=config.process)
+    acceptor = Acceptor(
+        listener,
+        coordinator,
+        config.hello,
+        secret=config.secret,
+        tls=config.tls,
+        report=report,
+        outage_s=config.patience.outage_s,
+    )
+    membership = Membership(member=0, members=config.members, home=home, send=partial(coordinator.handle, 0))
+    nursery.start_soon(acceptor.attend)
+    watching = partial(watch, acceptor.links, config.patience, report=report, lose=acceptor.lose, name=config.name)
+    nursery.start_soon(watching)
+    coordinator.attach(0, membership.hear)
+    coordinator.handle(0, Join(detail=config.detail, process=config.process))
+    with trio.move_on_after(config.timeout_s):
+        await _all_join(coordinator, config.progress_s, report)
+    if not coordinator.complete:
+        missing = coordinator.missing  # before those who came have heard it, and go
+        reason = "; ".join(
+            [name_absent(missing, sorted(coordinator.went), config.timeout_s)]
+            + [f"process 0 {line}" for line in acceptor.told[-_REPEATED_LIMIT:]]
+        )
+        coordinator.refuse_all(reason)
+        with trio.move_on_after(_LAST_WORDS_S):
+            await acceptor.hang_up()
+        raise JoinError(reason, missing=missing)
+    return membership, acceptor.hang_up
+
+
+async def _listener(config: RendezvousConfig) -> trio.SocketListener:
+    if config.listener is None:
+        return await listen(config.endpoint)
+    return trio.SocketListener(trio.socket.from_stdlib_socket(config.listener.dup()))
+
+
+async def _all_join(coordinator: Coordinator, progress_s: float, report: Callable[[str], None]) -> None:
+    while not coordinator.complete:
+        with trio.move_on_after(progress_s) as pause:
+            while not coordinator.complete:
+                await coordinator.changed.wait()
+        if pause.cancelled_caught and not coordinator.complete:
+            missing = ", ".join(map(str, coordinator.missing))
+            report(f"{len(coordinator.joined)} of {coordinator.members} joined; missing {missing}")
+            coordinator.tell_who_is_missing()
+    await trio.lowlevel.checkpoint()
 
 
 def _address(connection: trio.SocketStream) -> str:

@@ -10,7 +10,7 @@ from transports.handshake import Hello
 from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError
-from .link import Patience
+from .silence import Patience
 from .sockets import Endpoint
 
 #: What the hello of a process says that has been in no world yet.

@@ -1,49 +1,80 @@
-"""How the processes of one world find each other: member 0 is the host, at an endpoint; the others are its clients."""
+"""Joining a world of several processes: member 0 is the host, at an endpoint, and the other members are its clients."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from time import perf_counter_ns
 
 import trio
+from trio.lowlevel import TrioToken, current_trio_token
 
-from .client import join_as_client
-from .hosting import join_as_host
-from .identity import RendezvousConfig
+from transports.handshake import HandshakeError
+
+from .clock import CoordinatorClock
+from .host import Entered, enter_as_host
+from .identity import JoinError, RendezvousConfig, name_absent, name_epoch
+from .link import ControlLink
 from .member import Membership
+from .messages import Goodbye, Join, MemberLost, Message, Ping, Pong, Ready, Refused, Waiting
+from .silence import watch
+from .sockets import format_endpoint, meet
+from .thread import in_own_thread
 
 #: How long the end of a block may wait for what its member has told to arrive.
 _LAST_WORDS_S = 1.0
+#: Questions for the time before joining: enough that one of them did not wait in any queue.
+_CLOCK_SAMPLES = 16
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+_OUTBOX_LIMIT_BYTES = 64 * 2**20
 
 
 @asynccontextmanager
 async def join(config: RendezvousConfig, *, report: Callable[[str], None]) -> AsyncIterator[Membership]:
     """Be a member of a world of several processes for the length of an ``async with``.
 
-    Whoever ends the block without `Membership.leave`, by an error or not, is lost to the others.
+    The connection lives in a thread of its own, so that no program that is busy counts as lost. A block that ends
+    without `Membership.leave`, by an error or not, is a loss to the others.
 
     Args:
         config: Where and how.
-        report: Gets lines for the user: who is missing, who was turned away, who is silent.
+        report: Gets lines for the user, in that thread: members that are missing or silent, strangers turned away.
 
     Raises:
         JoinError: The world did not come together, or does not want this process.
         ListenError: This is member 0, and it cannot listen at the endpoint.
         ArgumentError: A TLS file is missing, or not what it should be.
     """
+    joining = join_here(config, report=report, home=current_trio_token())
+    async with in_own_thread("overlap membership", joining) as membership:
+        yield membership
+
+
+@asynccontextmanager
+async def join_here(
+    config: RendezvousConfig, *, report: Callable[[str], None], home: TrioToken | None = None
+) -> AsyncIterator[Membership]:
+    """Do what `join` does, with the connection in this event loop.
+
+    Args:
+        config: Where and how.
+        report: Gets lines for the user.
+        home: Of the loop in which the membership is used; by default this one.
+    """
     if config.tls is not None:
         config.tls.check()
-    enter = join_as_client if config.member else join_as_host
+    enter = _enter_as_client if config.member else enter_as_host
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         services = await nursery.start(_keep_open)
         try:
-            membership = await enter(config, services, report)
+            membership, hang_up = await enter(config, services, home or current_trio_token(), report)
             try:
                 yield membership
             finally:  # also when cancelled: what a failing member tells is what the others report
                 with trio.move_on_after(_LAST_WORDS_S, shield=True):
-                    await membership.hang_up()
+                    await membership.posted()
+                    await hang_up()
         except (trio.Cancelled, GeneratorExit):
             raise
         except BaseException as error:  # raised again below, where the nursery does not wrap it
@@ -59,9 +90,147 @@ async def join(config: RendezvousConfig, *, report: Callable[[str], None]) -> As
 
 async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
     """Give a nursery that ends when its own scope is cancelled, and not sooner."""
-    # Whoever was cancelled meanwhile would not get it, and so never end it; from here to there is no other checkpoint.
+    # A caller that was cancelled meanwhile would not get it, and so never end it; from here on is no other checkpoint.
     await trio.lowlevel.checkpoint_if_cancelled()
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
             task_status.started(nursery)
             await trio.sleep_forever()
+
+
+async def _enter_as_client(
+    config: RendezvousConfig, nursery: trio.Nursery, home: TrioToken, report: Callable[[str], None]
+) -> Entered:
+    """Return when this member, and all others, have joined.
+
+    Raises:
+        JoinError: Member 0 cannot be reached or refused, or a member did not come in time.
+    """
+    client = _Client(config, home, report)
+    with trio.move_on_after(config.timeout_s):
+        return await client.enter(nursery)
+    raise client.too_late()
+
+
+class _Client:
+    """The connection of a member other than 0, on its way in and inside."""
+
+    def __init__(self, config: RendezvousConfig, home: TrioToken, report: Callable[[str], None]) -> None:
+        self._config, self._home, self._report = config, home, report
+        self._where = format_endpoint(config.endpoint)
+        self._trouble = "no attempt came to an end"
+        self._missing: list[int] = []
+        self._went: list[int] = []
+        self._reached, self._inside = False, False
+        self._refusal: str | None = None
+        self._settled = trio.Event()  # inside or refused
+        self._clock = CoordinatorClock()
+
+    async def enter(self, nursery: trio.Nursery) -> Entered:
+        """Find the host, and return when it says that all have joined."""
+        nursery.start_soon(self._report_trouble)
+        stream = await self._reach()
+        self._reached = True
+        self._link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
+        config = self._config
+        self._membership = Membership(
+            member=config.member, members=config.members, home=self._home, send=self._link.send, clock=self._clock
+        )
+        for task in (self._link.write, self._listen, self._beat, self._watch):
+            nursery.start_soon(task)
+        await self._settled.wait()
+        if self._refusal is not None:
+            raise JoinError(self._refusal, missing=self._missing)
+        return self._membership, self._link.hang_up
+
+    def too_late(self) -> JoinError:
+        """Say what the time was spent waiting for."""
+        within = f"within {self._config.timeout_s:g} s"
+        if self._reached and not self._missing:
+            return JoinError(f"process 0 at {self._where} did not let this process in {within}", missing=[0])
+        if self._reached:
+            reason = name_absent(self._missing, self._went, self._config.timeout_s)
+            return JoinError(reason, missing=self._missing)
+        return JoinError(f"process 0 could not be reached at {self._where} {within}: {self._trouble}", missing=[0])
+
+    async def _reach(self) -> trio.abc.Stream:
+        """Try until it succeeds or makes no sense: processes start in any order."""
+        pause_s = _FIRST_PAUSE_S
+        while (stream := await self._try()) is None:
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return stream
+
+    async def _try(self) -> trio.abc.Stream | None:
+        """Connect and shake hands once; None if it may go better the next time."""
+        config = self._config
+        try:
+            stream, host = await meet(
+                config.endpoint, config.hello, config.secret, tls=config.tls, outage_s=config.patience.outage_s
+            )
+        except HandshakeError as error:
+            self._trouble = str(error)
+            if error.why in ("left", "silent"):
+                return None
+            raise JoinError(f"process 0 at {self._where}: {error}") from error
+        if host.epoch == config.epoch:
+            return stream
+        theirs, mine = name_epoch(host.epoch), name_epoch(config.epoch)  # it refuses late ones; this one is early
+        self._trouble = f"epoch {theirs} has not ended there, this is epoch {mine}"
+        await trio.aclose_forcefully(stream)
+        return None
+
+    async def _listen(self) -> None:
+        async with self._link.stream:
+            reason = await self._link.read(self._receive)
+            if self._inside:
+                self._membership.hear(MemberLost(member=0, reason=reason))
+            else:
+                self._refuse(f"process 0 at {self._where}: {reason}")
+
+    def _receive(self, message: Message) -> None:
+        match message:
+            case Refused():
+                self._link.cut(message.reason if not self._inside else f"has shut this process out: {message.reason}")
+            case Ready():
+                self._inside, self._link.process = True, message.process
+                self._settled.set()
+            case Waiting():
+                self._missing, self._went = message.missing, message.went
+            case _:
+                self._membership.hear(message)
+                if isinstance(message, Pong) and not self._inside:
+                    self._ask_on()
+                elif isinstance(message, Goodbye):  # hang up: member 0 waits for that, so that its last words arrive
+                    self._link.cut("has let this process go")
+
+    def _ask_on(self) -> None:
+        """Ask for the time until that is known well, and then to be let in."""
+        if len(self._clock) < _CLOCK_SAMPLES:
+            self._link.send(Ping(sent_ns=perf_counter_ns()))
+        elif len(self._clock) == _CLOCK_SAMPLES:
+            self._link.send(Join(detail=self._config.detail, process=self._config.process))
+
+    def _refuse(self, reason: str) -> None:
+        self._refusal = reason
+        self._settled.set()
+
+    async def _beat(self) -> None:
+        """Give signs of life, which are questions for the time; the first one begins the series of `_ask_on`."""
+        while True:
+            self._link.send(Ping(sent_ns=perf_counter_ns()))
+            await trio.sleep(self._config.patience.beat_s)
+
+    async def _watch(self) -> None:
+        def lose(_: int, reason: str) -> None:
+            self._link.cut(reason)
+
+        config = self._config
+        await watch({0: self._link}, config.patience, report=self._report, lose=lose, name=config.name)
+
+    async def _report_trouble(self) -> None:
+        while True:
+            await trio.sleep(self._config.progress_s)
+            if self._reached:
+                return
+            self._report(f"process {self._config.member} waits for process 0 at {self._where}: {self._trouble}")

@@ -16,7 +16,7 @@ from ..errors import TraceWarning, UsageError
 from ..timeline.spans import Timeline
 
 if TYPE_CHECKING:
-    from .threaded import AnyMembership
+    from .member import Membership
 
 
 class Keeper:
@@ -31,7 +31,7 @@ class Keeper:
         """Whether there was something that it could not write."""
         return self._trouble is not None
 
-    async def keep(self, timeline: Callable[[], Timeline], membership: AnyMembership | None) -> None:
+    async def keep(self, timeline: Callable[[], Timeline], membership: Membership | None) -> None:
         """Hand on what was recorded; of several processes, the first one writes it for all."""
         if self._wanted.watcher is not None:
             self._wanted.watcher(timeline())

@@ -1,4 +1,4 @@
-"""One control connection: messages out through a bounded queue, messages in as they come, and its silence watched."""
+"""Control link: one connection between a member and the coordinator, with a bounded queue of messages to send."""
 
 from __future__ import annotations
 
@@ -6,50 +6,30 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import trio
 
-from ..errors import OverlapError
-from .frames import FrameReader, encode
-from .messages import Message, MessageError
-from .silence import ProcessState, state_of
+from .messages import FrameReader, Message, MessageError, encode
 
-#: How long an outage of the network may last, unless a run says otherwise: who cannot be reached is named soon.
-OUTAGE_S = 4.0
 #: Of one `receive_some`, and about that of one `send_all`; a frame fits.
 _BITE_BYTES = 64 * 1024
-#: Bulk waits while more than this is queued, so that a short message never queues behind more than that.
-_ROOM_BYTES = 256 * 1024
-#: A kernel that can be reached has acknowledged something within this: it is asked every second (`rendezvous.sockets`).
+#: A kernel that can be reached has acknowledged something within this: it is asked every second (`sockets`).
 _ANSWERED_LIMIT_MS = 5000
 #: Where Linux tells how long ago that was, a number of 32 bits in milliseconds: `tcpi_last_ack_recv` of tcp_info.
 _LAST_ACKNOWLEDGED = struct.Struct("@56xI")
 
 
-class OutboxFullError(OverlapError):
-    """More would wait to be sent than may: the other side does not read, or this side never lets the loop run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long a member may be silent."""
-
-    beat_s: float = 0.5  # Every member gives a sign of life this often
-    suspect_s: float = 5.0  # A silence this long is reported, once
-    silence_s: float = 15.0  # A silence this long is a loss
-    answering_s: float = 300.0  # The same of a process on another host that answers; as long as a deadlock may last
-    # A host of which nothing arrives for so long, not even that the kernel has heard, is lost.
-    outage_s: float = OUTAGE_S
-
-
 class ControlLink:
-    """A control connection to another member. Sending never waits; `write` and `read` run as tasks.
+    """A control connection. Sending never waits; `write` and `read` run as tasks.
+
+    Args:
+        stream: The connection; its owner closes it.
+        limit_bytes: How much may wait to be sent. A peer that does not read loses the link, rather than this process
+            its memory.
 
     Attributes:
-        stream: The connection; whoever made the link closes it.
         heard_s: When something was last heard, in Trio's time.
         suspected: Whether its present silence has been reported.
         process: Names the process at the other end; empty as long as that is not known.
@@ -64,7 +44,7 @@ class ControlLink:
         self._outbox: deque[bytes] = deque()
         self._unsent_bytes = 0  # queued, or on its way into the socket
         self._filled = trio.Event()
-        self._emptier = trio.lowlevel.ParkingLot()
+        self._emptied = trio.Event()
         self._reading = trio.CancelScope()
         self._ended = trio.Event()
         self._over: str | None = None
@@ -79,14 +59,15 @@ class ControlLink:
         """Queue a message; if the other side has hung up, it goes nowhere.
 
         Raises:
-            OutboxFullError: Too much is queued.
             MessageError: It cannot be written.
         """
         frame = encode(message)
         if self._mute:
             return
         if self._unsent_bytes + len(frame) > self._limit_bytes:
-            raise OutboxFullError(f"{self._unsent_bytes} bytes wait to be sent, the limit is {self._limit_bytes}")
+            waiting = f"{self._unsent_bytes} bytes wait to be sent, the limit is {self._limit_bytes}"
+            self.cut(f"it does not read what it is sent: {waiting}")
+            return
         self._outbox.append(frame)
         self._unsent_bytes += len(frame)
         self._filled.set()
@@ -96,18 +77,11 @@ class ControlLink:
         if self._over is None:
             self._over = reason
             self._reading.cancel()
-            self._emptier.unpark_all()
-
-    async def room(self) -> None:
-        """Wait until little is queued, or the connection is over."""
-        while self._unsent_bytes > _ROOM_BYTES and self._over is None:
-            await self._emptier.park()
-        await trio.lowlevel.checkpoint()
 
     async def flush(self) -> None:
         """Wait until everything queued has been handed to the system."""
         while self._unsent_bytes:
-            await self._emptier.park()
+            await self._emptied.wait()
         await trio.lowlevel.checkpoint()
 
     async def hang_up(self) -> None:
@@ -137,7 +111,7 @@ class ControlLink:
         """Pass on each message that comes, until the connection is over.
 
         Args:
-            handle: What to do with a message; a `MessageError` that it raises ends the connection.
+            handle: Takes a message; a `MessageError` that it raises ends the connection.
 
         Returns:
             Why it is over.
@@ -176,7 +150,7 @@ class ControlLink:
         self._outbox.clear()
         self._unsent_bytes = 0
         self.cut(f"its connection broke ({error.__cause__ or error})")
-        self._emptier.unpark_all()
+        self._emptied.set()
 
     async def _send_some(self) -> None:
         bite = bytearray()
@@ -184,68 +158,6 @@ class ControlLink:
             bite += self._outbox.popleft()
         await self.stream.send_all(bite)
         self._unsent_bytes -= len(bite)
-        self._emptier.unpark_all()
-
-
-async def watch(
-    links: Mapping[int, ControlLink],
-    patience: Patience,
-    *,
-    report: Callable[[str], None],
-    lose: Callable[[int, str], None],
-    name: Callable[[int], str] = "process {}".format,
-) -> None:
-    """Report members that are silent, and lose those that stay so, unless their kernel says that they run.
-
-    Of another host's processes it cannot be asked; one whose host answers, while it is silent itself, has longer.
-
-    Time in which this process itself did not run (stopped, swapped out, its loop blocked) is not counted as a silence
-    of others: what they said then waits in the sockets.
-
-    Args:
-        links: By member; read anew on every beat.
-        patience: How long is too long.
-        report: Gets one line for each silence that is suspect.
-        lose: Gets the member, and what to call the reason.
-        name: Names a member to the user.
-    """
-    while True:
-        due_s = trio.current_time() + patience.beat_s
-        await trio.sleep_until(due_s)
-        now_s = trio.current_time()
-        for member, link in list(links.items()):
-            link.heard_s += now_s - due_s
-            silent_s = now_s - link.heard_s
-            if link.over or silent_s < patience.suspect_s:
-                continue
-            state = state_of(link.process)
-            host = link.answering() if state is ProcessState.ELSEWHERE else ""
-            if not link.suspected:
-                link.suspected = True
-                suspicion = _suspicion(state, host, patience)
-                report(f"{name(member)} has been silent for {patience.suspect_s:g} s: {suspicion}")
-            limit_s = patience.answering_s if host else patience.silence_s
-            if silent_s >= limit_s and state is not ProcessState.RUNS:
-                known = f"; its host {host} answers" if host else _KNOWN.get(state, "")
-                lose(member, f"no sign of life for {limit_s:g} s{known}")
-
-
-_KNOWN = {ProcessState.STOPPED: "; it is stopped", ProcessState.GONE: "; it has ended"}
-
-
-def _suspicion(state: ProcessState, host: str, patience: Patience) -> str:
-    if state is ProcessState.RUNS:
-        return "it runs, but a call in it keeps the GIL; it is waited for"
-    if host:
-        why = f"its host {host} answers: it is stopped, or a call in it keeps the GIL"
-        return f"{why}; it is waited for, and counts as lost after {patience.answering_s:g} s"
-    lost = f"it counts as lost after {patience.silence_s:g} s"
-    return f"{_SUSPECTED[state]}; {lost}"
-
-
-_SUSPECTED = {
-    ProcessState.STOPPED: "it is stopped",
-    ProcessState.GONE: "it has ended, and something else keeps its connection",
-    ProcessState.ELSEWHERE: "it may be stopped, or in a call that keeps the GIL, or its host is gone",
-    ProcessState.UNKNOWN: "it may be stopped, or in a call that keeps the GIL",
-}
+        if not self._unsent_bytes:
+            self._emptied.set()
+            self._emptied = trio.Event()

@@ -13,7 +13,7 @@ from time import perf_counter_ns, thread_time_ns
 import trio
 
 from .coordinator import Coordinator
-from .link import ControlLink, OutboxFullError
+from .link import ControlLink
 from .messages import BLOB_LIMIT_BYTES, Glance, Glimpse, Look, Looked, Message, MessageError, Refused, Seen
 
 WATCHERS_AT_MOST = 8
@@ -122,8 +122,5 @@ class Lookout:
             self._complete.set()
 
     def _pass_on(self, link: ControlLink, told: Mapping[int, bytes]) -> None:
-        try:
-            for member, blob in sorted(told.items()):
-                link.send(Seen(member=member, blob=blob))
-        except OutboxFullError as error:
-            link.cut(f"it does not read what it is sent: {error}")
+        for member, blob in sorted(told.items()):
+            link.send(Seen(member=member, blob=blob))

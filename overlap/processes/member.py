@@ -1,26 +1,28 @@
-"""One member's view of the world of processes: what it can ask of the others, and what it hears of them."""
+"""Membership: what a process can ask of the others of its world, and what it hears of them.
+
+Messages go through the coordinator, in the process of member 0. The connection to it lives in an event loop in a
+thread of its own (`join`), where signs of life, the time and glimpses are answered whatever keeps the program busy.
+Every other message is handed over to the program's loop, in the order in which it came.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import perf_counter_ns, thread_time_ns
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import trio
+from trio.lowlevel import TrioToken
 
 from ..errors import OverlapError, UsageError
 from .clock import ClockOffset, ClockSample, CoordinatorClock
-from .frames import check_body
-from .gathering import Gathering, Take
-from .inbox import Inbox, Lost, News
 from .messages import (
     BLOB_LIMIT_BYTES,
-    Brought,
+    BODY_LIMIT_BYTES,
     Bye,
-    Gathered,
+    Fetch,
     Give,
     Given,
     Glance,
@@ -30,20 +32,27 @@ from .messages import (
     MemberLost,
     Message,
     MessageError,
-    Offered,
+    Piece,
     Pong,
-    Pull,
     Ready,
     Tell,
     Told,
     Waiting,
 )
 
-_Key: TypeAlias = tuple[str, str, int]  # what is asked, its name, and how many there were of that name
+#: Messages that may wait. A world that hears a hundred in a second has ten minutes to read them.
+INBOX_LIMIT = 65536
+#: Of the pieces of a gather that may be under way to member 0 at once.
+_WINDOW_BYTES = 4 * BLOB_LIMIT_BYTES
+
+#: A message of another member, or the loss of one.
+News: TypeAlias = Told | MemberLost
+#: Takes the next bytes of a member; the ones after these are not asked for before it returns.
+Take: TypeAlias = Callable[[int, bytes], Awaitable[None]]
 
 
 class MemberLostError(OverlapError):
-    """What was asked of all members cannot be had any more.
+    """An answer of all members cannot be had any more.
 
     Attributes:
         member: The one that is gone.
@@ -55,30 +64,21 @@ class MemberLostError(OverlapError):
         super().__init__(f"{doing}: process {member} {how}")
 
 
-@dataclass(slots=True)
-class _Answer:
-    """What one task of this member waits for."""
-
-    doing: str
-    parts: dict[int, bytes] = field(default_factory=dict)
-    error: OverlapError | None = None
-    done: trio.Event = field(default_factory=trio.Event)
-
-    async def wait(self) -> None:
-        await self.done.wait()
-        if self.error is not None:
-            raise self.error
+class InboxFullError(OverlapError):
+    """More messages came than the program read; those after the limit are gone."""
 
 
 class Membership:
-    """What `join` gives: this process is one of `members`, and can talk to the others.
+    """One of the `members` processes of a world; `join` gives it. Use it in the loop that has joined.
 
     Control messages only: small, in order, through member 0. Arrays travel over a transport.
 
     Attributes:
         member: Index of this process.
         members: How many there are.
-        glimpse: Says what the ranks of this process do, for those who look on, in so many bytes at most.
+        glimpse: Returns what the ranks of this process do, in so many bytes at most; called in the thread of the
+            connection.
+        on_loss: Called with each loss of a member at once, before it is read among the messages.
     """
 
     def __init__(
@@ -86,29 +86,29 @@ class Membership:
         *,
         member: int,
         members: int,
-        clock: CoordinatorClock | None,
-        post: Callable[[Message], None],
-        room: Callable[[], Awaitable[None]],
-        hang_up: Callable[[], Awaitable[None]],
+        home: TrioToken,
+        send: Callable[[Message], None],
+        clock: CoordinatorClock | None = None,
     ) -> None:
-        """Made by `join`.
+        """Made by `join`, in the loop of the connection.
 
         Args:
             member: As the attribute.
             members: As the attribute.
+            home: Of the program's loop.
+            send: Sends a message to the coordinator; called in the loop of the connection.
             clock: Samples of the coordinator's clock; None where the coordinator is.
-            post: Sends a message to the coordinator.
-            room: Waits until bulk may be posted.
-            hang_up: Waits until everything posted has arrived, and ends the connections.
         """
         self.member, self.members = member, members
         self.glimpse: Callable[[int], bytes] = lambda room_bytes: b""
-        self._clock, self._post, self._room = clock, post, room
-        self._hang_up = hang_up
-        self._turns: Counter[tuple[str, str]] = Counter()
-        self._answers: dict[_Key, _Answer] = {}
-        self._gathers: dict[tuple[str, int], Gathering] = {}
-        self._inbox = Inbox()
+        self.on_loss: Callable[[MemberLost], object] = lambda lost: None
+        self._home, self._there = home, trio.lowlevel.current_trio_token()
+        self._send, self._clock = send, clock
+        self._turns: Counter[str] = Counter()  # exchanges so far, by name
+        self._answers: dict[tuple[str, int], _Answer] = {}
+        self._parts: dict[tuple[str, int], bytes] = {}  # of gathers under way here
+        self._fetches: dict[tuple[str, int], Fetch] = {}  # first ones, of gathers that have not begun here
+        self._inbox = _Inbox()
         self._gone: dict[int, str] = {}  # how, by member
         self._over = trio.Event()  # left, or the coordinator is lost
 
@@ -162,38 +162,39 @@ class Membership:
         Raises:
             MemberLostError: A member is lost or has left, before it came to this gather or was done with it.
         """
-        with self._gathering(name) as gathering:
-            if self.member == 0:
-                await gathering.collect(mine, self.members, take)
-            else:
-                await gathering.send(mine, self._room)
+        doing, end = f"gather '{name}'", f"gather {name}"
+        if self.member == 0:
+            await self._collect(end, mine, take, doing)
+            return
+        key = end, self._turns[end]
+        self._parts[key] = mine
+        if (early := self._fetches.pop(key, None)) is not None:
+            self._send_piece(early)
+        try:
+            await self._exchange(end, b"", doing)  # member 0 comes to it at the end
+        finally:
+            del self._parts[key]
 
-    def tell(self, message: Mapping[str, object]) -> None:
+    def tell(self, body: bytes) -> None:
         """Let all other members know something; they find it in `messages`, in the order in which it was told.
 
-        Returns at once. After this member has left, or member 0 is lost, it goes nowhere.
+        Returns at once; any thread. After this member has left, or member 0 is lost, it goes nowhere.
 
         Args:
-            message: None, bools, numbers, text, bytes, and lists and dicts of these, at most 60 KiB when packed.
+            body: At most 60 KiB.
 
         Raises:
-            UsageError: It cannot be sent.
-            OutboxFullError: Too much waits to be sent.
+            UsageError: It is longer.
         """
-        if self._over.is_set():
-            return
-        body = dict(message)
-        try:
-            check_body(body)
-        except MessageError as error:
-            raise UsageError(f"message: {error}") from error
+        if len(body) > BODY_LIMIT_BYTES:
+            raise UsageError(f"message: has {len(body)} bytes, the limit is {BODY_LIMIT_BYTES}")
         self._post(Tell(body=body))
 
     def messages(self) -> AsyncIterator[News]:
-        """Iterate over what others tell, as (member, message), and each loss of a member, once, as `Lost`.
+        """Iterate over what others tell, and each loss of a member, once.
 
         For one task. It ends when this member has left, and after the loss of member 0; while iterating it raises
-        `InboxFullError` if nobody did for so long that messages were dropped.
+        `InboxFullError` if messages had to be dropped because nobody did for too long.
         """
         return self._inbox
 
@@ -206,12 +207,10 @@ class Membership:
             self._post(Bye())
         await self._over.wait()
 
-    async def hang_up(self) -> None:
-        """Return when all that was told has arrived, if it can; nothing can be told afterwards. Called by `join`."""
-        await self._hang_up()
+    # -- in the loop of the connection ---------------------------------------------------------------------------------
 
-    def receive(self, message: Message) -> None:
-        """Take in what the coordinator sends.
+    def hear(self, message: Message) -> None:
+        """Take a message of the coordinator.
 
         Raises:
             MessageError: The coordinator has no business to send that now.
@@ -222,97 +221,195 @@ class Membership:
                 self._clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=perf_counter_ns()))
             case Glance():
                 self._post(self._glimpsed(message))
-            case Told():
-                self._inbox.put((message.member, message.body))
-            case Given():
-                self._given(message)
-            case Pull() | Offered() | Brought():
-                self._gather(message.name, message.turn).hear(message)
-            case Gathered():
-                if message.turn >= self._turns["gather", message.name] or (message.name, message.turn) in self._gathers:
-                    self._gather(message.name, message.turn).end()  # perhaps before it has begun here
-            case MemberLost():
-                self.lose(message.member, message.reason)
-            case MemberLeft():
-                self._go(message.member, "has left")
-            case Goodbye():
-                self._end()
+            case Told() | Given() | Fetch() | Piece() | MemberLost() | MemberLeft() | Goodbye():
+                with suppress(trio.RunFinishedError):
+                    self._home.run_sync_soon(self._receive, message)
             case Ready() | Waiting():
                 pass  # to member 0, which is there already
             case _:
                 raise MessageError(f"a {type(message).__name__}, which is not its turn")
+
+    async def posted(self) -> None:
+        """Wait until everything that was told has been handed to the connection."""
+        done = trio.Event()
+        self._there.run_sync_soon(done.set)
+        await done.wait()
 
     def _glimpsed(self, asked: Glance) -> Glimpse:
         begun_ns = thread_time_ns()
         blob = self.glimpse(min(max(asked.room_bytes, 0), BLOB_LIMIT_BYTES))
         return Glimpse(turn=asked.turn, took_ns=thread_time_ns() - begun_ns, blob=blob)
 
-    def lose(self, member: int, reason: str) -> None:
-        """Take note that a member is lost: what waits for it fails. Without member 0, nothing more can come."""
-        if self._over.is_set() or (member in self._gone and member != 0):
+    # -- in the program's loop -----------------------------------------------------------------------------------------
+
+    def _post(self, message: Message) -> None:
+        """Send a message to the coordinator, in the order of the calls; any thread."""
+        with suppress(trio.RunFinishedError):
+            self._there.run_sync_soon(self._send, message)
+
+    def _receive(self, message: Message) -> None:
+        if self._over.is_set():
             return
-        self._inbox.put(Lost(member=member, reason=reason))
-        self._go(member, f"is lost: {reason}")
-        if member == 0:
+        match message:
+            case Told():
+                self._inbox.put(message)
+            case Given() | Piece():
+                if (answer := self._answers.get((message.name, message.turn))) is not None:
+                    answer.take(message)
+            case Fetch():
+                self._send_piece(message)
+            case MemberLost():
+                self._lose(message)
+            case MemberLeft():
+                self._go(message.member, "has left")
+            case Goodbye():
+                self._end()
+
+    def _lose(self, lost: MemberLost) -> None:
+        """Let fail what waits for a member. Without member 0, nothing more can come."""
+        if lost.member in self._gone and lost.member != 0:
+            return
+        self.on_loss(lost)
+        self._inbox.put(lost)
+        self._go(lost.member, f"is lost: {lost.reason}")
+        if lost.member == 0:
             self._end()
 
     def _go(self, member: int, how: str) -> None:
         self._gone[member] = how
-        for key, answer in self._answers.items():
-            self._settle(key, MemberLostError(member=member, how=how, doing=answer.doing))
-        for (name, _), gathering in self._gathers.items():
-            gathering.end(MemberLostError(member=member, how=how, doing=f"gather '{name}'"))
+        for answer in self._answers.values():
+            answer.fail(MemberLostError(member=member, how=how, doing=answer.doing))
 
     def _end(self) -> None:
         self._inbox.close()
         self._over.set()
 
     async def _exchange(self, name: str, mine: bytes, doing: str) -> list[bytes]:
-        with self._ask("exchange", name, doing) as (turn, answer):
+        with self._asking(name, doing) as (turn, answer):
             self._post(Give(name=name, turn=turn, blob=mine))
-            await answer.wait()
-        return [answer.parts[member] for member in range(self.members)]
+            given: dict[int, bytes] = {}
+            while len(given) < self.members:
+                message = await answer.next()
+                assert isinstance(message, Given)
+                given.update(message.parts)
+        return [given[member] for member in range(self.members)]
 
     @contextmanager
-    def _ask(self, what: str, name: str, doing: str) -> Iterator[tuple[int, _Answer]]:
+    def _asking(self, name: str, doing: str) -> Iterator[tuple[int, _Answer]]:
         """Expect an answer while the caller asks for it and waits; gives the turn and where it will be."""
         for member, how in self._gone.items():
             raise MemberLostError(member=member, how=how, doing=doing)
         if self._over.is_set():
             raise UsageError(f"{doing}: this process has left the world")
-        turn = self._turns[what, name]
-        self._turns[what, name] += 1
-        answer = self._answers[what, name, turn] = _Answer(doing)
+        turn = self._turns[name]
+        self._turns[name] += 1
+        answer = self._answers[name, turn] = _Answer(doing)
         try:
             yield turn, answer
         finally:
-            del self._answers[what, name, turn]
+            del self._answers[name, turn]
 
-    def _given(self, message: Given) -> None:
-        key = "exchange", message.name, message.turn
-        answer = self._answers.get(key)  # None: whoever asked was cancelled
-        if answer is not None:
-            answer.parts.update(message.parts)
-            if len(answer.parts) == self.members:
-                self._settle(key)
+    # -- gathers -------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _gathering(self, name: str) -> Iterator[Gathering]:
-        with self._ask("gather", name, f"gather '{name}'") as (turn, _):
+    async def _collect(self, name: str, mine: bytes, take: Take, doing: str) -> None:
+        """Fetch from one member after the other, and come to the exchange for which the others wait."""
+        with self._asking(name, doing) as (turn, answer):
             try:
-                yield self._gather(name, turn)
+                await take(0, mine)
+                for member in range(1, self.members):
+                    await self._fetch(member, name, turn, take, answer)
             finally:
-                del self._gathers[name, turn]
+                self._post(Give(name=name, turn=turn, blob=b""))
 
-    def _gather(self, name: str, turn: int) -> Gathering:
-        """Return the gather, which may not have begun here."""
-        key = name, turn
-        if key not in self._gathers:
-            self._gathers[key] = Gathering(name, turn, self._post)
-        return self._gathers[key]
+    async def _fetch(self, member: int, name: str, turn: int, take: Take, answer: _Answer) -> None:
+        """Fetch the part of a member; its first piece tells how large that is."""
+        nbytes, asked, taken = 1, 0, 0
+        while taken < nbytes:
+            while asked < min(nbytes, taken + _WINDOW_BYTES):
+                self._post(Fetch(member=member, name=name, turn=turn, start=asked))
+                asked += BLOB_LIMIT_BYTES
+            piece = await answer.next()
+            assert isinstance(piece, Piece), "an exchange is over only after member 0 has come to it"
+            nbytes = nbytes if taken else piece.nbytes
+            if len(piece.blob) != min(nbytes - taken, BLOB_LIMIT_BYTES):
+                raise OverlapError(f"{answer.doing}: process {member} sent {len(piece.blob)} bytes at {taken}")
+            taken += len(piece.blob)
+            if piece.blob:
+                await take(member, piece.blob)
 
-    def _settle(self, key: _Key, error: OverlapError | None = None) -> None:
-        answer = self._answers.get(key)
-        if answer is not None and not answer.done.is_set():
-            answer.error = error
-            answer.done.set()
+    def _send_piece(self, asked: Fetch) -> None:
+        """Send a piece of this member's part; if it has not come to the gather yet, as soon as it does."""
+        key = asked.name, asked.turn
+        part = self._parts.get(key)
+        if part is not None:
+            blob = part[asked.start : asked.start + BLOB_LIMIT_BYTES]
+            self._post(Piece(member=self.member, name=asked.name, turn=asked.turn, nbytes=len(part), blob=bytes(blob)))
+        elif asked.turn >= self._turns[asked.name]:
+            self._fetches[key] = asked
+
+
+class _Answer:
+    """Messages for which one task waits."""
+
+    def __init__(self, doing: str) -> None:
+        self.doing = doing
+        self._arrived: deque[Given | Piece] = deque()
+        self._error: OverlapError | None = None
+        self._news = trio.Event()
+
+    def take(self, message: Given | Piece) -> None:
+        """Add a message."""
+        self._arrived.append(message)
+        self._news.set()
+
+    def fail(self, error: OverlapError) -> None:
+        """Raise an error from the next wait, unless there is one already."""
+        self._error = self._error or error
+        self._news.set()
+
+    async def next(self) -> Given | Piece:
+        """Return the next message."""
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            self._news = trio.Event()
+            await self._news.wait()
+        return self._arrived.popleft()
+
+
+class _Inbox:
+    """News in the order in which they came; iterate over it in one task."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[News] = deque()
+        self._arrived = trio.Event()
+        self._closed = False
+        self._dropped = 0
+
+    def put(self, news: News) -> None:
+        """Add something, unless it is full; losses always find room, there are few."""
+        if len(self._waiting) >= INBOX_LIMIT and isinstance(news, Told):
+            self._dropped += 1
+        else:
+            self._waiting.append(news)
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Let the iteration end after what is waiting now."""
+        self._closed = True
+        self._arrived.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> News:
+        await trio.lowlevel.checkpoint()
+        while not self._waiting:
+            if self._dropped:
+                dropped, self._dropped = self._dropped, 0
+                raise InboxFullError(f"{dropped} messages were dropped: {INBOX_LIMIT} were waiting to be read")
+            if self._closed:
+                raise StopAsyncIteration
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        return self._waiting.popleft()

@@ -1,267 +1,376 @@
-"""What members of a world say to each other over their control connections; `frames` says how it is written."""
+"""Control messages between the processes of a world, and the frames in which they travel.
+
+A message is a tagged `msgspec.Struct` that msgpack carries as a list: its name, then its fields. A frame is four bytes
+of length and then at most `FRAME_LIMIT_BYTES` of message. Decoding checks the name, the number of fields and the type
+of each, and no type nests without bound; anything else is a `MessageError`, and its sender is cut off.
+
+The first part are messages between a member and the coordinator, which lives in the process of member 0. The second
+part is said between worlds: `Tell` carries it, and only `control_plane` reads it. Pure: no sockets here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterator
+from typing import TypeAlias, TypeVar
+
+import msgspec
 
 from ..errors import OverlapError
+from ..runtime.blame.standing import Standing
 
+#: Of one frame without its length.
+FRAME_LIMIT_BYTES = 64 * 1024
 #: Of the bytes that a message carries for its callers, which leaves room in a frame for the rest of it.
 BLOB_LIMIT_BYTES = 48 * 1024
+#: Of what `tell` carries.
+BODY_LIMIT_BYTES = 60 * 1024
 
-#: What `tell` carries: None, bools, numbers, text, bytes, and lists and dicts of them.
-Body: TypeAlias = dict[str, object]
-#: Members, each with what it gave.
-Parts: TypeAlias = list[tuple[int, bytes]]
-Members: TypeAlias = list[int]
+_LENGTH_BYTES = 4
+
+S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class MessageError(OverlapError):
     """Bytes that are no message, or a message that its sender has no business to send."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Join:
-    """To the coordinator: take me in. `detail` must be the same on all members; `process` names this one's."""
-
-    detail: str
-    process: str
+class Tagged(msgspec.Struct, array_like=True, forbid_unknown_fields=True, tag=True):
+    """A message: a list of the name of its class, and its fields."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """From the coordinator: these have not joined; of them `went` had, and went away again."""
-
-    missing: Members
-    went: Members = field(default_factory=list)
+# -- between a member and the coordinator --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """From the coordinator: all have joined. `process` names its own."""
+class Join(Tagged):
+    """To the coordinator: take me in."""
 
-    process: str
+    detail: str  # Must be the same on all members
+    process: str  # Names the process of this member
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Waiting(Tagged):
+    """From the coordinator: not all have joined."""
+
+    missing: list[int]  # Members that have not
+    went: list[int] = []  # Of these, members that had joined and went away again
+
+
+class Ready(Tagged):
+    """From the coordinator: all have joined."""
+
+    process: str  # Names the coordinator's
+
+
+class Refused(Tagged):
     """From the coordinator: you are not, or no longer, a member."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Give:
-    """To the coordinator: my part of an exchange. `turn` counts the exchanges of this name."""
+class Give(Tagged):
+    """To the coordinator: my part of an exchange."""
 
     name: str
-    turn: int
+    turn: int  # Counts the exchanges of this name
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(Tagged):
     """From the coordinator: some members' parts of an exchange to which all have come."""
 
     name: str
     turn: int
-    parts: Parts
+    parts: list[tuple[int, bytes]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """To the coordinator: how much I have for a gather."""
-
-    name: str
-    turn: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
-    """From the coordinator to member 0: how much a member has for a gather."""
+class Fetch(Tagged):
+    """From member 0, through the coordinator: send a piece of your part of a gather."""
 
     member: int
     name: str
     turn: int
-    nbytes: int
+    start: int  # Byte at which the piece begins
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """From member 0 to the coordinator: let a member send the next bytes of what it offered."""
+class Piece(Tagged):
+    """To member 0, through the coordinator: the piece that it has fetched."""
 
     member: int
     name: str
     turn: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pull:
-    """From the coordinator: send the next bytes of what you offered, and no more."""
-
-    name: str
-    turn: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """To the coordinator: the next bytes of what I offered."""
-
-    name: str
-    turn: int
+    nbytes: int  # Size of the whole part
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Brought:
-    """From the coordinator to member 0: what a member has sent for a gather."""
-
-    member: int
-    name: str
-    turn: int
-    blob: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """From member 0 to the coordinator: nothing more is wanted for a gather."""
-
-    name: str
-    turn: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
-    """From the coordinator: member 0 has what it wants."""
-
-    name: str
-    turn: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
+class Tell(Tagged):
     """To the coordinator: let all others know."""
 
-    body: Body
+    body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Told(Tagged):
     """From the coordinator: what a member lets you know."""
 
     member: int
-    body: Body
+    body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ping:
+class Ping(Tagged):
     """To the coordinator: a sign of life, and a question for the time."""
 
     sent_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pong:
-    """From the coordinator: the same in return."""
+class Pong(Tagged):
+    """From the coordinator: the answer to a `Ping`."""
 
     sent_ns: int
     server_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberLost:
-    """From the coordinator: a member has gone without a goodbye."""
+class MemberLost(Tagged):
+    """From the coordinator, and to whom it may concern: a member has gone without a goodbye."""
 
-    member: int
+    member: int  # If it is member 0, nothing more will be heard of anybody
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberLeft:
+class MemberLeft(Tagged):
     """From the coordinator: a member has said goodbye."""
 
     member: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bye:
+class Bye(Tagged):
     """To the coordinator: I leave."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goodbye:
+class Goodbye(Tagged):
     """From the coordinator: you have left."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(Tagged):
     """To the coordinator, from a watcher, which is no member: what do the ranks do?"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Glance:
-    """From the coordinator: say what your ranks do, in so many bytes at most. `turn` counts such questions."""
+class Glance(Tagged):
+    """From the coordinator: say what your ranks do."""
+
+    turn: int  # Counts these questions
+    room_bytes: int  # Size of the answer at most
+
+
+class Glimpse(Tagged):
+    """To the coordinator: what my ranks do, as `overlap.live.snapshot` writes it."""
 
     turn: int
-    room_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Glimpse:
-    """To the coordinator: what my ranks do, as `overlap.live.snapshot` writes it, and how long that took."""
-
-    turn: int
-    took_ns: int
+    took_ns: int  # Processor time that the answer has cost
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Tagged):
     """To a watcher: what a member said of its ranks."""
 
     member: int
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """To a watcher: that was all. When it was asked, who did not answer, and how long to wait before the next look."""
+class Looked(Tagged):
+    """To a watcher: all answers have been passed on."""
 
-    now_ns: int
-    silent: Members
-    pause_ms: int
+    now_ns: int  # When the members were asked
+    silent: list[int]  # Members that did not answer
+    pause_ms: int  # How long to wait before the next look
 
 
 Message: TypeAlias = (
-    Join
-    | Waiting
-    | Ready
-    | Refused
-    | Give
-    | Given
-    | Offer
-    | Offered
-    | Fetch
-    | Pull
-    | Piece
-    | Brought
-    | Done
-    | Gathered
-    | Tell
-    | Told
-    | Ping
-    | Pong
-    | MemberLost
-    | MemberLeft
-    | Bye
-    | Goodbye
-    | Look
-    | Glance
-    | Glimpse
-    | Seen
-    | Looked
-)
+    Join | Waiting | Ready | Refused | Give | Given | Fetch | Piece | Tell | Told | Ping | Pong
+    | MemberLost | MemberLeft | Bye | Goodbye | Look | Glance | Glimpse | Seen | Looked
+)  # fmt: skip
+
+
+# -- between worlds ------------------------------------------------------------------------------------------------
+
+#: A `Call` as plain values: kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm.
+PlainCall: TypeAlias = tuple[
+    str, str | None, str | None, list[int] | None, int, int, list[tuple[int, int]], list[int], bool, bool, str | None
+]
+
+
+class Failed(Tagged):
+    """A rank has ended the world."""
+
+    culprit: int
+    kind: str  # Type of its error
+    text: str
+    trace: str
+    place: str  # File and line
+    doing: list[str]  # Its operations under way
+
+
+class Finished(Tagged):
+    """A rank has finished its program."""
+
+    rank: int
+    uncounted: bool  # Whether its counts of `Issued` are not complete
+
+
+class Issued(Tagged):
+    """The number of operations that a rank which has finished issued on each communicator."""
+
+    rank: int
+    counts: list[tuple[int, int]]
+
+
+class Called(Tagged):
+    """The call of a rank in some operations. Without a dtype it asks for it."""
+
+    channel: int  # Of the communicator
+    seqs: list[int]
+    rank: int
+    call: PlainCall
+    site: str  # File and line
+
+
+class Disagreed(Tagged):
+    """Two ranks mean different operations."""
+
+    channel: int
+    seq: int
+    group: str
+    ranks: tuple[int, int]
+    calls: tuple[str, str]
+    sites: tuple[str, str]
+
+
+class EndFailed(Tagged):
+    """A rank cannot take part in an operation."""
+
+    channel: int
+    seq: int
+    rank: int
+    text: str
+
+
+class Broken(Tagged):
+    """Nothing of a communicator goes on, because of a rank."""
+
+    channel: int
+    rank: int
+    text: str
+    aborted: bool  # Whether its program has aborted the group
+
+
+class Busy(Tagged):
+    """A rank keeps the event loop of its process, or no longer does."""
+
+    rank: int
+    place: str  # File and line; empty: it no longer does
+
+
+class Quiet(Tagged):
+    """The ranks of a process that make no progress."""
+
+    standings: list[Standing]
+
+
+class Stopped(Tagged):
+    """Where the ranks of a process stood when they were stopped."""
+
+    standings: list[Standing]
+    reason: str  # Ends the other worlds as well, unless it is empty
+
+
+Saying: TypeAlias = Failed | Finished | Issued | Called | Disagreed | EndFailed | Broken | Busy | Quiet | Stopped
+
+# -- as bytes --------------------------------------------------------------------------------------------------------
+
+_ENCODER = msgspec.msgpack.Encoder()
+_MESSAGES: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_SAYINGS: msgspec.msgpack.Decoder[Saying] = msgspec.msgpack.Decoder(Saying)
+
+
+def encode(message: Message) -> bytes:
+    """Write a message as a frame.
+
+    Raises:
+        MessageError: It is longer than a frame may be, or holds what msgpack cannot carry.
+    """
+    data = encode_saying(message)
+    if len(data) > FRAME_LIMIT_BYTES:
+        raise MessageError(f"a {type(message).__name__} of {len(data)} bytes, the limit is {FRAME_LIMIT_BYTES}")
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+def encode_saying(message: Message | Saying) -> bytes:
+    """Write a message without the length of a frame.
+
+    Raises:
+        MessageError: It holds what msgpack cannot carry.
+    """
+    try:
+        return _ENCODER.encode(message)
+    except UnicodeEncodeError:
+        return _ENCODER.encode(readable(message))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MessageError(f"a {type(message).__name__} cannot be sent: {error}") from error
+
+
+def readable(message: S) -> S:
+    """Return the message with texts that can be written: names of files may hold bytes that are no text."""
+    texts = {name: text for name, text in msgspec.structs.asdict(message).items() if isinstance(text, str)}
+    changes = {name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}
+    return msgspec.structs.replace(message, **changes)
+
+
+def decode(data: bytes) -> Message:
+    """Read a frame without its length.
+
+    Raises:
+        MessageError: It is no message.
+    """
+    return _decoded(_MESSAGES, data)
+
+
+def decode_saying(data: bytes) -> Saying:
+    """Read what one world tells the others.
+
+    Raises:
+        MessageError: It is nothing that this version understands.
+    """
+    return _decoded(_SAYINGS, data)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError(f"{len(data)} bytes that are no message: {error}") from error
+
+
+class FrameReader:
+    """Cuts a stream of bytes into messages; keeps at most one frame that is not complete."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes | bytearray) -> Iterator[Message]:
+        """Take in bytes as they come, and yield the messages that are complete.
+
+        Raises:
+            MessageError: The bytes are no message; nothing after them can be read.
+        """
+        self._data += data
+        while len(self._data) >= _LENGTH_BYTES:
+            length_bytes = int.from_bytes(self._data[:_LENGTH_BYTES], "big")
+            if length_bytes > FRAME_LIMIT_BYTES:
+                raise MessageError(f"a frame claims {length_bytes} bytes, the limit is {FRAME_LIMIT_BYTES}")
+            end = _LENGTH_BYTES + length_bytes
+            if len(self._data) < end:
+                return
+            frame = bytes(self._data[_LENGTH_BYTES:end])
+            del self._data[:end]
+            yield decode(frame)

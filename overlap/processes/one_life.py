@@ -110,11 +110,11 @@ def _shown(flight: FlightFile | None, joined: Joined | None) -> Iterator[None]:
 
     membership = joined.membership
     glimpses = SnapshotWriter(flight.path, lambda: membership.clock.offset_ns)
-    membership.say_when_asked(glimpses)
+    membership.glimpse = glimpses
     try:
         yield
     finally:
-        membership.say_when_asked(lambda room_bytes: b"")
+        membership.glimpse = lambda room_bytes: b""
         glimpses.close()
 
 

@@ -16,11 +16,11 @@ from functools import partial
 import trio
 
 from transports.failures import TransportError
-from transports.handshake import HandshakeError, Hello, greet, welcome
+from transports.handshake import HandshakeError, Hello, welcome
 from transports.tls import Tls
 
 from .identity import LAUNCHER, JoinError, name_processes
-from .sockets import Endpoint, dial, format_endpoint, tune
+from .sockets import Endpoint, format_endpoint, meet, tune
 
 #: Of the time in which all must have met: after this share of it, those who are there are enough if the fewest are.
 #: Half of 60 s are the last call of torchrun.
@@ -29,7 +29,6 @@ _LAST_CALL = 0.5
 _SLACK_S = 5.0
 _PAUSE_S = 0.2  # between attempts to reach node 0
 _PROGRESS_S = 5.0  # between two lines on who is missing
-_DIAL_LIMIT_S = 5.0
 _ANSWER_LIMIT_BYTES = 512
 
 
@@ -208,24 +207,13 @@ async def _found(what: RollCall, within_s: float) -> trio.abc.Stream:
 async def _reach(what: RollCall, trouble: list[str]) -> trio.abc.Stream | None:
     """Connect and shake hands once; None, and why, if it may go better the next time."""
     try:
-        with trio.fail_after(_DIAL_LIMIT_S):
-            connection = await dial(what.endpoint)
-    except (OSError, trio.TooSlowError) as error:
-        trouble[0] = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
-        return None
-    stream = connection if what.tls is None else what.tls.wrap(connection, serving=False)
-    welcome = False
-    try:
-        await greet(stream, what.hello, what.secret)
-        welcome = True
+        stream, _ = await meet(what.endpoint, what.hello, what.secret, tls=what.tls)
     except HandshakeError as error:
         trouble[0] = str(error)
         if error.why not in ("left", "silent", "refused"):
             raise JoinError(f"node 0 at {format_endpoint(what.endpoint)}: {error}", missing=[0]) from error
-    finally:
-        if not welcome:
-            await trio.aclose_forcefully(stream)
-    return stream if welcome else None
+        return None
+    return stream
 
 
 async def _line(stream: trio.abc.Stream) -> bytes:

@@ -20,7 +20,7 @@ from ..timeline.files.merge import on_clock
 from ..timeline.files.parts import Part, pack_part
 from ..timeline.files.tracefile import write_merged, write_trace
 from ..timeline.spans import Timeline
-from .threaded import AnyMembership
+from .member import Membership
 
 # How long to wait until all processes have come to the end of their run: one that has failed may leave a rank in a long
 # compute. From then on all are at work on their traces, and there is no limit: one that is lost is known to be.
@@ -30,9 +30,7 @@ _TOLD_BYTES = 4096  # of why it could not be written
 T = TypeVar("T")
 
 
-async def write_together(
-    timeline: Callable[[], Timeline], path: str | PathLike[str], membership: AnyMembership
-) -> bool:
+async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> bool:
     """Let process 0 write everybody's timeline to `path`; those that cannot be brought together write their own.
 
     These say so on stderr. All the work is done in threads, so that the others hear from this process meanwhile.
@@ -60,9 +58,7 @@ async def write_together(
     return membership.member == 0
 
 
-async def _brought_together(
-    timeline: Callable[[], Timeline], path: str | PathLike[str], membership: AnyMembership
-) -> str:
+async def _brought_together(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> str:
     """Gather the parts at process 0, which writes them; return why it could not, the same on all, or nothing."""
     clock = membership.clock
     mine = await _in_thread(lambda: pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns))
@@ -79,7 +75,7 @@ async def _brought_together(
     return refusal
 
 
-async def _gather_and_write(mine: bytes, path: str | PathLike[str], membership: AnyMembership) -> None:
+async def _gather_and_write(mine: bytes, path: str | PathLike[str], membership: Membership) -> None:
     starts: list[int] = []
     with _spool(path) as spool:
 
@@ -107,7 +103,7 @@ async def _nobody(member: int, blob: bytes) -> None:
 
 
 async def _keep_own(
-    timeline: Callable[[], Timeline], path: str | PathLike[str], membership: AnyMembership, why: str
+    timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership, why: str
 ) -> None:
     """Write the part of this process for itself, on the common clock, and say where it is."""
     clock = membership.clock

@@ -12,10 +12,15 @@ from pathlib import Path
 
 import trio
 
+from transports.handshake import HandshakeError, Hello, greet
+from transports.tls import Tls
+
 from ..errors import OverlapError, UsageError
-from .link import OUTAGE_S
 
 Endpoint = tuple[str, int]
+
+#: How long an outage of the network may last, unless a run says otherwise: a host that cannot be reached is named soon.
+OUTAGE_S = 4.0
 
 #: What an idle connection is asked: after the first second, a question each second.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S = 1, 1
@@ -26,6 +31,10 @@ _LONGEST_REPEAT_MS = 1000
 _TCP_RTO_MAX_MS = 44
 #: A full world of 256 processes may dial at once.
 _BACKLOG = 512
+
+
+#: A host whose packets are lost somewhere never refuses.
+_DIAL_LIMIT_S = 5.0
 
 
 class ListenError(OverlapError):
@@ -114,6 +123,33 @@ async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStr
         await trio.aclose_forcefully(stream)
         raise
     return stream
+
+
+class NobodyError(HandshakeError):
+    """Nothing listens at an endpoint, or its host does not answer."""
+
+
+async def meet(
+    endpoint: Endpoint, mine: Hello, secret: bytes, *, tls: Tls | None = None, outage_s: float = OUTAGE_S
+) -> tuple[trio.abc.Stream, Hello]:
+    """Connect to a listener and shake hands, once; return the connection, and the listener's hello.
+
+    Raises:
+        NobodyError: There is no listener; another attempt may find one.
+        HandshakeError: It hung up, or does not want this process.
+    """
+    try:
+        with trio.fail_after(_DIAL_LIMIT_S):
+            connection = await dial(endpoint, outage_s)
+    except (OSError, trio.TooSlowError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
+        raise NobodyError(reason, why="silent") from error
+    stream = connection if tls is None else tls.wrap(connection, serving=False)
+    try:
+        return stream, await greet(stream, mine, secret)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
 
 
 def _first_cause(error: OSError) -> OSError:

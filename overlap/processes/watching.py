@@ -12,7 +12,7 @@ from threading import Thread
 import trio
 from trio.lowlevel import TrioToken, current_trio_token
 
-from transports.handshake import HandshakeError, Hello, greet
+from transports.handshake import HandshakeError, Hello
 from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError
@@ -22,9 +22,8 @@ from .identity import WATCHER, name_processes
 from .link import ControlLink
 from .messages import Look as LookMessage
 from .messages import Looked, Message, MessageError, Refused, Seen
-from .sockets import Endpoint, dial, format_endpoint
+from .sockets import Endpoint, NobodyError, format_endpoint, meet
 
-_DIAL_LIMIT_S = 5.0
 _ANSWER_LIMIT_S = 10.0  # after the pause that was asked for
 _OUTBOX_LIMIT_BYTES = 64 * 1024
 _ANSWER_LIMIT_BYTES = 16 * 2**20  # of all members together
@@ -162,18 +161,12 @@ class WatchedWorld:
         self._answer.complete.set()
 
     async def _reach(self) -> trio.abc.Stream:
-        try:
-            with trio.fail_after(_DIAL_LIMIT_S):
-                connection = await dial(self._endpoint)
-        except (OSError, trio.TooSlowError) as error:
-            why = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
-            raise UsageError(f"no job is to be found at {self._where}: {why}") from None
-        stream = connection if self._tls is None else self._tls.wrap(connection, serving=False)
         mine = Hello(role=WATCHER, job="", epoch=0, member=0, members=1)
         try:
-            host = await greet(stream, mine, self._secret)
+            stream, host = await meet(self._endpoint, mine, self._secret, tls=self._tls)
+        except NobodyError as error:
+            raise UsageError(f"no job is to be found at {self._where}: {error}") from None
         except HandshakeError as error:
-            await trio.aclose_forcefully(stream)
             raise UsageError(f"{self._where}: {error}") from None
         if host.role != "member" or not 0 < host.members <= _MOST_MEMBERS:
             await trio.aclose_forcefully(stream)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Self, TypeVar
 
-import msgpack
 import trio
 
 import topology
 from overlap.processes.control_plane import ControlPlane
-from overlap.processes.frames import check_body
+from overlap.processes.messages import BODY_LIMIT_BYTES, MemberLost, MessageError, Saying, Told, decode_saying
 from overlap.runtime.world import World
 from transports import Endpoint, NeuronLink, Router, Statistics, Transport
 from transports.efa import Efa
@@ -51,11 +50,11 @@ class Company:
 
     def __init__(self, member: int, everybody: list[Company]) -> None:
         self.member, self._everybody = member, everybody
-        self._send, self._receive = trio.open_memory_channel[tuple[int, bytes | None, str]](float("inf"))
+        self._send, self._receive = trio.open_memory_channel[Told | MemberLost](float("inf"))
         self._parted = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
-        self._handing: Mapping[str, Any] | None = None  # the message that its world is acting on
-        self._acted_on: list[Mapping[str, Any]] = []
+        self._handing: Told | MemberLost | None = None  # the message that its world is acting on
+        self._acted_on: list[Saying] = []
         self._acted = trio.Event()
         self._given: dict[str, bytes] = {}
         self._asked: dict[str, trio.Event] = {}
@@ -65,21 +64,20 @@ class Company:
     def members(self) -> int:
         return len(self._everybody)
 
-    def tell(self, message: Mapping[str, object]) -> None:
-        check_body(dict(message))
-        packed = msgpack.packb(message)
+    def tell(self, body: bytes) -> None:
+        assert len(body) <= BODY_LIMIT_BYTES
         if trio.lowlevel.in_trio_run():
-            self._pass_on(packed)
+            self._pass_on(body)
         else:  # from the thread that watches the loop
-            self._token.run_sync_soon(self._pass_on, packed)
+            self._token.run_sync_soon(self._pass_on, body)
 
-    def _pass_on(self, packed: bytes) -> None:
+    def _pass_on(self, body: bytes) -> None:
         for other in self._everybody:
             if other is not self:
-                other._send.send_nowait((self.member, packed, ""))
+                other._send.send_nowait(Told(self.member, body))
 
     def lose(self, member: int, reason: str) -> None:
-        self._send.send_nowait((member, None, reason))
+        self._send.send_nowait(MemberLost(member, reason))
 
     def messages(self) -> Company:
         return self
@@ -87,17 +85,21 @@ class Company:
     def __aiter__(self) -> Company:
         return self
 
-    async def __anext__(self) -> tuple[int, Mapping[str, Any] | None, str]:
-        if self._handing is not None:
-            self._acted_on.append(self._handing)
+    async def __anext__(self) -> Told | MemberLost:
+        if isinstance(self._handing, Told):
+            with suppress(MessageError):
+                self._acted_on.append(decode_saying(self._handing.body))
             self._acted.set()
-        member, packed, reason = await self._receive.receive()
-        message = self._handing = None if packed is None else msgpack.unpackb(packed)
-        return member, message, reason
+        self._handing = await self._receive.receive()
+        return self._handing
 
-    async def heard(self, **fields: object) -> None:
-        """Wait until this process has acted on a message with such fields."""
-        while not any(fields.items() <= message.items() for message in self._acted_on):
+    async def heard(self, kind: type[Saying], **fields: object) -> None:
+        """Wait until this process has acted on a message of a kind, with such fields."""
+
+        def fits(said: Saying) -> bool:
+            return isinstance(said, kind) and all(getattr(said, name) == value for name, value in fields.items())
+
+        while not any(map(fits, self._acted_on)):
             self._acted = trio.Event()
             await self._acted.wait()
 

@@ -8,7 +8,7 @@ import pytest
 
 import overlap
 from overlap import CollectiveMismatchError
-from overlap.processes.saying import Saying
+from overlap.processes.control_plane import ControlPlane
 from overlap.runtime.match import Voice
 
 from .companies import by_sockets, run_far
@@ -150,13 +150,13 @@ def test_the_message() -> None:
 def test_where_a_root_has_called_is_found_once_for_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes are told if they ask; as long as nobody does, it should cost little."""
     announced: list[Voice] = []
-    announce = Saying.announce_call
+    announce = ControlPlane.announce_call
 
-    def noting(saying: Saying, communicator_id: int, seq: int, said: Voice) -> None:
+    def noting(saying: ControlPlane, communicator_id: int, seq: int, said: Voice) -> None:
         announced.append(said)
         announce(saying, communicator_id, seq, said)
 
-    monkeypatch.setattr(Saying, "announce_call", noting)
+    monkeypatch.setattr(ControlPlane, "announce_call", noting)
 
     async def main(rank: overlap.Rank) -> int:
         line = _getframe().f_lineno

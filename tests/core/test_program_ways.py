@@ -10,6 +10,7 @@ import trio
 
 import overlap
 from overlap.processes.control_plane import ControlPlane
+from overlap.processes.messages import Finished
 from overlap.runtime.engine.programs import ProgramWay
 from overlap.runtime.match import Match
 
@@ -106,7 +107,7 @@ def test_who_comes_to_a_rank_that_has_finished_is_told() -> None:
             await rank.all_reduce(np.ones(3))
 
     async def nemesis(everybody: list[Company]) -> None:
-        await everybody[0].heard(what="left")
+        await everybody[0].heard(Finished)
         gone.set()
 
     error, _ = run_far(main, 2, 1, nemesis=nemesis, wires=by_sockets)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -13,6 +14,7 @@ import trio
 import overlap
 from overlap.processes import control_plane
 from overlap.processes.control_plane import ControlPlane
+from overlap.processes.messages import Called, Finished, Saying
 from overlap.remote import communicators
 from overlap.remote.communicators import SpanningMessages
 
@@ -83,10 +85,10 @@ def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
     told: list[tuple[list[int], bool]] = []
 
     class Listening(ControlPlane):
-        def _tell(self, what: str, **fields: object) -> None:
-            if what == "call":
-                told.append((fields["seqs"], fields["rank"] == 0))  # type: ignore[arg-type]
-            super()._tell(what, **fields)
+        def _tell(self, saying: Saying) -> None:
+            if isinstance(saying, Called):
+                told.append((saying.seqs, saying.rank == 0))
+            super()._tell(saying)
 
     async def main(rank: overlap.Rank) -> list[float]:
         mine = np.full(2, 7.0 * (1 - rank.rank))
@@ -109,10 +111,10 @@ def test_what_a_root_has_called_in_several_operations_is_told_in_one_message_wha
     told: list[tuple[object, object]] = []
 
     class Listening(ControlPlane):
-        def _tell(self, what: str, **fields: object) -> None:
-            if what == "call":
-                told.append((fields["rank"], fields["seqs"]))
-            super()._tell(what, **fields)
+        def _tell(self, saying: Saying) -> None:
+            if isinstance(saying, Called):
+                told.append((saying.rank, saying.seqs))
+            super()._tell(saying)
 
     async def main(rank: overlap.Rank) -> None:
         for _ in range(4):
@@ -132,10 +134,10 @@ def test_who_gives_an_array_for_the_result_asks_nobody(kind: str, rows: int) -> 
     told: list[object] = []
 
     class Listening(ControlPlane):
-        def _tell(self, what: str, **fields: object) -> None:
-            if what == "call":
-                told.append(fields["rank"])
-            super()._tell(what, **fields)
+        def _tell(self, saying: Saying) -> None:
+            if isinstance(saying, Called):
+                told.append(saying.rank)
+            super()._tell(saying)
 
     async def main(rank: overlap.Rank) -> bool:
         x = np.arange(2 * rows, dtype=np.int32).reshape(-1, 2) if rank.rank == 0 else None
@@ -299,7 +301,7 @@ def test_a_call_that_was_told_before_anybody_came_to_it_is_compared_when_somebod
             await rank.permute(np.zeros(1), [])  # no wire: over at once, so that nobody else can find the difference
 
     async def nemesis(everybody: list[Company]) -> None:
-        await everybody[1].heard(what="call", seqs=[before])
+        await everybody[1].heard(Called, seqs=[before])
         told.set()
 
     for error in failures(run_far(main, 2, 1, nemesis=nemesis, wires=by_sockets)):
@@ -353,7 +355,7 @@ def test_a_rank_that_leaves_early_is_named(first: bool) -> None:
 
     async def nemesis(everybody: list[Company]) -> None:
         for company in everybody[:3]:
-            await company.heard(what="left")
+            await company.heard(Finished)
         gone.set()
 
     for error in failures(run_far(main, 4, 1, nemesis=nemesis)):
@@ -372,7 +374,7 @@ def test_a_rank_may_leave_while_its_message_is_under_way() -> None:
         return float((await rank.recv(((1,), "float64"), 0))[0])
 
     async def nemesis(everybody: list[Company]) -> None:
-        await everybody[1].heard(what="left")
+        await everybody[1].heard(Finished)
         gone.set()
 
     assert run_far(main, 2, 1, nemesis=nemesis, wires=by_sockets) == [0.0, 4.0]
@@ -423,32 +425,38 @@ def test_a_lost_process_ends_the_world() -> None:
 @pytest.mark.parametrize(
     ("message", "refusal"),
     [
-        ({"what": "left", "rank": 0, "uncounted": False}, "process 1 speaks of rank 0, which is not one of its own"),
-        (
-            {"what": "left", "rank": "3", "uncounted": False},
-            "process 1 said 'left', which this version does not understand",
-        ),
+        (["Finished", 0, False], "it speaks of rank 0, which is not one of its own"),
+        (["Quiet", [{"rank": 1, "lines": []}]], "it told where the ranks of another process stand"),
+        (["Finished", "3", False], "13 bytes that are no message: Expected `int`, got `str` - at `$[1]`"),
         *(
             (
-                {"what": "call", "channel": 1, "seqs": [0] * count, "rank": 2, "call": [], "site": "there"},
-                f"process 1 speaks of {count} operations; at most 4096 are alike",
+                ["Called", 1, [0] * count, 2, ["barrier", None, None, None, 4, 0, [], [], False, False, None], "there"],
+                f"it speaks of {count} operations; at most 4096 are alike",
             )
             for count in (0, 4097)
         ),
-        ({"what": "jump"}, "process 1 said 'jump', which this version does not understand"),
-        ({}, "process 1 said None, which this version does not understand"),
+        (
+            ["Called", 1, [0], 2, ["jump", None, None, None, 4, 0, [], [], False, False, None], "there"],
+            "a call that cannot be meant: 'jump' is not a valid Collective",
+        ),
+        (["Jump"], "6 bytes that are no message: Invalid value 'Jump' - at `$[0]`"),
+        (None, "1 bytes that are no message: Expected `array`, got `None`"),
     ],
 )
-def test_what_is_not_understood_is_refused(message: dict[str, object], refusal: str) -> None:
+def test_what_is_not_understood_is_refused(message: object, refusal: str) -> None:
     async def main(rank: overlap.Rank) -> None:
         await trio.sleep_forever()
 
     async def nemesis(everybody: list[Company]) -> None:
-        everybody[1].tell(message)
+        everybody[1].tell(msgspec.msgpack.encode(message))
         everybody[1].lose(0, "its connection ended")
 
     near, *_ = failures(run_far(main, 2, 2, nemesis=nemesis))
-    assert (near.rank, type(near.cause), str(near.cause)) == (2, overlap.OverlapError, refusal)
+    assert (near.rank, type(near.cause), str(near.cause)) == (
+        2,
+        overlap.OverlapError,
+        f"process 1 sent a message that cannot be meant: {refusal}",
+    )
 
 
 @pytest.mark.parametrize("wires", [by_shared_memory, by_sockets])

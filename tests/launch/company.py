@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 import trio
 from trio.testing import MockClock
 
-from overlap.processes.frames import FrameReader, encode
 from overlap.processes.identity import RendezvousConfig
-from overlap.processes.join import join
-from overlap.processes.link import Patience
+from overlap.processes.join import join_here
 from overlap.processes.member import Membership
-from overlap.processes.messages import Join, Message, Ping, Pong
+from overlap.processes.messages import FrameReader, Join, Message, Ping, Pong, encode
+from overlap.processes.silence import Patience
 from overlap.processes.sockets import Endpoint
 from transports.handshake import Hello, greet, welcome
 
@@ -78,7 +77,7 @@ class Company:
         return RendezvousConfig(**arguments)  # type: ignore[arg-type]
 
     async def attend(self, member: int, main: Callable[[Membership], Awaitable[None]], **changes: object) -> None:
-        async with join(self.config(member, **changes), report=self.lines.append) as membership:
+        async with join_here(self.config(member, **changes), report=self.lines.append) as membership:
             await main(membership)
 
     async def all_attend(self, main: Callable[[Membership], Awaitable[None]]) -> None:

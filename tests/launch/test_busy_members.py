@@ -4,6 +4,7 @@ kernel is asked.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -20,84 +21,21 @@ from typing import TypeAlias
 
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from overlap.errors import UsageError
-from overlap.processes.apart import join_apart
 from overlap.processes.identity import JoinError
-from overlap.processes.inbox import Lost
-from overlap.processes.link import ControlLink, Patience, watch
+from overlap.processes.join import join
+from overlap.processes.link import ControlLink
 from overlap.processes.member import MemberLostError, Membership
-from overlap.processes.messages import Refused
-from overlap.processes.own_loop import OwnLoop, own_loop
-from overlap.processes.silence import ProcessState, identity, state_of
-from overlap.processes.threaded import ThreadedMembership
+from overlap.processes.messages import MemberLost, Refused, Told
+from overlap.processes.silence import Patience, ProcessState, identity, state_of, watch
+from overlap.processes.thread import in_own_thread
 from tests.interpreters import Python
 
 from .company import Company, Puppet, listening, run, with_company
 
-# -- a loop of its own -----------------------------------------------------------------------------------------------
-
-
-def in_another(body: object) -> None:
-    """Run `body(loop)` with another loop."""
-
-    async def main() -> None:
-        async with own_loop("test") as loop:
-            await body(loop)  # type: ignore[operator]
-
-    run(main)
-
-
-def test_work_is_done_in_the_other_thread() -> None:
-    async def body(loop: OwnLoop) -> None:
-        async def where(number: int) -> tuple[int, int]:
-            await trio.lowlevel.checkpoint()
-            return number, threading.get_ident()
-
-        number, thread = await loop.call(where, 7)
-        assert number == 7
-        assert thread != threading.get_ident()
-
-    in_another(body)
-
-
-def test_an_error_there_is_raised_here() -> None:
-    async def body(loop: OwnLoop) -> None:
-        async def fail() -> None:
-            raise ValueError("there")
-
-        for _ in range(2):
-            with pytest.raises(ValueError, match=r"^there$"):
-                await loop.call(fail)
-
-    in_another(body)
-
-
-def test_cancelling_here_cancels_there() -> None:
-    async def body(loop: OwnLoop) -> None:
-        ended: list[str] = []
-        begun = threading.Event()
-
-        async def work() -> None:
-            begun.set()
-            try:
-                await trio.sleep_forever()
-            finally:
-                ended.append("there")
-
-        async def wait() -> None:
-            with scope:
-                await loop.call(work)
-
-        scope = trio.CancelScope()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            await trio.to_thread.run_sync(begun.wait)
-            scope.cancel()
-        assert (scope.cancelled_caught, ended) == (True, ["there"])
-
-    in_another(body)
+# -- a thread of its own ---------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -105,6 +43,7 @@ async def manager(events: list[str], fails: str = "") -> AsyncIterator[int]:
     if fails == "entering":
         raise ValueError(fails)
     events.append("entered")
+    events.append(f"in {threading.current_thread().name}")
     try:
         async with trio.open_nursery() as nursery:
             if fails == "inside":
@@ -124,33 +63,69 @@ async def _fail() -> None:
 
 
 @pytest.mark.parametrize("fails", ["", "entering", "inside", "leaving"])
-def test_a_context_manager_is_held_open_there(fails: str) -> None:
+def test_a_context_manager_is_held_open_in_another_thread(fails: str) -> None:
     events: list[str] = []
 
-    async def body(loop: OwnLoop) -> None:
-        async with loop.entered(manager(events, fails)) as value:
+    async def main() -> None:
+        async with in_own_thread("test", manager(events, fails)) as value:
             assert value == 7
+            assert "in test" in events
             if fails == "inside":
                 await trio.sleep_forever()
 
-    if fails:
-        with pytest.raises(ValueError, match=rf"^{fails}$"):
-            in_another(body)
-    else:
-        in_another(body)
+    with pytest.raises(ValueError, match=rf"^{fails}$") if fails else nullcontext():
+        run(main)
     assert events[:1] + events[-1:] == ([] if fails == "entering" else ["entered", "left"])
 
 
 def test_an_error_of_the_block_is_raised_as_it_is_and_leaves_the_manager() -> None:
     events: list[str] = []
 
-    async def body(loop: OwnLoop) -> None:
-        async with loop.entered(manager(events)):
+    async def main() -> None:
+        async with in_own_thread("test", manager(events)):
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match=r"^mine$"):
-        in_another(body)
-    assert events == ["entered", "left"]
+        run(main)
+    assert events == ["entered", "in test", "left"]
+
+
+@pytest.mark.parametrize("when", ["before", "entering", "inside"])
+def test_cancelling_the_block_leaves_the_manager_and_the_thread(when: str) -> None:
+    events: list[str] = []
+    begun = threading.Event()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        events.append("begun")
+        begun.set()
+        try:
+            await trio.sleep(math.inf if when == "entering" else 0)
+            yield
+        finally:
+            events.append("left")
+
+    async def enter() -> None:
+        with scope:
+            async with in_own_thread("test", slow()):
+                assert when == "inside"
+                await trio.sleep_forever()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(enter)
+            await trio.to_thread.run_sync(begun.wait)
+            await wait_all_tasks_blocked(0.05)
+            scope.cancel()
+
+    scope = trio.CancelScope()
+    if when == "before":
+        scope.cancel()
+        run(enter)
+    else:
+        run(main)
+    assert scope.cancelled_caught
+    assert events == ["begun", "left"] if when != "before" else events in ([], ["begun", "left"])
 
 
 # -- a membership in it ----------------------------------------------------------------------------------------------
@@ -160,7 +135,7 @@ def meet_apart(members: int, main: object) -> list[str]:
     """Run `main` on every member of a world, each of which lives in a loop of its own."""
 
     async def attend(company: Company, member: int) -> None:
-        async with join_apart(company.config(member), report=company.lines.append) as membership:
+        async with join(company.config(member), report=company.lines.append) as membership:
             await main(membership)  # type: ignore[operator]
 
     async def everybody(company: Company) -> None:
@@ -181,17 +156,17 @@ def test_members_apart_do_what_members_do() -> None:
         await trio.lowlevel.checkpoint()
         taken.append((member, blob))
 
-    async def main(membership: ThreadedMembership) -> None:
+    async def main(membership: Membership) -> None:
         assert await membership.exchange("x", bytes([membership.member])) == [b"\x00", b"\x01", b"\x02"]
         with pytest.raises(UsageError, match=r"^exchange 'x': mine has 50000 bytes, the limit is 49152$"):
             await membership.exchange("x", bytes(50_000))
-        with pytest.raises(UsageError, match=r"^message: only None, bools, numbers, text"):
-            membership.tell({"x": object()})
-        membership.tell({"from": membership.member})
+        with pytest.raises(UsageError, match=r"^message: has 70000 bytes, the limit is 61440$"):
+            membership.tell(bytes(70_000))
+        membership.tell(b"from %d" % membership.member)
         news = membership.messages()
         heard = [await anext(news) for _ in range(2)]
         others = {0, 1, 2} - {membership.member}
-        assert sorted(heard, key=str) == [(other, {"from": other}) for other in sorted(others)]
+        assert sorted(heard, key=str) == [Told(other, b"from %d" % other) for other in sorted(others)]
         await membership.gather("trace", bytes([membership.member]) * 3, take)
         assert membership.clock.error_ns >= 0
         await membership.barrier("end")
@@ -205,11 +180,11 @@ def test_what_takes_a_part_may_fail() -> None:
     async def take(member: int, blob: bytes) -> None:
         raise OSError("full")
 
-    async def main(membership: ThreadedMembership) -> None:
+    async def main(membership: Membership) -> None:
         if membership.member == 0:
             with pytest.raises(OSError, match=r"^full$"):
                 await membership.gather("trace", b"x", take)
-            membership.tell({"it is": "over"})
+            membership.tell(b"it is over")
         else:
             await anext(membership.messages())  # who comes late is not kept waiting
             await membership.gather("trace", b"x", take)
@@ -220,12 +195,12 @@ def test_what_takes_a_part_may_fail() -> None:
 
 
 def test_a_loss_is_heard_apart() -> None:
-    async def main(membership: ThreadedMembership) -> None:
+    async def main(membership: Membership) -> None:
         await membership.barrier("all here")
         if membership.member == 1:
             return
         reason = "its connection ended without a goodbye"
-        assert [await anext(membership.messages())] == [Lost(member=1, reason=reason)]
+        assert [await anext(membership.messages())] == [MemberLost(member=1, reason=reason)]
         with pytest.raises(MemberLostError, match=rf"^barrier 'x': process 1 is lost: {reason}$"):
             await membership.barrier("x")
         await membership.leave()
@@ -236,7 +211,7 @@ def test_a_loss_is_heard_apart() -> None:
 def test_a_world_that_does_not_come_together_says_so() -> None:
     async def main(company: Company) -> None:
         with pytest.raises(JoinError, match=r"^process 1 did not join within 0.1 s$"):
-            async with join_apart(company.config(0, timeout_s=0.1), report=company.lines.append):
+            async with join(company.config(0, timeout_s=0.1), report=company.lines.append):
                 raise AssertionError("nobody else came")
 
     with listening() as listener:
@@ -250,7 +225,7 @@ def test_who_keeps_its_loop_busy_is_not_silent() -> None:
 
     async def attend(company: Company, member: int) -> None:
         config = company.config(member, patience=patience)
-        async with join_apart(config, report=company.lines.append) as membership:
+        async with join(config, report=company.lines.append) as membership:
             for busy in range(2):
                 await membership.barrier("turn")
                 if busy == member:
@@ -367,7 +342,7 @@ def watched(
 
     nursery: trio.Nursery
     begun_s = 0.0
-    monkeypatch.setattr("overlap.processes.link.state_of", {"of the test": state}.__getitem__)
+    monkeypatch.setattr("overlap.processes.silence.state_of", {"of the test": state}.__getitem__)
     monkeypatch.setattr(ControlLink, "answering", answering)
     clock = MockClock()
     with listening() as listener:
@@ -457,10 +432,11 @@ def test_patience_with_a_silent_process_of_another_host_ends(process: str) -> No
             await puppet.stream.aclose()
 
     with_company(2, main)
-    assert seen == [Lost(member=1, reason=reason)]
+    assert seen == [MemberLost(member=1, reason=reason)]
 
 
 APART = """
+import math
 import os
 from overlap.processes import silence
 silence._host = lambda: f"host-{os.getpid()}"

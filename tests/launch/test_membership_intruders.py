@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import struct
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -12,29 +13,29 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
+from overlap.errors import OverlapError
 from overlap.processes import host as acceptor
 from overlap.processes.coordinator import Coordinator
-from overlap.processes.frames import encode
-from overlap.processes.inbox import Lost
-from overlap.processes.link import ControlLink, Patience, watch
+from overlap.processes.link import ControlLink
 from overlap.processes.member import MemberLostError, Membership
 from overlap.processes.messages import (
     Bye,
-    Done,
     Fetch,
     Give,
     Goodbye,
     Join,
     MemberLeft,
+    MemberLost,
     Message,
-    Offer,
     Piece,
     Ping,
     Pong,
-    Pull,
     Ready,
     Refused,
+    Told,
+    encode,
 )
+from overlap.processes.silence import Patience, watch
 from transports.handshake import Hello, welcome
 
 from .company import Company, Puppet, wait_and_leave, with_company
@@ -108,18 +109,16 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
     ("data", "reason"),
     [
         (b"\xff\xff\xff\xff", "a frame claims 4294967295 bytes, the limit is 65536"),
-        (b"\x00\x00\x00\x01\xc1", "1 bytes that are not msgpack (FormatError)"),
+        (
+            b"\x00\x00\x00\x01\xc1",
+            "1 bytes that are no message: MessagePack data is malformed: invalid opcode '\\xc1' (byte 0)",
+        ),
         (encode(Ready(process="")), "a Ready, which is not its turn"),
         (encode(Join(detail="overlap 0.1.0, local", process="")), "a Join, which is not its turn"),
         (encode(Pong(sent_ns=0, server_ns=0)), "a Pong, which is not its turn"),
         (encode(MemberLeft(member=1)), "a MemberLeft, which is not its turn"),
-        (
-            encode(Offer(name="x", turn=0, nbytes=9)) + encode(Piece(name="x", turn=0, blob=b"y")),
-            "1 bytes for gather 'x' that nobody asked for",
-        ),
-        (encode(Fetch(member=1, name="x", turn=0, nbytes=1)), "a Fetch, which is not its turn"),
-        (encode(Done(name="x", turn=0)), "a Done, which is not its turn"),
-        (encode(Offer(name="x", turn=0, nbytes=-1)), "an offer for gather 'x' which is negative, or its second one"),
+        (encode(Piece(member=2, name="x", turn=0, nbytes=1, blob=b"y")), "a Piece, which is not its turn"),
+        (encode(Fetch(member=1, name="x", turn=0, start=1)), "a Fetch, which is not its turn"),
         (encode(Give(name="x", turn=0, blob=b"")) * 2, "a part of exchange 'x' which is too long, or its second one"),
     ],
 )
@@ -140,41 +139,86 @@ def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, 
     async def hear_of_the_loss(membership: Membership) -> None:
         news = membership.messages()
         seen[membership.member] = [await anext(news)]
-        membership.tell({"I": "go on"})
+        membership.tell(b"I go on")
         seen[membership.member].append(await anext(news))
         await membership.leave()
 
     assert with_company(3, main) == []
-    lost = Lost(member=2, reason=f"it sent {reason}")
-    assert seen == {0: [lost, (1, {"I": "go on"})], 1: [lost, (0, {"I": "go on"})]}
+    lost = MemberLost(member=2, reason=f"it sent {reason}")
+    assert seen == {0: [lost, Told(1, b"I go on")], 1: [lost, Told(0, b"I go on")]}
 
 
-def test_a_gather_takes_no_more_than_it_asks_for_and_asks_for_little_at_once() -> None:
+PIECE = 48 * 1024
+
+
+def piece(nbytes: int, blob: bytes, *, member: int = 1) -> bytes:
+    return encode(Piece(member=member, name="gather trace", turn=0, nbytes=nbytes, blob=blob))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (piece(10**12, bytes(PIECE)) * 5, "a Piece, which is not its turn"),
+        (piece(1, b"x", member=0), "a piece of 'gather trace' which is too long, or another member's"),
+        (piece(10**12, bytes(PIECE + 1)), "a piece of 'gather trace' which is too long, or another member's"),
+    ],
+)
+def test_a_gather_takes_no_more_than_it_asks_for_and_asks_for_little_at_once(data: bytes, reason: str) -> None:
     async def main(company: Company) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(company.attend, 0, gather)
             puppet = await Puppet.enter(company, 1)
             await puppet.hear(Ready)
-            await puppet.say(encode(Offer(name="trace", turn=0, nbytes=10**12)))
-            assert await puppet.hear(Pull) == Pull(name="trace", turn=0, nbytes=2**20)
-            await puppet.say(encode(Piece(name="trace", turn=0, blob=bytes(2**15))) * 33)
-            refused = await puppet.hear(Refused)
-            assert refused == Refused(reason="it sent 32768 bytes for gather 'trace' that nobody asked for")
+            assert await puppet.hear(Fetch) == Fetch(member=1, name="gather trace", turn=0, start=0)
+            if len(data) > 5 * PIECE:  # once the size is known, four are asked for at a time
+                await puppet.say(piece(10**12, bytes(PIECE)))
+                for at in range(1, 5):
+                    expected = Fetch(member=1, name="gather trace", turn=0, start=at * PIECE)
+                    assert await puppet.hear(Fetch) == expected
+            await puppet.say(data)
+            assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}")
             await puppet.stream.aclose()
 
     async def gather(membership: Membership) -> None:
         taking = trio.Event()  # never set: who takes may be slow
 
         async def take(member: int, data: bytes) -> None:
-            if member == 1:
+            if len(taken) == 2:
                 await taking.wait()
+            taken.append(data)
 
+        async def attempt() -> None:
+            with suppress(MemberLostError):
+                await membership.gather("trace", b"mine", take)
+
+        taken: list[bytes] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(membership.gather, "trace", b"mine", take)
-            assert isinstance(await anext(membership.messages()), Lost)
+            nursery.start_soon(attempt)
+            assert isinstance(await anext(membership.messages()), MemberLost)
             nursery.cancel_scope.cancel()
-        with pytest.raises(MemberLostError, match=r"^gather 'later': process 1 is lost: it sent 32768 bytes"):
+        with pytest.raises(MemberLostError, match=rf"^gather 'later': process 1 is lost: it sent {reason}"):
             await membership.gather("later", b"mine", take)
+        await membership.leave()
+
+    with_company(2, main)
+
+
+def test_a_member_that_sends_less_than_it_has_told_ends_the_gather() -> None:
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(company.attend, 0, gather)
+            puppet = await Puppet.enter(company, 1)
+            await puppet.hear(Fetch)
+            await puppet.say(piece(10**12, bytes(7)) + encode(Bye()))
+            await puppet.hear(Goodbye)
+            await puppet.stream.aclose()
+
+    async def gather(membership: Membership) -> None:
+        async def take(member: int, data: bytes) -> None:
+            await trio.lowlevel.checkpoint()
+
+        with pytest.raises(OverlapError, match=r"^gather 'trace': process 1 sent 7 bytes at 0$"):
+            await membership.gather("trace", b"mine", take)
         await membership.leave()
 
     with_company(2, main)
@@ -199,9 +243,9 @@ def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it() -> None:
             await puppet.stream.aclose()
 
     async def go_on(membership: Membership) -> None:
-        membership.tell({"from": membership.member})
+        membership.tell(b"from %d" % membership.member)
         async for news in membership.messages():
-            if not isinstance(news, Lost) and news[0] < 2:
+            if isinstance(news, Told) and news.member < 2:
                 break
         await membership.leave()
 
@@ -237,7 +281,7 @@ def test_silence_is_suspect_then_a_loss_and_the_silent_one_is_told() -> None:
         await membership.leave()
 
     lines = with_company(3, main)
-    assert seen == {member: Lost(member=2, reason=reason) for member in (0, 1)}
+    assert seen == {member: MemberLost(member=2, reason=reason) for member in (0, 1)}
     assert lines == [
         "process 2 has been silent for 0.2 s: it may be stopped, or in a call that keeps the GIL; "
         "it counts as lost after 0.6 s",
@@ -262,7 +306,7 @@ def test_a_silent_host_is_lost_too() -> None:
         seen.extend([news async for news in membership.messages()])
 
     with_company(2, main)
-    assert seen == [Lost(member=0, reason="no sign of life for 0.4 s")]
+    assert seen == [MemberLost(member=0, reason="no sign of life for 0.4 s")]
 
 
 def test_time_in_which_this_process_was_stopped_is_nobodys_silence() -> None:
@@ -362,13 +406,13 @@ def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(monkeypatch:
 
     async def flood(membership: Membership) -> None:
         for _ in range(40):
-            membership.tell({"x": bytes(48 * 1024)})
+            membership.tell(bytes(48 * 1024))
         seen.append(await anext(membership.messages()))
         lost.set()
         await membership.leave()
 
     with_company(2, main)
-    assert isinstance(seen[0], Lost)
+    assert isinstance(seen[0], MemberLost)
     assert re.match(
         r"it does not read what it is sent: \d+ bytes wait to be sent, the limit is 1000000$", seen[0].reason
     )

@@ -15,13 +15,12 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from overlap.errors import UsageError
-from overlap.processes import client, sockets
 from overlap.processes import host as acceptor
-from overlap.processes.frames import encode
+from overlap.processes import sockets
 from overlap.processes.identity import JoinError, RendezvousConfig, name_processes
-from overlap.processes.join import join
+from overlap.processes.join import join_here
 from overlap.processes.member import Membership
-from overlap.processes.messages import Join, Refused, Waiting
+from overlap.processes.messages import Join, Refused, Waiting, encode
 from overlap.processes.sockets import (
     Endpoint,
     ListenError,
@@ -39,7 +38,7 @@ from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, w
 async def refusal(company: Company, **changes: Any) -> str:
     """Try to join, and return why not."""
     with pytest.raises(JoinError) as caught:
-        async with join(company.config(**changes), report=company.lines.append):
+        async with join_here(company.config(**changes), report=company.lines.append):
             raise AssertionError("it was let in")
     return str(caught.value)
 
@@ -48,7 +47,7 @@ def test_cancelled_before_it_begins() -> None:
     async def main(company: Company) -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
-            async with join(company.config(0), report=company.lines.append):
+            async with join_here(company.config(0), report=company.lines.append):
                 raise AssertionError("it was let in")
         assert scope.cancelled_caught
 
@@ -112,7 +111,7 @@ def test_members_come_in_any_order_and_early() -> None:
             config = RendezvousConfig(
                 job="x", member=member, members=3, endpoint=endpoint, secret=SECRET, progress_s=0.05, patience=UNSHAKEN
             )
-            async with join(config, report=lines.append) as membership:
+            async with join_here(config, report=lines.append) as membership:
                 joined.append(member)
                 await wait_and_leave(membership)
 
@@ -148,7 +147,7 @@ def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits() -> No
                 job="x", member=member, members=2, endpoint=endpoint, secret=SECRET, epoch=epoch, progress_s=0.05,
                 patience=UNSHAKEN,
             )  # fmt: skip
-            async with join(config, report=lines.append) as membership:
+            async with join_here(config, report=lines.append) as membership:
                 if epoch == 0 and member == 0:
                     await lines.until("epoch 0 has not ended there, this is epoch 1")
                 await membership.barrier("all here")
@@ -337,14 +336,14 @@ def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: py
         finally:
             tried.set()
 
-    monkeypatch.setattr(client, "dial", noticed)
+    monkeypatch.setattr(sockets, "dial", noticed)
     config = RendezvousConfig(job="x", member=1, members=2, endpoint=("127.0.0.1", unused_port()), secret=SECRET)
 
     async def join_as_client() -> None:
         port = config.endpoint[1]
         line = rf"^process 0 could not be reached at 127\.0\.0\.1:{port} within 60 s: Connection refused$"
         with pytest.raises(JoinError, match=line):
-            async with join(config, report=print):
+            async with join_here(config, report=print):
                 raise AssertionError("somebody was there")
 
     async def main() -> None:

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from overlap.processes.identity import JoinError
-from overlap.processes.join import join
+from overlap.processes.join import join_here
 from overlap.processes.member import Membership
 from transports import ArgumentError
 from transports.tls import Tls
@@ -126,7 +126,7 @@ def test_wrong_tls_files_are_known_before_anybody_connects(certificates: dict[st
             (locked, "encrypted"),
         ):
             with pytest.raises(ArgumentError, match=rf"^TLS: .*{message}"):
-                async with join(company.config(0, tls=tls, patience=UNSHAKEN), report=print):
+                async with join_here(company.config(0, tls=tls, patience=UNSHAKEN), report=print):
                     raise AssertionError("it began")
 
     with_company(1, main)

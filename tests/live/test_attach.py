@@ -22,10 +22,23 @@ from overlap.live import snapshot
 from overlap.live.snapshot import Memory, SnapshotWriter, read_snapshot
 from overlap.processes import lookout
 from overlap.processes.coordinator import Coordinator
-from overlap.processes.frames import FrameReader, encode
 from overlap.processes.identity import WATCHER
 from overlap.processes.lookout import Lookout
-from overlap.processes.messages import Give, Glance, Glimpse, Join, Look, Looked, Message, Ping, Ready, Refused, Seen
+from overlap.processes.messages import (
+    FrameReader,
+    Give,
+    Glance,
+    Glimpse,
+    Join,
+    Look,
+    Looked,
+    Message,
+    Ping,
+    Ready,
+    Refused,
+    Seen,
+    encode,
+)
 from overlap.processes.watching import WatchedWorld, WorldOverError
 from tests.launch.company import SECRET, Puppet, wait_and_leave, with_company
 from transports.handshake import Hello, greet

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist  # noqa: E402
 from typing_extensions import deprecated  # noqa: E402
 
-from overlap.processes.saying import Saying  # noqa: E402
+from overlap.processes.control_plane import ControlPlane  # noqa: E402
 from overlap.runtime.match import Voice  # noqa: E402
 from overlap.torch import ProcessGroup, Work  # noqa: E402
 
@@ -117,14 +117,14 @@ def test_gathers_and_scatters(pair: Ranks) -> None:
 def test_nobody_asks_what_travels(pair: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who receives has a tensor that says it; once one rank has asked, every call of a root is told to all."""
     asked = list[object]()
-    tell = Saying.tell_call
+    tell = ControlPlane.tell_call
 
-    def telling(saying: Saying, communicator: int, seqs: Sequence[int], said: Voice) -> None:
+    def telling(saying: ControlPlane, communicator: int, seqs: Sequence[int], said: Voice) -> None:
         if said.call.dtype is None:
             asked.append(said)
         tell(saying, communicator, seqs, said)
 
-    monkeypatch.setattr(Saying, "tell_call", telling)
+    monkeypatch.setattr(ControlPlane, "tell_call", telling)
 
     def run(group: ProcessGroup) -> list[list[float]]:
         one, x = torch.zeros(1), torch.tensor([5.0, 6.0])

@@ -1,12 +1,13 @@
 """Who is to blame for a stall, and when it is told: decided from where the ranks stand, without any waiting."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 import trio
 
-from overlap.errors import OverlapError
-from overlap.processes.codec import pack_standings, unpack_standings
+from overlap.processes.codec import cut_standings
+from overlap.processes.messages import BODY_LIMIT_BYTES, MessageError, Quiet, decode_saying, encode_saying
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.blame import stall as stall_watch
 from overlap.runtime.blame.reports import Reports
@@ -215,25 +216,34 @@ def test_the_others_only_let_it_know(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- as processes tell it ----------------------------------------------------------------------------------------------
 
 
+def heard(told: Sequence[Standing]) -> list[Standing]:
+    body = encode_saying(Quiet(standings=cut_standings(told)))
+    assert len(body) <= BODY_LIMIT_BYTES
+    quiet = decode_saying(body)
+    assert isinstance(quiet, Quiet)
+    return quiet.standings
+
+
 def test_standings_arrive_as_they_were_told() -> None:
     told = [waits(0, 1, 2), elsewhere(1)]
-    assert unpack_standings(pack_standings(told), range(2)) == told
+    assert heard(told) == told
 
 
 def test_long_standings_are_cut() -> None:
     lines = tuple("é" * 1000 for _ in range(9))
-    told = [Standing(rank=rank, lines=lines, awaits=tuple(range(500)), busy="x" * 5000) for rank in range(512)]
-    heard = unpack_standings(pack_standings(told), range(512))
-    assert (len(heard), len(heard[0].lines), heard[0].awaits) == (128, 2, tuple(range(16)))
-    assert (heard[0].lines[0], heard[0].busy) == ("é" * 31, "x" * 62)
+    cut = heard([Standing(rank=rank, lines=lines, awaits=tuple(range(500)), busy="x" * 5000) for rank in range(512)])
+    assert (len(cut), len(cut[0].lines), cut[0].awaits) == (128, 2, tuple(range(16)))
+    assert (cut[0].lines[0], cut[0].busy) == ("é" * 31, "x" * 62)
 
 
 @pytest.mark.parametrize(
-    "told", [3, [], [0, [], []], [2, [], [], ""], [0, [1], [], ""], [0, [], ["1"], ""], [0, [], [True], ""]]
-)
+    "told",
+    [3, [], {}, {"rank": 0}, {"rank": "0", "lines": []}, {"rank": 0, "lines": [1]}, {"rank": 0, "lines": [], "busy": 1},
+     {"rank": 0, "lines": [], "awaits": ["1"]}, {"rank": 0, "lines": [], "awaits": [True]}],
+)  # fmt: skip
 def test_standings_that_make_no_sense_are_refused(told: object) -> None:
-    with pytest.raises(OverlapError, match=r"^a process told where a rank stands in a way that cannot be meant: "):
-        unpack_standings([told], range(2))
+    with pytest.raises(MessageError, match=r"^\d+ bytes that are no message: "):
+        decode_saying(msgspec.msgpack.encode(["Quiet", [told]]))
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -8,9 +8,9 @@ import pytest
 import trio
 
 from overlap.processes.identity import JoinError, RendezvousConfig
-from overlap.processes.inbox import Lost
-from overlap.processes.join import join
+from overlap.processes.join import join_here
 from overlap.processes.member import MemberLostError, Membership
+from overlap.processes.messages import MemberLost, Told
 
 from .simulation import Simulation, seeds, simulate
 
@@ -35,8 +35,8 @@ class Member:
 
     def __init__(self, found: Simulation, member: int, members: int) -> None:
         self.found, self.member, self.members = found, member, members
-        self.heard: dict[int, list[object]] = {}
-        self.lost: list[Lost] = []
+        self.heard: dict[int, list[int]] = {}
+        self.lost: list[MemberLost] = []
         self.plan = Random(f"{found.seed}, plan")  # the same on all
 
     async def run(self) -> str:
@@ -45,7 +45,7 @@ class Member:
         def report(line: str) -> None:
             found.note(member, line)
 
-        async with join(config(found, member, self.members), report=report) as membership:
+        async with join_here(config(found, member, self.members), report=report) as membership:
             found.note(member, "joined")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.listen, membership)
@@ -65,11 +65,11 @@ class Member:
 
     async def listen(self, membership: Membership) -> None:
         async for news in membership.messages():
-            if isinstance(news, Lost):
+            if isinstance(news, MemberLost):
                 self.lost.append(news)
             else:
-                member, message = news
-                self.heard.setdefault(member, []).append(message["number"])
+                assert isinstance(news, Told)
+                self.heard.setdefault(news.member, []).append(int(news.body.split(b" ")[0]))
 
     async def round(self, membership: Membership, number: int) -> None:
         await trio.sleep(self.plan.uniform(0, 1))
@@ -81,7 +81,7 @@ class Member:
         elif kind == "barrier":
             await membership.barrier("b")
         elif kind == "tell":
-            membership.tell({"number": number, "more": bytes(nbytes)})
+            membership.tell(b"%d " % number + bytes(nbytes))
         else:
             await self.gather(membership, 3 * nbytes)
 
@@ -153,7 +153,7 @@ def test_who_has_come_meanwhile_is_not_accused(comes_s: float) -> None:
             await trio.sleep(comes_s)
         if member == 3:
             return
-        async with join(config(found, member, 4), report=lambda _: None):
+        async with join_here(config(found, member, 4), report=lambda _: None):
             raise AssertionError("nobody waits for process 3")
 
     found = simulate(0, 4, main, most=0)

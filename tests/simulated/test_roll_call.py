@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from overlap.processes.identity import JoinError, RendezvousConfig
-from overlap.processes.join import join
+from overlap.processes.join import join_here
 from overlap.processes.roll_call import Present, RollCall, answer_roll_call, call_roll
 from overlap.processes.sockets import listen
 
@@ -108,7 +108,7 @@ def test_who_comes_while_a_world_runs_hears_of_it_and_waits() -> None:
             await trio.sleep(1)
             return await launcher(found, 1)
         alone = RendezvousConfig(job="digits", member=0, members=1, endpoint=ENDPOINT, secret=SECRET)
-        async with join(alone, report=lambda line: found.note(0, line)):
+        async with join_here(alone, report=lambda line: found.note(0, line)):
             await trio.sleep(5)
         return await launcher(found, 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 
 import numpy as np
@@ -13,9 +13,8 @@ import overlap
 import topology
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.identity import JoinError
-from overlap.processes.inbox import Lost
-from overlap.processes.join import join
-from overlap.processes.member import MemberLostError, Membership
+from overlap.processes.join import join_here
+from overlap.processes.messages import MemberLost
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.world import World
 from tests.core.companies import Part
@@ -35,28 +34,6 @@ class VirtualBackend(RealBackend):
     @staticmethod
     def now_ns() -> int:  # type: ignore[override]
         return round(trio.current_time() * 1e9)
-
-
-class Connection:
-    """A membership as the control plane sees it."""
-
-    def __init__(self, membership: Membership, lose: Callable[[int, str], object]) -> None:
-        self.member, self.members, self.tell = membership.member, membership.members, membership.tell
-        self._membership, self._lose = membership, lose
-
-    async def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
-        async for news in self._membership.messages():
-            if isinstance(news, Lost):
-                yield news.member, None, news.reason
-                self._lose(news.member, news.reason)
-            else:
-                yield *news, ""
-
-    async def barrier(self, name: str) -> None:
-        try:
-            await self._membership.barrier(name)
-        except MemberLostError:
-            await trio.sleep_forever()
 
 
 Program = Callable[[overlap.Rank], Awaitable[object]]
@@ -97,16 +74,17 @@ def live(seed: int, processes: int, program: Program, *, rails: int = 0, **blows
 
     async def main(found: Simulation, member: int) -> object:
         failure: Exception | None = None
-        async with join(config(found, member, processes), report=lambda line: found.note(member, line)) as membership:
-            lost: list[Callable[[int, str], object]] = []
-            plane = ControlPlane(Connection(membership, lambda *loss: [lose(*loss) for lose in lost]), placement)
+        where = config(found, member, processes)
+        async with join_here(where, report=lambda line: found.note(member, line)) as membership:
+            lose: list[Callable[[MemberLost], object]] = []
+            plane = ControlPlane(membership, placement, on_loss=lambda lost: [each(lost) for each in lose])
             if rails:
                 efa = Efa(
                     member=member, placement=placement, secret=b"of this simulation", exchange=membership.exchange,
                     rails=rails, host=f"10.0.1.{member}", unix=False, report=lambda line: found.note(member, line),
                     watched=True,
                 )  # fmt: skip
-                lost.append(lambda gone, reason: efa.lose(placement[gone], reason))
+                lose.append(lambda lost: efa.lose(placement[lost.member], lost.reason))
                 transport: Transport = Router([NeuronLink(list(placement[member])), efa])
             else:
                 transport = Part(whole, placement[member])

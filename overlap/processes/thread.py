@@ -1,0 +1,92 @@
+"""A context manager held open in another event loop, in a thread of its own: it goes on while a program is busy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Generic, TypeVar
+
+import trio
+from trio.lowlevel import TrioToken, current_trio_token
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def in_own_thread(name: str, manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """Enter `manager` there for the length of an ``async with`` here; if it fails, so does this.
+
+    Args:
+        name: Of the thread.
+        manager: Entered and left in the other loop; gives what is used here.
+    """
+    held = _Held(name, manager)
+    await held.start()
+    with held.here:
+        try:
+            await held.entered.wait()
+            if held.error is None:
+                yield held.value
+        finally:
+            await held.end()
+    if held.error is not None:
+        try:
+            raise held.error
+        finally:
+            held.error = None  # or it would keep this frame alive, which keeps it alive
+
+
+class _Held(Generic[T]):
+    """The thread, its loop, and the manager that is open in it."""
+
+    value: T
+
+    def __init__(self, name: str, manager: AbstractAsyncContextManager[T]) -> None:
+        self.here = trio.CancelScope()  # cancelled when the manager fails
+        self.entered = trio.Event()  # or failed
+        self.error: BaseException | None = None
+        self._manager, self._home = manager, current_trio_token()
+        self._started, self._ended, self._left = trio.Event(), trio.Event(), trio.Event()
+        self._token: TrioToken
+        self._entering = trio.CancelScope()
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+
+    async def start(self) -> None:
+        """Start the thread, and wait until its loop runs."""
+        self._thread.start()
+        with trio.CancelScope(shield=True):
+            await self._started.wait()
+
+    async def end(self) -> None:
+        """Leave the manager, or give up entering it, and join the thread."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._left.set if self.entered.is_set() else self._entering.cancel)
+        with trio.CancelScope(shield=True):
+            await self._ended.wait()
+        self._thread.join()
+
+    def _live(self) -> None:
+        try:
+            trio.run(self._hold)
+        except BaseException as error:
+            self.error = error
+        self._tell_home(self._over)
+
+    async def _hold(self) -> None:
+        self._token = current_trio_token()
+        self._tell_home(self._started.set)
+        with self._entering:
+            async with self._manager as self.value:
+                self._tell_home(self.entered.set)
+                await self._left.wait()
+
+    def _over(self) -> None:
+        if self.error is not None:
+            self.here.cancel()
+        self.entered.set()
+        self._ended.set()
+
+    def _tell_home(self, function: object) -> None:
+        with suppress(trio.RunFinishedError):
+            self._home.run_sync_soon(function)  # type: ignore[arg-type]
