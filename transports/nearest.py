@@ -1,19 +1,18 @@
-"""What joins processes best: memory inside a host, sockets beyond."""
+"""The default choice of wires between processes: memory inside a host, sockets beyond."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 from transports.base import Transport
 from transports.efa import factory as sockets
 from transports.factory import Bootstrap
 from transports.router import Router
-from transports.shared_memory import SharedMemory
+from transports.shared_memory import factory as memory
 
 
 def wants_sockets(bootstrap: Bootstrap) -> bool:
-    """Whether the user has chosen what only sockets have, or no shared memory: then sockets join all processes."""
+    """Return whether the user has chosen an option that only sockets have, or no shared memory."""
     options = bootstrap.options
     chosen = (
         options.get("shared_memory") == 0,
@@ -26,21 +25,12 @@ def wants_sockets(bootstrap: Bootstrap) -> bool:
 
 
 def factory(bootstrap: Bootstrap) -> Transport:
-    """Make a process's end of both: who can share memory does, all others are joined by sockets.
+    """Make a process's end of both: processes that can share memory do, all others are joined by sockets.
 
     Raises:
-        ArgumentError: An option that cannot be meant.
+        ArgumentError: An option has an impossible value.
     """
     if wants_sockets(bootstrap):
         return sockets(bootstrap)
-    near = SharedMemory(
-        member=bootstrap.member,
-        placement=bootstrap.placement,
-        secret=bootstrap.secret,
-        exchange=bootstrap.exchange,
-        job=bootstrap.job,
-        epoch=bootstrap.epoch,
-        limit_bytes=cast("int | None", bootstrap.options.get("shared_memory")),
-        report=bootstrap.report,
-    )
+    near = memory(bootstrap, everybody=False)
     return Router([near, sockets(replace(bootstrap, spared=near.links.keys))])

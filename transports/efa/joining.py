@@ -17,7 +17,6 @@ from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError, Hello
 from transports.meeting import Door, Meeting, Place, Stream, family
 from transports.patience import usable
-from transports.tls import Tls
 
 #: How long a handshake may take.
 HANDSHAKE_S = 2.0
@@ -36,31 +35,46 @@ class Connection:
     ends: str = ""  # Its addresses, for people, if it has any
 
 
-@dataclass(kw_only=True)
 class Joining:
-    """One process's way into the fabric."""
+    """One process's way into the fabric.
 
-    member: int  # Its index
-    members: int  # How many processes there are
-    secret: bytes  # What all members know
-    job: str  # Name of the world
-    epoch: int  # Which of the job's successive worlds
-    rails: int | Sequence[str]  # How many connections to each process, or the interfaces or addresses they use
-    host: str  # The address to listen at if `rails` is a number
-    unix: bool  # Whether to use Unix sockets where both sides can
-    tls: Tls | None  # Encrypts the connections
-    silence_s: float | None  # How long TCP waits for an answer or a reader; None: as long as the system does
-    join_s: float  # How long to wait for all processes
-    report: Callable[[str], None]  # Takes a line about strangers
-    watched: bool = False  # Whether somebody else knows which processes live
-    lasting: bool = False  # Whether a single TCP connection inside a host is to come back, too, should it end
-    spared: Callable[[], Collection[int]] = tuple  # Processes that need not be joined, once addresses are exchanged
+    Args:
+        meeting: Its meeting with the other processes.
+        rails: How many connections to each process, or the interfaces or addresses they use.
+        host: The address to listen at if `rails` is a number.
+        unix: Whether to use Unix sockets where both sides can.
+        silence_s: How long TCP waits for an answer or a reader; None: as long as the system does.
+        watched: Whether something else knows which processes live.
+        lasting: Whether a single TCP connection inside a host is to come back, too, should it end.
+        spared: The processes that need not be joined, asked once addresses are exchanged.
+        report: Takes a line about strangers.
 
-    def __post_init__(self) -> None:
-        mine = Hello(role="rail", job=self.job, epoch=self.epoch, member=self.member, members=self.members)
-        self.meeting = Meeting[Connection](mine, self.secret, join_s=self.join_s, tls=self.tls)
-        self.identity = host_identity()  # shared with the processes that can reach this one's Unix socket
-        self._names = rail_names(self.rails, self.host)
+    Attributes:
+        identity: Shared with the processes that can reach this one's Unix socket.
+
+    Raises:
+        ArgumentError: No rails, or too many.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting[Connection],
+        *,
+        rails: int | Sequence[str],
+        host: str,
+        unix: bool,
+        silence_s: float | None,
+        report: Callable[[str], None],
+        watched: bool = False,
+        lasting: bool = False,
+        spared: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        self.meeting, self.lasting = meeting, lasting
+        self.member, self._members = meeting.mine.member, meeting.mine.members
+        self.identity = host_identity()
+        self._names, self._bound = rail_names(rails, host), not isinstance(rails, int)
+        self._unix, self._silence_s, self._watched, self._spared = unix, silence_s, watched, spared
+        self._report = report
         self._addresses: tuple[str, ...] = ()
         self._said: set[str] = set()
         self._mine = PeerAddress(host="", unix="", tcp=())
@@ -74,7 +88,7 @@ class Joining:
     @property
     def returns(self) -> bool:
         """Whether a connection that has died is made again: somebody must know that its process lives."""
-        return self.rail_count > 1 or self.watched
+        return self.rail_count > 1 or self._watched
 
     def spans_hosts(self, members: Iterable[int]) -> bool:
         """Whether some processes, all of which have joined, live on different hosts, or do not know."""
@@ -101,8 +115,8 @@ class Joining:
             ArgumentError: A rail has no address here.
         """
         self._addresses = await rail_addresses(self._names)
-        pending = 2 * self.members * len(self._addresses)
-        unix = self.unix and bool(self.identity)
+        pending = 2 * self._members * len(self._addresses)
+        unix = self._unix and bool(self.identity)
         self.meeting.door = door = Door(self._addresses, unix=unix, pending=pending, stays=self.returns)
         listeners = door.open()
         try:
@@ -126,7 +140,7 @@ class Joining:
         """Tell the user of connections that were refused, if any were."""
         refused = self.meeting.refused
         if refused:
-            self.report(f"refused {len(refused)} connections; the last: {refused[-1]}")
+            self._report(f"refused {len(refused)} connections; the last: {refused[-1]}")
         refused.clear()
 
     async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[Place, Connection]:
@@ -136,7 +150,7 @@ class Joining:
         addresses = await exchange("efa", self._mine.pack())
         self._others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
         self._check(self._others)
-        wanted = set(self._others).difference(self.spared())
+        wanted = set(self._others).difference(self._spared())
         places = product(wanted, range(len(self._addresses)))
         missing = await self.meeting.gather(places, listeners, self._dial_patiently, self._welcome)
         if missing:
@@ -144,8 +158,8 @@ class Joining:
         return self.meeting.found
 
     def _check(self, others: dict[int, PeerAddress]) -> None:
-        if len(others) != self.members - 1:
-            raise TransportError(f"{len(others) + 1} processes told their addresses, {self.members} are expected")
+        if len(others) != self._members - 1:
+            raise TransportError(f"{len(others) + 1} processes told their addresses, {self._members} are expected")
         for member, address in others.items():
             if len(address.tcp) != len(self._addresses):
                 raise TransportError(
@@ -158,7 +172,7 @@ class Joining:
         absent = [member for member, count in missing.items() if count == rails]
         what = "no connection" if absent else f"fewer than {rails} connections"
         who = ", ".join(map(str, sorted(absent or missing)))
-        return LinkLostError(f"process {self.member} has {what} with process {who} after {self.join_s:g} s")
+        return LinkLostError(f"process {self.member} has {what} with process {who} after {self.meeting.join_s:g} s")
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
@@ -167,11 +181,11 @@ class Joining:
         for _ in range(_UNHEARD):
             begun_s = trio.current_time()
             try:
-                return await self.dial(member, index, str(index), deadline_s=self.join_s)
+                return await self.dial(member, index, str(index), deadline_s=self.meeting.join_s)
             except HandshakeError as error:
                 if error.why != "left" or trio.current_time() - begun_s < HANDSHAKE_S:
                     raise
-        return await self.dial(member, index, str(index), deadline_s=self.join_s)
+        return await self.dial(member, index, str(index), deadline_s=self.meeting.join_s)
 
     async def dial(self, member: int, index: int, detail: str, *, deadline_s: float) -> Connection:
         """Connect with another process by one of the rails.
@@ -190,8 +204,8 @@ class Joining:
         near = bool(self.meeting.door.unix and address.unix and self.identity == address.host)
         connection = socket.socket(socket.AF_UNIX if near else family(address.tcp[index][0]), socket.SOCK_STREAM)
         try:
-            prepare(connection, self.silence_s)
-            if not near and not isinstance(self.rails, int):
+            prepare(connection, self._silence_s)
+            if not near and self._bound:
                 connection.bind((self._addresses[index], 0))  # leave by the rail's own interface
             where = "\0" + address.unix if near else address.tcp[index]
             stream, answer = await self.meeting.greet(connection, member, where, detail, deadline_s=deadline_s)
@@ -224,7 +238,7 @@ class Joining:
         """Shake hands with a process that has dialled; None if that came to nothing, and the connection is closed."""
         kept = False
         try:
-            prepare(connection, self.silence_s)
+            prepare(connection, self._silence_s)
             stream = await self.meeting.welcome(connection, judge, deadline_s=HANDSHAKE_S)
             made = self._made(connection, stream)
             kept = True
@@ -244,7 +258,7 @@ class Joining:
     def _say_once(self, line: str) -> None:
         if line not in self._said:
             self._said.add(line)
-            self.report(line)
+            self._report(line)
 
 
 async def discard(connection: Connection) -> None:

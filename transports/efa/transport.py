@@ -18,7 +18,9 @@ from transports.efa.tcp import LOST_S
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError
 from transports.frame import EAGER_BYTES
+from transports.handshake import Hello
 from transports.matched import MatchedTransport
+from transports.meeting import Meeting
 from transports.patience import Crowding, Patience
 from transports.tls import Tls
 
@@ -115,18 +117,13 @@ class Efa(MatchedTransport):
         self._tick_s = min(_TICK_S, silence_s / _TICKS_OF_SILENCE)
         self._silence_s, self._watched = silence_s, watched
         say = report or (lambda _: None)
+        mine = Hello(role="rail", job=job, epoch=epoch, member=member, members=len(placement))
         self._joining = Joining(
-            member=member,
-            members=len(placement),
-            secret=secret,
-            job=job,
-            epoch=epoch,
+            Meeting(mine, secret, join_s=join_s, tls=tls),
             rails=rails,
             host=host,
             unix=unix,
-            tls=tls,
             silence_s=None if watched else silence_s,
-            join_s=join_s,
             watched=watched,
             lasting=lasting,
             spared=spared,

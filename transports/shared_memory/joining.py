@@ -11,7 +11,6 @@ import secrets
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgpack
 import trio
@@ -33,28 +32,27 @@ _VERDICT_BYTES = 512
 _READS, _MAPS = b"reads", b"maps"
 
 
-@dataclass(kw_only=True)
 class Joining:
-    """One process's way to the others of its host."""
+    """One process's way to the others of its host.
 
-    member: int  # Its index
-    members: int  # How many processes the world has
-    secret: bytes  # What all members know
-    job: str  # Name of the world
-    epoch: int  # Which of the job's successive worlds
-    # How much memory this process may give to be shared; None: its part of half of this machine's.
-    limit_bytes: int | None
-    reads: bool  # Whether to read others' memory where it lies, if the system allows it
-    join_s: float  # How long to wait for all of them
-    neighbours: tuple[int, ...] = ()  # The processes of this host, this one among them, once that is known
-    segment: Segment | None = None  # This process's memory for others, then
-    bell: int = -1  # Descriptor of what wakes this process
-    unshared: str = ""  # Why this process can share no memory at all; empty if it can
+    Args:
+        meeting: Its meeting with them; a place is found when both share memory, or know why they cannot.
+        limit_bytes: How much memory this process may give to be shared; None: its part of half of this machine's.
+        reads: Whether to read others' memory where it lies, if the system allows it.
 
-    def __post_init__(self) -> None:
+    Attributes:
+        segment: This process's memory for others, once there are any.
+        bell: Descriptor that wakes this process.
+        unshared: Why this process can share no memory at all; empty if it can.
+    """
+
+    def __init__(self, meeting: Meeting[Peer | str], *, limit_bytes: int | None, reads: bool) -> None:
+        self.meeting, self.member, self.members = meeting, meeting.mine.member, meeting.mine.members
+        self.segment: Segment | None = None
+        self.bell = -1
+        self.unshared = ""
+        self._limit_bytes, self._reads = limit_bytes, reads
         self._nonce = bytearray(secrets.token_bytes(32))
-        mine = Hello(role="memory", job=self.job, epoch=self.epoch, member=self.member, members=self.members)
-        self.meeting = Meeting[Peer | str](mine, self.secret, join_s=self.join_s)
         self._names: dict[int, str] = {}
 
     async def join(self, exchange: Exchange) -> dict[int, Peer]:
@@ -72,9 +70,8 @@ class Joining:
             missing = await self.meeting.gather([(i, 0) for i in self._names], listeners, self._dial, self._serve)
             if missing:
                 who = ", ".join(str(member) for member, _ in sorted(missing))
-                raise LinkLostError(
-                    f"process {self.member} shares no memory with process {who} of this host after {self.join_s:g} s"
-                )
+                after = f"after {self.meeting.join_s:g} s"
+                raise LinkLostError(f"process {self.member} shares no memory with process {who} of this host {after}")
         except BaseException:
             for peer in self.peers.values():
                 peer.socket.close()
@@ -128,15 +125,15 @@ class Joining:
         raise TransportError("a process told no address that can be understood")
 
     def _meet(self, identity: str, told: list[tuple[str, str]]) -> None:
-        self.neighbours = tuple(i for i, (theirs, _) in enumerate(told) if identity and theirs == identity)
-        self._names = {i: told[i][1] for i in self.neighbours if i != self.member}
+        neighbours = {i: name for i, (theirs, name) in enumerate(told) if identity and theirs == identity}
+        self._names = {i: name for i, name in neighbours.items() if i != self.member}
         if self._names:
             self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _make_segment(self) -> Segment:
         """Make this process's segment; where the limit leaves no room, the smallest that is of any use."""
         half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-        limit = self.limit_bytes if self.limit_bytes is not None else half // self.members
+        limit = self._limit_bytes if self._limit_bytes is not None else half // self.members
         slots = SLOTS * SLOT_BYTES * self.members
         return Segment.make(max(limit // SLOT_BYTES * SLOT_BYTES, slots + SLOT_BYTES))
 
@@ -147,7 +144,7 @@ class Joining:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
-            await self.meeting.greet(connection, member, "\0" + self._names[member], deadline_s=self.join_s)
+            await self.meeting.greet(connection, member, "\0" + self._names[member], deadline_s=self.meeting.join_s)
             await self._pass(connection, [far.fileno()])
             card, (segment, bell) = await _receive(connection, 2)
             return await self._try(connection, near, member, card, segment, bell)
@@ -220,7 +217,7 @@ class Joining:
 
     def _can_read(self, pid: int, uid: int, address: int, nonce: bytes) -> bool:
         seen = bytearray(len(nonce))
-        if not self.reads or uid != os.getuid() or pid <= 0:
+        if not self._reads or uid != os.getuid() or pid <= 0:
             return False
         with suppress(OSError, AttributeError):
             read(pid, address, seen)

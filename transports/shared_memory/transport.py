@@ -13,7 +13,9 @@ import trio
 from transports.common import Board
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportError
+from transports.handshake import Hello
 from transports.matched import MatchedTransport
+from transports.meeting import Meeting
 from transports.patience import usable
 from transports.shared_memory.board import Boards
 from transports.shared_memory.joining import Joining
@@ -85,16 +87,8 @@ class SharedMemory(MatchedTransport):
         self._report = report or (lambda _: None)
         self._everybody = everybody
         self._member_of = {rank: member for member, placed in enumerate(placement) for rank in placed}
-        self._joining = Joining(
-            member=member,
-            members=len(placement),
-            secret=secret,
-            job=job,
-            epoch=epoch,
-            limit_bytes=limit_bytes,
-            reads=reads,
-            join_s=join_s,
-        )
+        mine = Hello(role="memory", job=job, epoch=epoch, member=member, members=len(placement))
+        self._joining = Joining(Meeting(mine, secret, join_s=join_s), limit_bytes=limit_bytes, reads=reads)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
         self._waiting: Waiting | None = None
@@ -197,11 +191,15 @@ class SharedMemory(MatchedTransport):
         return not self.links.keys().isdisjoint(lost)
 
 
-def factory(bootstrap: Bootstrap) -> SharedMemory:
-    """Make the transport of a process whose world lives on one host; ``shared_memory`` bounds its memory.
+def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
+    """Make the transport of a process whose world lives on one host; the option ``shared_memory`` bounds its memory.
+
+    Args:
+        bootstrap: The process and its world.
+        everybody: Whether to fail if there is a process that cannot be reached.
 
     Raises:
-        ArgumentError: An option that cannot be meant.
+        ArgumentError: An option has an impossible value.
     """
     return SharedMemory(
         member=bootstrap.member,
@@ -211,6 +209,6 @@ def factory(bootstrap: Bootstrap) -> SharedMemory:
         job=bootstrap.job,
         epoch=bootstrap.epoch,
         limit_bytes=cast("int | None", bootstrap.options.get("shared_memory")),
-        everybody=True,
+        everybody=everybody,
         report=bootstrap.report,
     )

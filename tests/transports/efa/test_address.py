@@ -8,8 +8,10 @@ import msgpack
 import pytest
 
 from transports.efa.address import PeerAddress
-from transports.efa.joining import Joining
+from transports.efa.joining import Connection, Joining
 from transports.failures import TransportError
+from transports.handshake import Hello
+from transports.meeting import Meeting
 from transports.patience import usable
 
 ONE = PeerAddress(host="a", unix="name", tcp=(("127.0.0.1", 1),), cores=frozenset({0, 9, 64}))
@@ -30,10 +32,9 @@ def test_nonsense_is_refused(place: int, nonsense: object) -> None:
 
 def joined(mine: PeerAddress, *others: PeerAddress) -> Joining:
     """Return the first process's way in, once it has met the others."""
-    joining = Joining(
-        member=0, members=1 + len(others), secret=b"s", job="job", epoch=0, rails=1, host="", unix=True, tls=None,
-        silence_s=None, join_s=1.0, report=print,
-    )  # fmt: skip
+    hello = Hello(role="rail", job="job", epoch=0, member=0, members=1 + len(others))
+    meeting = Meeting[Connection](hello, b"s", join_s=1.0)
+    joining = Joining(meeting, rails=1, host="", unix=True, silence_s=None, report=print)
     joining.identity, joining._mine, joining._others = mine.host, mine, dict(enumerate(others, start=1))
     return joining
 
