@@ -11,8 +11,7 @@ from textwrap import wrap
 
 from topology import format_ranks
 
-from ..cost.measurements import GIVEN, TRAINING
-from ..cost.published import Measurement, Start
+from ..cost.measurements import GIVEN, TRAINING, Measurement, Start
 from ..cost.validation import Accuracy, Class, Crossover, Judged, Validation, validate
 from ..units import format_bytes, format_ns
 

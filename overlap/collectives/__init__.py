@@ -1,7 +1,6 @@
 """Collectives compiled: schedules as data, their proof, and each rank's program. Pure: numpy only.
 
-In the order things flow: `generate` makes a `Schedule`, `verify` proves it, `project` cuts out a rank's `Program`;
-`replay` carries a schedule out on real arrays, for reference.
+In the order of use: `generate` makes a `Schedule`, `verify` proves it, `project` cuts out a rank's `Program`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .generators import GENERATORS, fits, generate
-    from .playback import replay
     from .program import Extent, Kind, Program, Step, project, project_all
     from .proof import verify
     from .schedule import Buffer, Op, Schedule, slot_bounds
@@ -29,7 +27,6 @@ __all__ = [
     "generate",
     "project",
     "project_all",
-    "replay",
     "slot_bounds",
     "verify",
 ]
@@ -38,7 +35,6 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("GENERATORS", "fits", "generate"), "generators"),
     **dict.fromkeys(("Extent", "Kind", "Program", "Step", "project", "project_all"), "program"),
-    "replay": "playback",
     **dict.fromkeys(("Buffer", "Op", "Schedule", "slot_bounds"), "schedule"),
     "verify": "proof",
 }

@@ -10,7 +10,6 @@ from .maxplus import Cost, CostBreakdown, Resolution, cost
 from .parameters import IDEAL, Parameters, parameters
 from .placed import Placed, on
 from .rounds import Round, Rounds, rounds
-from .star import Star
 
 __all__ = [
     "IDEAL",
@@ -21,7 +20,6 @@ __all__ = [
     "Resolution",
     "Round",
     "Rounds",
-    "Star",
     "cost",
     "on",
     "parameters",

@@ -7,9 +7,10 @@ others predict it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
+from statistics import median
 
 import numpy as np
 
@@ -17,14 +18,7 @@ from topology import Cluster, Figure, Machine, WireOverheads
 from topology.figures import Overheads
 
 from ..collectives.placement import Floats
-from .left_out import Fitted, FittedRows, left_out_rows
 from .select import plan
-
-_LEAST_SHARE = 0.02
-# Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
-_GOLDEN = (5**0.5 - 1) / 2
-_STEPS = 9
-_TURNS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +27,73 @@ class Sample:
 
     collective: str  # its name
     nbytes: int  # of the whole vector
-    dtype: str  # of the elements
+    dtype: str = "float32"  # of the elements
     ranks: tuple[int, ...]  # world ranks that took part
+    processes: int = 1  # that the ranks were in, where they are ranks of this computer
     time_s: float  # that it took
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A sample beside what the fitted machine says of it."""
+
+    sample: Sample  # what was measured
+    predicted_s: float  # what is predicted
+    left_out: bool  # whether the figures have not seen it
+
+    @property
+    def error(self) -> float:
+        """The prediction's, as a share of what was measured."""
+        return self.predicted_s / self.sample.time_s - 1
+
+
 @dataclass(frozen=True, kw_only=True)
-class Fit(FittedRows[Sample]):
+class FittedRows:
+    """What a fit has found, as far as its rows tell."""
+
+    rows: tuple[Fitted, ...]  # all samples
+
+    def errors(self, *, left_out: bool) -> tuple[int, float, float]:
+        """Return how many rows were left out, or were not, with the median and the worst error, as shares."""
+        found = [abs(row.error) for row in self.rows if row.left_out is left_out]
+        return len(found), median(found) if found else 0.0, max(found, default=0.0)
+
+
+def lowest(loss: Callable[[float], float], low: float, high: float, *, steps: int) -> float:
+    """Return where a function of one valley is lowest, by cutting its range `steps` times in the golden ratio."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    of_left, of_right = loss(left), loss(right)
+    for _ in range(steps):
+        if of_left <= of_right:
+            high, right, of_right = right, left, of_left
+            left = high - _GOLDEN * (high - low)
+            of_left = loss(left)
+        else:
+            low, left, of_left = left, right, of_right
+            right = low + _GOLDEN * (high - low)
+            of_right = loss(right)
+    return left if of_left <= of_right else right
+
+
+def left_out_rows(kinds: Sequence[str]) -> list[bool]:
+    """Choose every third row of a kind, but none of two."""
+    seen, found = dict[str, int](), []
+    for kind in kinds:
+        number = seen.get(kind, 0)
+        seen[kind] = number + 1
+        found.append(number % 3 == 1)
+    return [out and seen[kind] > 2 for out, kind in zip(found, kinds, strict=True)]
+
+
+_LEAST_SHARE = 0.02
+# Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
+_GOLDEN = (5**0.5 - 1) / 2
+_STEPS = 9
+_TURNS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit(FittedRows):
     """What was found."""
 
     launches: Launches  # of an operation
@@ -152,19 +206,7 @@ def _best(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, floa
         times_s = _predicted_s(cluster, samples, {**shares, kind: exp(share)})
         return _loss(samples, np.array(_launched_s(cluster, samples, times_s, _launches(cluster, samples, times_s))))
 
-    low, high = log(_LEAST_SHARE), 0.0
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    of_left, of_right = loss(left), loss(right)
-    for _ in range(_STEPS):
-        if of_left <= of_right:
-            high, right, of_right = right, left, of_left
-            left = high - _GOLDEN * (high - low)
-            of_left = loss(left)
-        else:
-            low, left, of_left = left, right, of_right
-            right = low + _GOLDEN * (high - low)
-            of_right = loss(right)
-    return exp(left if of_left <= of_right else right)
+    return exp(lowest(loss, log(_LEAST_SHARE), 0.0, steps=_STEPS))
 
 
 def _predicted_s(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, float]) -> Floats:

@@ -18,14 +18,13 @@ import numpy as np
 from topology import Cluster, Figure, Machine, WireOverheads, cluster
 from topology.figures import Overheads
 
+from .fitting import Fitted, FittedRows, Sample, left_out_rows, lowest
 from .flat import PlanRequest
 from .geometry import Geometry
-from .left_out import Fitted, FittedRows, left_out_rows
 from .select import plan
 from .shortcut import short_cut_options
 
 _SPAN = log(30)  # a figure is looked for between a 30th and 30 times of what `local` says
-_GOLDEN = (5**0.5 - 1) / 2
 _STEPS = 10  # cuts in the golden ratio: in the last turn to 2 %
 _TURNS = {True: 4, False: 2}  # of figures of shared memory, which are soon priced, and of others
 _SOURCE = "measured: overlap calibrate --here"
@@ -58,19 +57,8 @@ _JOINED = ("launch_s", "step_s", "busy_s", "busy_bytes_per_s", "reducer_bytes_pe
 _SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # of one processor, where inside all work together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnSample:
-    """One measured collective."""
-
-    collective: str  # its name
-    nbytes: int  # of the whole vector
-    ranks: int  # that took part
-    processes: int  # that they were in
-    time_s: float  # that it took
-
-
 @dataclass(frozen=True, kw_only=True)
-class OwnFit(FittedRows[OwnSample]):
+class OwnFit(FittedRows):
     """What was found."""
 
     inside: Mapping[str, float]  # figures by name, of ranks of one process
@@ -78,7 +66,7 @@ class OwnFit(FittedRows[OwnSample]):
     between: Mapping[str, float]
 
 
-def fit_own(samples: Sequence[OwnSample], *, cores: int, shared_memory: bool = False) -> OwnFit:
+def fit_own(samples: Sequence[Sample], *, cores: int, shared_memory: bool = False) -> OwnFit:
     """Find the figures that predict samples best: least sum of the logarithms of predicted over measured.
 
     Args:
@@ -168,37 +156,20 @@ def _found(starts: Mapping[str, float], loss: Callable[[dict[str, float]], float
             def of(step: float, name: str = name, middle: float = log(found[name])) -> float:
                 return loss({**found, name: exp(middle + step)})
 
-            found[name] *= exp(_lowest(of, -span, span))
+            found[name] *= exp(lowest(of, -span, span, steps=_STEPS))
     return found
 
 
-def _lowest(of: Callable[[float], float], low: float, high: float) -> float:
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    of_left, of_right = of(left), of(right)
-    for _ in range(_STEPS):
-        if of_left <= of_right:
-            high, right, of_right = right, left, of_left
-            left = high - _GOLDEN * (high - low)
-            of_left = of(left)
-        else:
-            low, left, of_left = left, right, of_right
-            right = low + _GOLDEN * (high - low)
-            of_right = of(right)
-    return left if of_left <= of_right else right
-
-
-def _loss(samples: Sequence[OwnSample], machine: Machine) -> float:
+def _loss(samples: Sequence[Sample], machine: Machine) -> float:
     errors = np.array([log(_predicted_s(each, machine) / each.time_s) for each in samples])
     return float(np.abs(errors).sum())  # what else ran meanwhile spoils single rows, which must not draw the others
 
 
-def _predicted_s(sample: OwnSample, machine: Machine) -> float:
-    where = Cluster.of(machine, nodes=sample.processes, ranks=sample.ranks)
+def _predicted_s(sample: Sample, machine: Machine) -> float:
+    where = Cluster.of(machine, nodes=sample.processes, ranks=len(sample.ranks))
     between = machine.collectives.between_nodes
     if sample.processes > 1 and not (between is not None and between.shared_memory):
         return plan(sample.collective, sample.nbytes, where).predicted_s
-    geometry = Geometry(
-        cluster=where, ranks=tuple(range(sample.ranks))
-    )  # what ranks that share memory take if they can
+    geometry = Geometry(cluster=where, ranks=sample.ranks)  # what ranks that share memory take if they can
     (option,), _ = short_cut_options(PlanRequest(collective=sample.collective, geometry=geometry))
     return option.price(sample.nbytes).total_s

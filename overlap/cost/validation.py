@@ -15,9 +15,8 @@ from statistics import median
 from topology import TopologyWarning, cluster
 
 from ..errors import UsageError
-from .measurements import COLLECTIVES, KNEES, STARTS, TRAINING
+from .measurements import COLLECTIVES, KNEES, STARTS, TRAINING, Knee, Measurement, Start, Training
 from .parameters import startup
-from .published import Knee, Measurement, Start, Training
 from .select import plan
 
 

@@ -19,8 +19,8 @@ from overlap.cost.parameters import parameters
 from overlap.cost.placed import on
 from overlap.cost.rounds import rounds
 from overlap.cost.select import plan
-from overlap.cost.star import Star
 from overlap.runtime.engine.compiler import Compiler
+from tests.cost.star import Star
 from topology import cluster
 
 __all__ = [

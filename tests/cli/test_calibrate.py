@@ -418,14 +418,17 @@ def test_what_does_not_go_with_measuring_here_is_refused(overlap, argv, expected
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_was_measured_here_becomes_a_machine_that_plans_and_says_its_errors(processes, overlap, monkeypatch):
     from overlap.cli.calibrate import here
-    from overlap.cost.own import OwnSample
 
     def samples(worlds):
         for world in (each for each in worlds if each.layout.nodes <= processes):
             for number, size in enumerate((1024, 65536, 1 << 20, 1 << 24)):
                 time_s = (50e-6 + size / 4e9) * world.ranks * world.layout.nodes * (1 + 0.05 * (number % 2))
-                yield OwnSample(
-                    collective="all_reduce", nbytes=size, ranks=world.ranks, processes=world.layout.nodes, time_s=time_s
+                yield Sample(
+                    collective="all_reduce",
+                    nbytes=size,
+                    ranks=tuple(range(world.ranks)),
+                    processes=world.layout.nodes,
+                    time_s=time_s,
                 )
 
     monkeypatch.setattr(here, "_samples", samples)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from overlap.collectives import fits, generate, replay
+from overlap.collectives import fits, generate
 from overlap.errors import ScheduleError
 
 from .cases import NAMES, fitting, schedules
+from .playback import replay
 from .reference import expected, random_inputs, same
 
 SIZES = range(1, 10)

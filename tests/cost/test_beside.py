@@ -6,9 +6,11 @@ import topology
 from overlap.collectives import generate
 from overlap.collectives.program import Kind, project_all
 from overlap.collectives.schedule import Buffer
-from overlap.cost import Star, cost, on, rounds
+from overlap.cost import cost, on, rounds
 from overlap.cost.option import Part
 from overlap.cost.select import plan
+
+from .star import Star
 
 SIZE = 5
 GIVING = [

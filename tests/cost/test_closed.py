@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from overlap.collectives import generate
-from overlap.cost import Parameters, Resolution, Star, cost, on, rounds
+from overlap.cost import Parameters, Resolution, cost, on, rounds
 from overlap.errors import UsageError
 
 from .closed_forms import best_slices, closed_form
+from .star import Star
 
 ANY = [2, 3, 4, 5, 7, 8, 12, 16]
 POWERS = [2, 4, 8, 16, 32]

@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 
 from overlap.collectives import generate
-from overlap.cost import Resolution, Star, cost, on, rounds
+from overlap.cost import Resolution, cost, on, rounds
+
+from .star import Star
 
 
 @pytest.mark.parametrize(("size", "printed_s"), [(256, "0.160395"), (1024, "0.163936")])

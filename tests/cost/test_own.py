@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from overlap.cost.own import OwnSample, fit_own, machine_of
+from overlap.cost.fitting import Sample
+from overlap.cost.own import fit_own, machine_of
 from overlap.cost.select import DIRECT, plan
 from topology import Cluster, cluster
 
@@ -29,8 +30,8 @@ def samples(machine, *, ranks, processes, only):
     for operation in OPERATIONS:
         for nbytes in SIZES:
             time_s = plan(operation, nbytes, where, algorithm=only).predicted_s
-            yield OwnSample(
-                collective=operation, nbytes=nbytes, ranks=ranks, processes=processes, time_s=time_s
+            yield Sample(
+                collective=operation, nbytes=nbytes, ranks=tuple(range(ranks)), processes=processes, time_s=time_s
             )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ import pytest
 
 import topology
 from overlap.collectives.placement import place
-from overlap.cost import Star
 from topology import TopologyError
+
+from .star import Star
 
 MACHINES = {
     "trn2.48xlarge": None,

@@ -6,8 +6,8 @@ import pytest
 
 import topology
 from overlap.cost import measurements, validation
+from overlap.cost.measurements import Knee, Measurement
 from overlap.cost.parameters import Startup, startup
-from overlap.cost.published import Knee, Measurement
 from overlap.cost.select import plan
 from overlap.cost.validation import Accuracy, Crossover, Judged, Validation, validate
 from overlap.errors import UsageError

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import topology
 
-from ...cost.fitting import Fit, Launches, Sample, crosses, fit, wire_s
-from ...cost.left_out import Fitted
+from ...cost.fitting import Fit, Fitted, Launches, Sample, crosses, fit, wire_s
 from ...errors import UsageError
 from ...units import format_bytes, format_ns
 from ..output import written
@@ -155,7 +154,7 @@ def _launch(launches: Launches) -> str:
     return f"launch {', '.join(told)}"
 
 
-def _line(row: Fitted[Sample]) -> str:
+def _line(row: Fitted) -> str:
     of = row.sample
     times = f"{format_ns(of.time_s * 1e9):>9} {format_ns(row.predicted_s * 1e9):>9} {row.error:>+7.1%}"
     return f"{of.collective:<15} {format_bytes(of.nbytes):>10} {times}{'  left out' if row.left_out else ''}"

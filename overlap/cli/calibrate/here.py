@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...cost.left_out import Fitted
-from ...cost.own import OwnFit, OwnSample, fit_own
+from ...cost.fitting import Fitted, Sample
+from ...cost.own import OwnFit, fit_own
 from ...errors import OverlapError, UsageError
 from ...notice import notify
 from ...units import format_bytes, format_ns
@@ -73,7 +73,7 @@ def _worlds(transport: str) -> list[_World]:
     return [_World(ranks=2, layout=own), _World(ranks=4, layout=own), _World(ranks=2, layout=apart)]
 
 
-def _samples(worlds: Sequence[_World]) -> Iterator[OwnSample]:
+def _samples(worlds: Sequence[_World]) -> Iterator[Sample]:
     """Measure every case in rounds, so that no busy moment meets all of one, and give the least."""
     least: dict[tuple[_World, str, int], float] = {}
     for number in range(_ROUNDS):
@@ -85,7 +85,8 @@ def _samples(worlds: Sequence[_World]) -> Iterator[OwnSample]:
                     case = world, name, nbytes
                     least[case] = min(time_s, least.get(case, time_s))
     for (world, name, nbytes), time_s in least.items():
-        yield OwnSample(collective=name, nbytes=nbytes, ranks=world.ranks, processes=world.layout.nodes, time_s=time_s)
+        ranks, nodes = tuple(range(world.ranks)), world.layout.nodes
+        yield Sample(collective=name, nbytes=nbytes, ranks=ranks, processes=nodes, time_s=time_s)
 
 
 def _round(name: str, world: _World) -> Iterator[tuple[int, float]]:
@@ -115,12 +116,12 @@ def _page(found: OwnFit, between: str) -> list[str]:
     ]
 
 
-def _line(row: Fitted[OwnSample], between: str) -> str:
+def _line(row: Fitted, between: str) -> str:
     of = row.sample
     joined = "memory" if of.processes == 1 else between
     times = f"{format_ns(of.time_s * 1e9):>9} {format_ns(row.predicted_s * 1e9):>9} {row.error:>+7.1%}"
     out = "  left out" if row.left_out else ""
-    return f"{of.collective:<11} {of.ranks:>5} {joined:<13} {format_bytes(of.nbytes):>8} {times}{out}"
+    return f"{of.collective:<11} {len(of.ranks):>5} {joined:<13} {format_bytes(of.nbytes):>8} {times}{out}"
 
 
 def _toml(name: str, found: OwnFit, between: str, cores: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..collectives.placement import Ints, Placement, Routes, Wires
+from overlap.collectives.placement import Ints, Placement, Routes, Wires
 
 
 class Star(Placement):

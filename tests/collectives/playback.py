@@ -7,8 +7,8 @@ from itertools import groupby
 
 import numpy as np
 
-from .reduce import Array, Reducer, reducer
-from .schedule import Buffer, Op, Schedule, slot_bounds
+from overlap.collectives.reduce import Array, Reducer, reducer
+from overlap.collectives.schedule import Buffer, Op, Schedule, slot_bounds
 
 
 def replay(schedule: Schedule, inputs: Sequence[Array], op: str = "sum") -> list[Array | None]:
