@@ -14,8 +14,6 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets.agreement import agreement
 from .buckets.gradients import Place, check_gradient
-from .checkpoints.names import Own
-from .checkpoints.pieces import Piece, Tensors
 from .parameters import Parameters
 from .settings import group_of
 from .tree import Names, flatten
@@ -149,42 +147,3 @@ class Strategy(ABC):
         for flat in [each.view() for each in parameters.flat.values()]:
             issued.append(self.group.broadcast(flat, out=flat, name="first weights", call_site=users_frame()))
         return issued
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def tensors(self) -> Tensors:
-        """Return dtype and shape of all that all ranks have together, by name."""
-
-    @abstractmethod
-    def kept(self) -> Sequence[Piece]:
-        """Return the pieces that this rank saves: each element is one rank's."""
-
-    @abstractmethod
-    def wanted(self) -> Sequence[Piece]:
-        """Return the pieces that this rank needs to go on, in the model's own memory."""
-
-    @abstractmethod
-    def notes(self) -> dict[str, object]:
-        """Return what else all ranks of the model have alike, as JSON can tell it."""
-
-    @abstractmethod
-    def own(self) -> Own:
-        """Return the arrays that this rank alone keeps."""
-
-    @abstractmethod
-    async def settle(self) -> None:
-        """Wait until all updates that have been issued are done."""
-
-    @abstractmethod
-    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
-        """Go on from that step: all wanted pieces have been written into place.
-
-        Args:
-            steps: That had been made.
-            notes: The result of `notes` when it was saved.
-            own: The result of `own` on this rank; None if other ranks saved it.
-
-        Returns:
-            What is not as it was, for people to read; empty if everything is.
-        """

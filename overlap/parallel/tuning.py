@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import trio
@@ -21,6 +21,7 @@ from ..timeline.measure.intervals import Merged, intersect, length, merge
 from ..timeline.span import Span
 from ..units import format_bytes
 from .buckets.plan import GradientBucket
+from .models import Model
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -37,21 +38,6 @@ RECORDED = 5  # steps; the first two are warm-up
 _STEPS = 5  # replayed; the last two count
 _CHUNK_BYTES = 256 << 10  # after which something more urgent may overtake
 _OURS = frozenset(["pack", "add", "update", "look", "norm", "mean", "compare", "first weights", "ask", "finish"])
-
-
-class Model(Protocol):
-    """What is replayed, as its loop sees it."""
-
-    def __getitem__(self, name: str) -> object: ...
-
-    def reduce(self, name: str, grad: object) -> None:
-        """Hand a gradient over."""
-
-    def step(self) -> object:
-        """Issue the update."""
-
-    async def finish(self) -> object:
-        """Wait for all that is issued."""
 
 
 MakeModel: TypeAlias = Callable[..., Model]

@@ -14,7 +14,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .issuing import users_frame
-from .model import Bucket, Model, OptimizerMaker, Unused, as_of_now
+from .model import Bucket, OptimizerMaker, TrainedModule, Unused, as_of_now
 from .tensors import view_of
 
 
@@ -26,7 +26,7 @@ class _Averaged(Bucket):
     means: list[torch.Tensor]
 
 
-class DataParallel(Model[_Averaged]):
+class DataParallel(TrainedModule[_Averaged]):
     """A module whose gradients are averaged over a group, without a barrier at the end of a step.
 
     The weights are those of the group's first rank at the beginning. After `backward`, call `step` instead of the

@@ -59,7 +59,7 @@ class Bucket:
 B = TypeVar("B", bound=Bucket)
 
 
-class Model(nn.Module, Generic[B]):  # type: ignore[misc]
+class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
     """A module whose parameters are trained on several ranks; called as the module itself.
 
     Attributes:

@@ -16,7 +16,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .issuing import users_frame
-from .model import Bucket, Model, OptimizerMaker, Unused, as_of_now
+from .model import Bucket, OptimizerMaker, TrainedModule, Unused, as_of_now
 from .tensors import Array, view_of
 
 
@@ -88,7 +88,7 @@ class _Shared(Bucket):
         return np.frombuffer(memory, self.dtype)
 
 
-class Sharded(Model[_Shared]):
+class Sharded(TrainedModule[_Shared]):
     """A module that a group of ranks shares out; it is used as `DataParallel` is.
 
     ======  =====================================

@@ -33,7 +33,7 @@ from .files import (
     read_manifest,
     write_part,
 )
-from .names import Layout, Own, difference
+from .names import Naming, Own, difference
 from .pieces import Cut, Piece, Tensors, copied
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ class Checkpoints:
             raise UsageError("folder: nobody has said where checkpoints go; pass one, or give --state-dir DIR")
         self._folder = Path(place or ".")
         self._rank, self._group, self._whole, self._keep = rank, group_of(rank, group), whole, keep
-        self._layout = Layout(part, cuts)
-        self._part = part if cuts is None else f"rank {self._group.rank} {self._layout.digest}"
+        self._naming = Naming(part, cuts)
+        self._part = part if cuts is None else f"rank {self._group.rank} {self._naming.digest}"
         self._stream = rank.stream(_STREAM)
         self._under_way = _WRITING.setdefault(rank, {})
 
@@ -176,10 +176,10 @@ class Checkpoints:
         place = call_site(frame.f_code, frame.f_lasti)
         _check_savable(model)
         check_types(model.tensors())
-        self._layout.check(model.tensors())
+        self._naming.check(model.tensors())
         await self.finish()
         await model.settle()
-        pieces = [self._layout.placed(each) for each in model.kept()] + self._own(model)
+        pieces = [self._naming.placed(each) for each in model.kept()] + self._own(model)
         moved = 2 * sum(piece.data.nbytes for piece in pieces)
         copies = await self._rank.compute(partial(copied, pieces), name="copy for a checkpoint", bytes_moved=moved)
         name = f"checkpoint of step {model.steps}"
@@ -190,7 +190,7 @@ class Checkpoints:
 
     @property
     def _own_prefix(self) -> str:
-        return f"{self._layout.prefix}{_OWN}{self._group.rank}:"
+        return f"{self._naming.prefix}{_OWN}{self._group.rank}:"
 
     def _own(self, model: Checkpointed) -> list[Piece]:
         own = model.own()
@@ -312,17 +312,17 @@ class Checkpoints:
 
     async def _check_model(self, folder: Path, there: Tensors, here: Tensors) -> None:
         """Refuse the checkpoint of another model; tensors without elements are in none."""
-        self._layout.check(here)
-        prefix = self._layout.prefix
+        self._naming.check(here)
+        prefix = self._naming.prefix
         told = {
             name: (dtype, tuple(shape))
             for name, (dtype, shape) in there.items()
             if name.startswith(prefix) and not name.removeprefix(prefix).startswith(_OWN)
         }
-        mine = {name: each for name, each in self._layout.tensors(here).items() if prod(each[1])}
+        mine = {name: each for name, each in self._naming.tensors(here).items() if prod(each[1])}
         if prefix and not told:
             raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}")
-        if self._layout.is_cut:  # others have the rest
+        if self._naming.is_cut:  # others have the rest
             for each in await self._group.all_gather_object(mine, stream=self._stream):
                 mine |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in each.items()}
         wrong = difference(told, mine, prefix)
@@ -332,7 +332,7 @@ class Checkpoints:
     def _read(self, reader: Reader, wanted: Sequence[Piece]) -> Own:
         """Read what the model wants into its memory; return what this rank had for itself."""
         for piece in wanted:
-            reader.fill(self._layout.placed(piece))
+            reader.fill(self._naming.placed(piece))
         own = self._own_prefix
         return {name.removeprefix(own): reader.whole(name) for name in reader.tensors if name.startswith(own)}
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..tree import Array
 
 
-class Layout:
+class Naming:
     """How the names of one rank's model become those of a checkpoint: in a part by itself, or as cuts of the whole.
 
     Args:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ...errors import UsageError
 
@@ -62,3 +63,7 @@ class Action(NamedTuple):
         if stage == last_stage:
             return (own,)
         return own, (Action(stage + 1, Kind.BACKWARD, i), Action(stage + 1, Kind.INPUT_GRADIENT, i))
+
+
+Rows: TypeAlias = Sequence[Sequence[Action]]
+"""The actions of every rank, in its order."""

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...errors import ScheduleError
-from .action import Action, Kind
-
-Rows = Sequence[Sequence[Action]]
+from .action import Action, Kind, Rows
+from .timing import Durations, starts_of
 
 
 def prove(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
@@ -24,7 +23,7 @@ def prove(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
     stages, microbatches = len(owners), 1 + max(action.microbatch for row in rows for action in row)
     _prove_complete(name, rows, owners, microbatches)
     _prove_local_order(name, rows)
-    _prove_end(name, rows, stages - 1)
+    _prove_end(name, rows, owners)
     return stages, microbatches, owners
 
 
@@ -85,32 +84,18 @@ def _prove_local_order(name: str, rows: Rows) -> None:
             seen.add(action)
 
 
-def _prove_end(name: str, rows: Rows, last_stage: int) -> None:
-    """Let every rank go as far as it can until all are through, or none gets on."""
-    done: set[Action] = set()
-    heads = [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            while heads[rank] < len(row) and not _missing(row[heads[rank]], done, last_stage):
-                done.add(row[heads[rank]])
-                heads[rank], moved = heads[rank] + 1, True
-    stuck = [rank for rank, row in enumerate(rows) if heads[rank] < len(row)]
+def _prove_end(name: str, rows: Rows, owners: tuple[int, ...]) -> None:
+    """Let every rank go as far as it can, and refuse the schedule if one does not get to its end."""
+    done = starts_of(rows, owners, Durations())
+    stuck = {rank: step for rank, row in enumerate(rows) for step in range(len(row))[::-1] if row[step] not in done}
     if stuck:
-        waits = [rows[rank][heads[rank]] for rank in stuck]
-        told = ", ".join(
-            f"rank {rank} waits in {action} for {_missing(action, done, last_stage)}"
-            for rank, action in zip(stuck, waits, strict=True)
-        )
-        raise _error(name, rows, stuck[0], heads[stuck[0]], f"it never ends: {told}")
-
-
-def _missing(action: Action, done: set[Action], last_stage: int) -> str:
-    for either in action.needs(last_stage):
-        if not done.intersection(either):
-            return " or ".join(map(str, either))
-    return ""
+        told = []
+        for rank, step in stuck.items():
+            action = rows[rank][step]
+            missing = next(e for e in action.needs(len(owners) - 1) if not any(each in done for each in e))
+            told.append(f"rank {rank} waits in {action} for {' or '.join(map(str, missing))}")
+        rank, step = next(iter(stuck.items()))
+        raise _error(name, rows, rank, step, f"it never ends: {', '.join(told)}")
 
 
 def _error(name: str, rows: Rows, rank: int | None, step: int | None, what: str) -> ScheduleError:

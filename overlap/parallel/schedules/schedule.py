@@ -63,7 +63,7 @@ class PipelineSchedule:
 
     def timing(self, durations: Durations | None = None) -> Timing:
         """Return when each action runs, and what ranks are idle for; F, I and W take one unit by default."""
-        return replay(self.rows, self.stages, self.owners, durations or Durations())
+        return replay(self.rows, self.owners, durations or Durations())
 
     def grid(self, durations: Durations | None = None, *, width: int | None = None) -> list[str]:
         """Return the lines of a drawing, ranks by time; what does not fit in `width` characters goes below."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .action import Action, Kind
-from .proof import Rows
+from .action import Action, Kind, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,32 +40,38 @@ class Timing:
         return tuple(self.makespan - busy for busy in self.busy)
 
 
-def replay(rows: Rows, stages: int, owners: tuple[int, ...], durations: Durations) -> Timing:
-    """Run a proved schedule on paper: each rank in its own order, each action when what it needs is over."""
+def replay(rows: Rows, owners: tuple[int, ...], durations: Durations) -> Timing:
+    """Run a proved schedule on paper: each rank in its own order, each action when its inputs are there."""
+    starts = starts_of(rows, owners, durations)
+    busy = tuple(sum(durations.of(action.kind) for action in row) for row in rows)
+    ends = [start + durations.of(action.kind) for action, start in starts.items()]
+    return Timing(starts=starts, makespan=max(ends), busy=busy)
+
+
+def starts_of(rows: Rows, owners: tuple[int, ...], durations: Durations) -> dict[Action, int]:
+    """Return the start of each action; an action that waits for ever is missing."""
     starts: dict[Action, int] = {}
     ends: dict[Action, int] = {}
     heads, free = [0] * len(rows), [0] * len(rows)
-    left = sum(map(len, rows))
-    while left:
+    moved = True
+    while moved:
+        moved = False
         for rank, row in enumerate(rows):
             while heads[rank] < len(row):
                 action = row[heads[rank]]
-                ready = _ready(action, rank, ends, owners, stages - 1, durations.hop)
+                ready = _ready(action, rank, ends, owners, durations.hop)
                 if ready is None:
                     break
                 starts[action] = max(ready, free[rank])
                 ends[action] = free[rank] = starts[action] + durations.of(action.kind)
-                heads[rank], left = heads[rank] + 1, left - 1
-    busy = tuple(sum(durations.of(action.kind) for action in row) for row in rows)
-    return Timing(starts=starts, makespan=max(free), busy=busy)
+                heads[rank], moved = heads[rank] + 1, True
+    return starts
 
 
-def _ready(
-    action: Action, rank: int, ends: dict[Action, int], owners: tuple[int, ...], last_stage: int, hop: int
-) -> int | None:
-    """Return when everything that an action needs is there; None if that is not known yet."""
+def _ready(action: Action, rank: int, ends: dict[Action, int], owners: tuple[int, ...], hop: int) -> int | None:
+    """Return when all inputs of an action are there; None if that is not known yet."""
     ready = 0
-    for either in action.needs(last_stage):
+    for either in action.needs(len(owners) - 1):
         over = [ends[each] + hop * (owners[each.stage] != rank) for each in either if each in ends]
         if not over:
             return None
