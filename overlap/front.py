@@ -15,9 +15,7 @@ import trio
 from .config import ARGUMENT, RunConfig, requested
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
-from .processes.keeper import Keeper
-from .processes.one_life import Told, live
-from .processes.world_setup import alone, among, cluster_of
+from .processes.life import Keeper, Told, alone, among, cluster_of, live
 from .runtime.world import World
 from .settings import Wires
 from .signals import living, obeying

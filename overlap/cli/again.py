@@ -19,9 +19,9 @@ from ..errors import UsageError
 from ..flight.autopsy import last_signs_of
 from ..flight.folder import ENDING, default_folder
 from ..flight.reading import Flight, read_flight
+from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
-from ..launch.spec import LaunchSpec
 from ..launch.verdict import culprit
 from ..processes.roll_call import Present, RollCall, answer_roll_call, call_roll
 from ..state.parts import Parts
@@ -61,7 +61,7 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
 
 def _agree(config: RunConfig, what: LaunchSpec, attempt: int) -> LaunchSpec:
     """Ask the launchers of the other machines who takes part, and return what to start here."""
-    from ..processes.connecting import JOIN_TIMEOUT_S
+    from ..processes.connect import JOIN_TIMEOUT_S
 
     tls = config.tls_files()
     roll = RollCall(

@@ -18,10 +18,9 @@ import trio
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..launch.oom import oom_kills
+from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
-from ..launch.spec import LaunchSpec
-from ..launch.verdict import card, culprit, exit_code
+from ..launch.verdict import card, culprit, exit_code, oom_kills
 from ..notice import notify, say
 from ..processes.launchers import is_loopback
 from ..processes.place import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership

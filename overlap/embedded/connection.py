@@ -48,6 +48,7 @@ class Connection:
         self._error: BaseException | None = None  # of the program, with which the rank is to end
         self._failure: BaseException | None = None  # with which the world has ended
         self._forked = self._told = False
+        self._lived = False  # whether the world has come to life, which may have failed since
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
         self._thread = threading.Thread(target=self._run, name=f"overlap rank {index}", daemon=True)
@@ -163,7 +164,7 @@ class Connection:
         except BaseException:  # Ctrl-C
             self._cancel()
             raise
-        if self._failure is not None:
+        if self._failure is not None and not self._lived:
             self._thread.join()
             raise self._failure
         keep(self)
@@ -193,7 +194,7 @@ class Connection:
         return place_of(sys._current_frames().get(self._owner))
 
     async def _main(self, rank: Rank) -> None:
-        self.rank = rank
+        self.rank, self._lived = rank, True
         self._met.set()
         await self._closing.wait()
         if self._error is not None:

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
-from ..processes.connecting import JOIN_TIMEOUT_S
-from ..processes.keeper import Keeper
-from ..processes.one_life import Told, live
+from ..processes.connect import JOIN_TIMEOUT_S
+from ..processes.life import Keeper, Told, alone, among, live
 from ..processes.place import LONGEST_JOB
 from ..processes.secret import strong_secret
 from ..processes.silence import identity
-from ..processes.world_setup import alone, among
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..settings import Wires

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
@@ -18,7 +19,6 @@ from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_re
 from ..signals import ASKING
 from .lifeline import tie
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
-from .spec import LaunchSpec
 from .verdict import Ending
 
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system
@@ -263,3 +263,33 @@ async def _exited(pid: int) -> None:
         await trio.lowlevel.wait_readable(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """What to start."""
+
+    command: Sequence[str]  # The program and its arguments, the same on each node
+    environ: Mapping[str, str]  # Environment of all
+    nodes: int  # How many nodes the world has
+    here: Sequence[int]  # The nodes to start on this machine
+    ranks_per_node: int  # Ranks of each node; 0: there is one node, and its program says it
+    endpoint: tuple[str, int]  # Host and port where node 0 listens
+    listener: int | None  # Descriptor of the socket that listens there; node 0 inherits it
+    job: str  # Name of the job
+    secret: bytes  # What proves membership
+    prefix: bool  # Whether to put the node before each line
+    colour: bool  # Whether to colour that
+    log_dir: str | None  # Folder for what the nodes print; None: the terminal
+    grace_s: float  # Between being asked to end and being killed
+    report: Callable[[str], None]  # Takes lines for the user while the processes run
+    attempt: int = 0  # How often they have been started before
+    bind: bool = False  # Whether each of several processes keeps to its share of the cores, if this machine lets them
+
+    def log_path(self, node: int) -> str:
+        """Return where the output of a node goes; each attempt has a file of its own."""
+        again = f".restart-{self.attempt}" if self.attempt else ""
+        return f"{self.log_dir}/node-{node}{again}.log"
+
+    def __repr__(self) -> str:
+        return f"<LaunchSpec of nodes {list(self.here)} of {self.nodes}, job {self.job!r}>"

@@ -15,9 +15,8 @@ from ..errors import UsageError
 from ..processes.secret import hand_over
 from ..signals import ASKING
 from .binding import kept_to, shares_here
-from .nodeprocess import NodeProcess
+from .nodeprocess import LaunchSpec, NodeProcess
 from .output import Log, Screen
-from .spec import LaunchSpec
 from .verdict import Ending
 
 # After a failure the others learn of it themselves within half a second, and write their traces; then they are told.

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .oom import oom_kills
+from .nodeprocess import LaunchSpec
 from .processes import LaunchOutcome
-from .spec import LaunchSpec
-from .verdict import Ending, card, culprit
+from .verdict import Ending, card, culprit, oom_kills
 
 FUTILE = 3  # attempts without progress
 BAD_USAGE = 2  # the exit code of what would fail again in the same way

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..processes.status import Status
 from ..units import format_bytes
@@ -145,3 +147,33 @@ def _shortened(lines: list[str], most: int) -> list[str]:
 def _narrowed(line: str) -> str:
     left_out, half = len(line) - CARD_COLUMNS, CARD_COLUMNS // 2
     return f"{line[:half]} ... {left_out} characters left out ... {line[-half:]}" if left_out > 0 else line
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Return the count so far; 0 where none is kept.
+
+    Args:
+        root: Above `proc` and `sys`; for tests.
+    """
+    count = 0
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            count += _counted(root / "sys/fs/cgroup" / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
+            count += _counted(root / "sys/fs/cgroup/memory" / path.lstrip("/") / "memory.oom_control")
+    return count
+
+
+def _counted(file: Path) -> int:
+    for line in _lines(file):
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.isdecimal():
+            return int(value)
+    return 0
+
+
+def _lines(file: Path) -> list[str]:
+    with suppress(OSError):
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return []

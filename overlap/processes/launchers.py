@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from .hostlist import first_host
 from .sockets import parse_endpoint
 
 # Slurm gives no port. These are above the well-known ones and below those that systems hand out by themselves
@@ -226,3 +226,26 @@ def _endpoint(name: str, text: str) -> tuple[str, int]:
     if port == 0:
         raise UsageError(f"{name}: {text!r} has no port where others could look for it")
     return host, port
+
+
+_HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\],\s]+(?:,[^\[\],\s]+)*\])+")
+_BRACKETS = re.compile(r"\[([^\[\],-]+)[^\[\]]*\]")
+
+
+def first_host(hosts: str, *, name: str = "hosts") -> str:
+    """Return the first host of a Slurm host list.
+
+    >>> first_host("node[01-03,7],login"), first_host("r[2-3]n[10,12]"), first_host("a,b")
+    ('node01', 'r2n10', 'a')
+
+    Args:
+        hosts: The list.
+        name: What the error calls it.
+
+    Raises:
+        UsageError: If it is no host list.
+    """
+    found = _HOST.match(hosts)
+    if found is None or hosts[found.end() : found.end() + 1] not in ("", ","):
+        raise UsageError(f"{name}: expected a host list such as node[01-03,7],login, got {hosts!r}")
+    return _BRACKETS.sub(r"\1", found[0])

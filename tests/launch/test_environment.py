@@ -6,9 +6,8 @@ import pytest
 import trio
 
 from overlap import UsageError
-from overlap.processes.hostlist import first_host
 from overlap.processes.introduction import introduced
-from overlap.processes.launchers import is_loopback
+from overlap.processes.launchers import first_host, is_loopback
 from overlap.processes.place import Place, find_place, member_variables, without_membership
 
 SECRET = {"OVERLAP_SECRET": "0123456789abcdef" * 4}

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.launch.lines import LONGEST_BYTES, LineBuffer
-from overlap.launch.output import prefix_of
+from overlap.launch.output import LONGEST_BYTES, LineBuffer, prefix_of
 
 
 def cut(*pieces, times=None):

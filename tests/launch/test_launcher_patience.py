@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import trio
 from trio.testing import MockClock
 
+from overlap.launch.nodeprocess import LaunchSpec
 from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, STOPPED_S, launch
-from overlap.launch.spec import LaunchSpec
 
 GRACE_S = 30.0
 

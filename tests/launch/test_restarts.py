@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from overlap.launch.nodeprocess import LaunchSpec
 from overlap.launch.processes import LaunchOutcome
 from overlap.launch.restarts import Restarts, launch_again
-from overlap.launch.spec import LaunchSpec
 from overlap.launch.verdict import Ending
 from overlap.processes.status import Status
 from tests import interpreters

@@ -14,9 +14,9 @@ import pytest
 import trio
 
 from overlap.errors import UsageError
-from overlap.processes import shared_trace as traces
+from overlap.processes import traces as traces
 from overlap.processes.member import Membership
-from overlap.processes.shared_trace import part_path, write_together
+from overlap.processes.traces import part_path, write_together
 from overlap.timeline import Recorder, Timeline, read_trace
 from overlap.timeline.recording import RawSpan
 
@@ -127,7 +127,7 @@ def test_a_part_is_kept_where_there_is_room(tmp_path: Path) -> None:
 
 WRITES = """
 import os, signal, sys, trio
-from overlap.processes.shared_trace import undisturbed
+from overlap.processes.traces import undisturbed
 
 async def main():
     with undisturbed():

@@ -86,7 +86,7 @@ overlap.run(main)
 """
 
 
-@pytest.mark.parametrize(("transport", "method"), [("efa", "_check"), ("shared_memory", "_come_together")])
+@pytest.mark.parametrize(("transport", "method"), [("efa", "_check"), ("shared_memory", "_meet")])
 def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
     tmp_path: Path, transport: str, method: str
 ) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 import overlap
 from overlap import Faults, UsageError, Virtual
-from overlap.processes.trace_stream import TraceStream
+from overlap.processes.traces import TraceStream
 from overlap.timeline import Recorder, Timeline, read_trace
 from overlap.timeline.recording import KeptSteps
 

@@ -12,7 +12,7 @@ from ... import Faults, Interference, Virtual
 from ...config import RunConfig
 from ...cost.select import check_algorithm
 from ...errors import UsageError
-from ...processes.world_setup import DEFAULT_RANKS, cluster_of
+from ...processes.life import DEFAULT_RANKS, cluster_of
 from ...settings import Option
 from ...simulation import Profile, Roofline
 from ...simulation.conditions import ALL

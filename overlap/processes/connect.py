@@ -1,4 +1,4 @@
-"""From a place in a world of several processes to what `run` needs there: a transport and the control plane."""
+"""Connection of a process to the others of its world: membership, wires and control plane."""
 
 from __future__ import annotations
 

@@ -1,0 +1,354 @@
+"""Life of one world in real time: set up, lived to its end, and its timeline kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from transports import NeuronLink, Transport
+
+from .. import trace_files
+from ..config import RunConfig
+from ..diagnostics import is_interrupt
+from ..errors import StallError, TraceWarning, UsageError, in_one_line
+from ..flight.folder import FlightFile, attempt, began, open_flight
+from ..runtime.blame.stall import STALL_S, StallLimits
+from ..runtime.world import World
+from ..timeline.recording import KeptSteps
+from ..timeline.spans import Timeline
+
+if TYPE_CHECKING:
+    import topology
+
+    from ..config import RunConfig
+    from ..settings import Wires
+    from .connect import Joined
+    from .identity import RendezvousConfig
+    from .member import Membership
+    from .place import Place
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a world and those who have started it tell each other."""
+
+    begun: Callable[[World], None]  # Is given the world before it lives
+    to_end: Callable[[], bool] = lambda: False  # Whether this process was told to end by a signal
+
+
+async def live(
+    opened: AbstractAsyncContextManager[WorldSetup],
+    place: Place | None,
+    main: Callable[..., Awaitable[T]],
+    args: tuple[object, ...],
+    wanted: RunConfig,
+    keeper: Keeper,
+    told: Told,
+) -> list[T]:
+    """Run `main(rank, *args)` on the ranks of this process, and keep what is left of them.
+
+    Args:
+        opened: What the world stands on.
+        place: Of this process among several; None if it is alone.
+        main: The program of each rank.
+        args: Its further arguments.
+        wanted: What the world is asked to be.
+        keeper: Keeps the timeline.
+        told: Whom it tells.
+    """
+    failure: Exception | None = None
+    async with opened as around:
+        joined = around.joined
+        restart = joined.restart if joined else attempt()
+        flight = _flight(wanted, place, around, restart)
+        world = World(
+            around.size,
+            around.cluster,
+            around.transport,
+            algorithm=wanted.algorithm,
+            others=joined.control_plane if joined else None,
+            check=wanted.check,
+            flight=flight.writer if flight else None,
+            restart=restart,
+            state_dir=wanted.state_dir,
+            steps=KeptSteps.given(wanted.trace_steps),
+            limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
+        )
+        told.begun(world)
+        if joined is not None:
+            joined.notices.show = world.show
+        results: list[T] = []
+        with _shown(flight, joined), _streamed(wanted, world, joined, keeper):
+            try:
+                results = await world.live(main, args, wanted.timeout_s)
+            except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
+                failure = error
+            except BaseException as error:
+                if is_interrupt(error):
+                    _keep(flight, "interrupted", "interrupted")
+                elif told.to_end():
+                    _keep(flight, "interrupted", "told to end by a signal")
+                raise
+            finally:
+                if failure is not None:
+                    _keep(flight, "stalled" if isinstance(failure, StallError) else "failed", in_one_line(failure))
+                if flight is not None:
+                    flight.close(keep=flight.writer.ended)
+                await keeper.keep(world.timeline, joined.membership if joined else None)
+        if joined is not None and failure is None:
+            await joined.leave()
+    if failure is not None:
+        raise failure
+    return results
+
+
+@contextmanager
+def _shown(flight: FlightFile | None, joined: Joined | None) -> Iterator[None]:
+    """Let those look on for the block who watch from elsewhere."""
+    if flight is None or joined is None:
+        yield
+        return
+    from ..live.snapshot import SnapshotWriter  # of worlds of several processes
+
+    membership = joined.membership
+    glimpses = SnapshotWriter(flight.path, lambda: membership.clock.offset_ns)
+    membership.glimpse = glimpses
+    try:
+        yield
+    finally:
+        membership.glimpse = lambda room_bytes: b""
+        glimpses.close()
+
+
+def _streamed(wanted: RunConfig, world: World, joined: Joined | None, keeper: Keeper) -> AbstractContextManager[None]:
+    """Keep for the block, where a trace is asked for, what a killed run leaves of it."""
+    if wanted.trace is None:
+        return nullcontext()
+    from .traces import (
+        TraceStream,
+        part_path,  # few keep a trace
+        streamed,
+    )
+
+    membership = joined.membership if joined else None
+    path = part_path(os.path.abspath(wanted.trace), membership.member if membership else 0)
+    path = path.with_name(f"{path.name}.part")
+    offset_ns = membership.clock.offset_ns if membership else 0
+
+    def make() -> TraceStream:
+        return TraceStream(path, world.recorders(), world.timeline(), offset_ns=offset_ns)
+
+    return streamed(make, is_kept=lambda: not keeper.has_failed)
+
+
+def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup, restart: int) -> FlightFile | None:
+    """Begin the flight record of this process."""
+    name, start = began(
+        job=place.label if place else None,
+        restart=restart,
+        process=place.process if place else 0,
+        processes=place.processes if place else 1,
+        world_size=around.size,
+        script=sys.argv[0],
+    )
+    return open_flight(wanted.flight_dir, name, around.transport.ranks, start)
+
+
+def _keep(flight: FlightFile | None, how: str, line: str) -> None:
+    if flight is not None:
+        flight.writer.end(how, rank=None, line=line, here=True)
+
+
+DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldSetup:
+    """What a world stands on."""
+
+    size: int  # Ranks in the world
+    cluster: topology.Cluster  # Where they are placed
+    transport: Transport  # Reaches them all; open
+    joined: Joined | None = None  # The other processes, if there are any
+
+
+@asynccontextmanager
+async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
+    """Set up a world in this process."""
+    ranks, wires = config.ranks, config.wires
+    if ranks is None and isinstance(wires, Transport):
+        ranks = len(wires.ranks)
+    placed = cluster_of(config.cluster, ranks, told=config.told("ranks", "cluster"))
+    size = ranks or placed.world_size
+    transport = around(NeuronLink(size), wires)
+    if transport.ranks != tuple(range(size)):
+        raise UsageError(f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}")
+    async with transport.open():
+        yield WorldSetup(size=size, cluster=placed, transport=transport)
+
+
+def around(wires: Transport, wrap: Wires | None) -> Transport:
+    """Return the wires with whatever the caller puts around them.
+
+    Raises:
+        UsageError: If that is no transport.
+    """
+    if wrap is None:
+        return wires
+    wrapped = wrap if isinstance(wrap, Transport) else wrap(wires)
+    if not isinstance(wrapped, Transport):
+        raise UsageError(
+            f"transport: expected a transport of ranks {list(wires.ranks)}, or a function that makes one "
+            f"of another, got {wrapped!r}"
+        )
+    return wrapped
+
+
+@asynccontextmanager
+async def among(
+    place: Place, config: RunConfig, *, meeting: RendezvousConfig | None = None
+) -> AsyncIterator[WorldSetup]:
+    """Set up a world of several processes, of which this is one.
+
+    Args:
+        place: Where it stands.
+        config: What the world is asked to be.
+        meeting: Where and how the processes meet; by default as their launcher says.
+    """
+    from .connect import joined, met
+
+    placed, transport = _spread(place, config.cluster or "local", told=config.told("cluster")), config.wires
+    own = transport if isinstance(transport, Transport) else None
+    if own is not None and (own.ranks, len(own.peers)) != (tuple(place.ranks), place.world_size):
+        raise UsageError(
+            f"transport: serves ranks {list(own.ranks)} and reaches {len(own.peers)}; this is process "
+            f"{place.process} of {place.processes}, with ranks {list(place.ranks)} of {place.world_size}"
+        )
+
+    def wires(default: Transport) -> Transport:
+        return own or around(default, transport)
+
+    opened = met(place, meeting, config, wires=wires) if meeting else joined(place, placed.name, config, wires=wires)
+    async with opened as found:
+        yield WorldSetup(size=place.world_size, cluster=placed, transport=found.transport, joined=found)
+
+
+def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, told: str = "") -> topology.Cluster:
+    """Return the cluster of that name; the plain machine has as many ranks as are asked for.
+
+    Args:
+        cluster: The cluster, its name, or None for the plain machine.
+        ranks: How many ranks it is to have at least.
+        told: Who has said so, for the error.
+
+    Raises:
+        UsageError: If there is no such cluster, or the ranks do not fit.
+    """
+    import topology  # here, because a program that only imports us should not pay for the machines
+
+    if cluster is None or cluster == "local":
+        return topology.cluster("local", ranks=ranks or DEFAULT_RANKS)
+    try:
+        placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster
+    except topology.TopologyError as error:
+        raise UsageError(f"cluster: {error}{told}") from error
+    if ranks is not None and ranks > placed.world_size:
+        raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}{told}")
+    return placed
+
+
+def _spread(place: Place, cluster: str | topology.Cluster, *, told: str) -> topology.Cluster:
+    """Return the cluster, with as many nodes as the launcher says."""
+    import topology
+
+    if not isinstance(cluster, str):
+        if cluster.world_size < place.world_size:
+            raise UsageError(
+                f"{place.source} started {place.world_size} ranks; {cluster.name} has {cluster.world_size}"
+            )
+        return cluster
+    try:
+        return topology.cluster(cluster, nodes=place.nodes, ranks=place.world_size)
+    except topology.TopologyError as error:
+        raise UsageError(f"cluster: {error}{told}") from error
+
+
+class Keeper:
+    """Keeps the timeline of one run. What it cannot write costs neither the results nor the error that is due."""
+
+    def __init__(self, wanted: RunConfig) -> None:
+        self._wanted = wanted
+        self._trouble: str | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there was something that it could not write."""
+        return self._trouble is not None
+
+    async def keep(self, timeline: Callable[[], Timeline], membership: Membership | None) -> None:
+        """Hand on what was recorded; of several processes, the first one writes it for all."""
+        if self._wanted.watcher is not None:
+            self._wanted.watcher(timeline())
+        if self._wanted.trace is None:
+            return
+        with self._minding(), trio.CancelScope(shield=True):
+            if membership is None:  # in a thread: there may be much to write, and the loop may be the user's
+                await trio.to_thread.run_sync(self._write, timeline, self._wanted.trace)
+                return
+            from .traces import write_together
+
+            if await write_together(timeline, self._wanted.trace, membership):
+                trace_files.keep(self._wanted.trace)
+
+    def keep_now(self, timeline: Callable[[], Timeline]) -> None:
+        """Do so for a world in virtual time, whose loop waits for nothing real."""
+        if self._wanted.watcher is not None:
+            self._wanted.watcher(timeline())
+        if self._wanted.trace is not None:
+            with self._minding():
+                self._write(timeline, self._wanted.trace)
+
+    def _write(self, timeline: Callable[[], Timeline], path: str | PathLike[str]) -> None:
+        from ..timeline.files.tracefile import write_trace
+
+        write_trace(timeline(), path)
+        trace_files.keep(path)
+
+    @contextmanager
+    def _minding(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever it is, the run is over, and its results or its error are what counts
+            usual = isinstance(error, UsageError)
+            self._trouble = str(error) if usual else f"trace: cannot write {self._wanted.trace}: {error!r}"
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note on what the block raises what could not be written."""
+        try:
+            yield
+        except BaseException as error:
+            if self._trouble is not None:
+                error.add_note(self._trouble)
+            raise
+
+    def warn(self) -> None:
+        """Warn of what could not be written."""
+        if self._trouble is not None:
+            warnings.warn(TraceWarning(self._trouble), stacklevel=3)
