@@ -14,29 +14,45 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from ..errors import UsageError
+from ..notice import notify
 from .failure import report
 from .output import discard, open_missing
 from .parser import HelpFormatter, Parser
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {
-    "demo": "train on handwritten digits without overlap and with it, and see the difference",
-    "run": "run a program's ranks, with settings and a trace from the command line",
-    "simulate": "run a program on a modelled cluster in virtual time, once or over a sweep of settings",
-    "timeline": "draw a trace file: what was hidden, what was exposed",
-    "advise": "try on a trace what can be changed, and list what would make its steps shorter",
-    "ls": "list the worlds that run on this host",
-    "top": "show what the ranks of a running world do: compute, communication, who is late",
-    "autopsy": "say who ended a run, where it was, and what it waited for",
-    "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
-    "topology": "draw a machine, its legal groups and rings",
-    "plan": "say what a collective becomes on a machine, how long it takes, and why",
-    "pipeline": "draw a pipeline schedule: what each rank computes when, its bubble, what ranks hold at once",
-    "calibrate": "make a machine file from the output of a benchmark, and say how far to trust it",
-    "validate": "compare predictions with published measurements, and say how far off they are",
+GROUPS = {
+    "get to know it": {
+        "demo": "train on handwritten digits without overlap and with it, and see the difference",
+    },
+    "run a program": {
+        "run": "run a program's ranks, with settings and a trace from the command line",
+        "top": "list the jobs that run, and show the work of their ranks: compute, communication, who is late",
+        "autopsy": "say which rank ended a run, where it was, and what it waited for",
+    },
+    "see where its time goes": {
+        "timeline": "draw a trace: what was hidden, what was exposed, and what to change",
+        "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
+    },
+    "plan for machines": {
+        "simulate": "run a program, or a model's step, on a modelled cluster in virtual time",
+        "plan": "show what a collective becomes on a machine and why, a machine, or a pipeline schedule",
+        "calibrate": "make a machine file from a benchmark, and say how far to trust predictions",
+    },
 }
-"""Every command and its line of help: `overlap --help` must not load them."""
+"""The commands with their lines of help, by what one wants to do: `overlap --help` must not load them."""
+
+COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
+"""Every command and its line of help."""
+
+SUCCESSORS = {
+    "advise": ("timeline", "--advise"),
+    "ls": ("top", "--list"),
+    "topology": ("plan",),
+    "pipeline": ("plan",),
+    "validate": ("calibrate", "--published"),
+}
+"""Commands of the previous version, and the words that stand for them now."""
 
 _DESCRIPTION = "Run training loops as asynchronous ranks and hide communication behind compute."
 
@@ -82,6 +98,10 @@ def _run(argv: list[str]) -> int:
     name, *words = argv or ["--help"]
     if name in ("-h", "--help", "--version"):
         _overview().parse_args([name])  # shows it and exits
+    if name in SUCCESSORS:
+        successor = SUCCESSORS[name]
+        notify(f"`overlap {name}` is now `overlap {' '.join(successor)}`; the old name goes with the next version")
+        name, words = successor[0], [*successor[1:], *words]
     if name not in COMMANDS:
         close = get_close_matches(name, COMMANDS, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
@@ -93,11 +113,18 @@ def _run(argv: list[str]) -> int:
 
 
 def _overview() -> argparse.ArgumentParser:
-    parser = Parser(prog="overlap", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=HelpFormatter)
+    parser = Parser(
+        prog="overlap",
+        usage="overlap [-h] [--version] COMMAND ...",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=HelpFormatter,
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        commands.add_parser(name, help=summary)
+    for title, commands in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name, summary in commands.items():
+            group.add_argument(name, nargs="?", help=summary)
     return parser
 
 

@@ -3,7 +3,7 @@
 A record is a file from the start of a world: memory that is mapped to it outlives the process, however that ends. When
 the world has ended well it is removed; else it stays, until the folder has many newer ones. They lie in
 `OVERLAP_FLIGHT_DIR`, where nothing is ever cleared away, or in a folder of the user's own among the temporary files. In
-that folder is a link to each record elsewhere as long as its world lives, so that `overlap ls` finds all.
+that folder is a link to each record elsewhere as long as its world lives, so that `overlap top` finds all.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def simulated(
         await train(rank, model, layout)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TopologyWarning)  # rules that do not bind are told by `overlap topology`
+        warnings.simplefilter("ignore", TopologyWarning)  # `overlap plan MACHINE` tells of rules that do not bind
         try:
             run(main, cluster=cluster, clock=virtual, algorithm=algorithm)
         except RankFailedError as error:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 import topology
-from overlap.cli.calibrate.logs import read
 from overlap.cost.fitting import Launches, Sample, fit, with_shares
 from overlap.cost.select import plan
 from overlap.errors import UsageError
+from overlap.planning.benchmark_logs import read
 
 NCCL = """\
 # nccl-tests version 2.19.6
@@ -404,8 +404,11 @@ def test_from_a_log_of_nccl_tests_to_a_training_step_and_how_far_to_trust_it(ove
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ((), "calibrate: name a LOG and the --cluster that it is of, or --here for this computer"),
-        (("some.log",), "calibrate: name a LOG and the --cluster that it is of, or --here for this computer"),
+        ((), "calibrate: name a LOG and the --cluster that it is of, or --here for this computer, or --published"),
+        (
+            ("some.log",),
+            "calibrate: name a LOG and the --cluster that it is of, or --here for this computer, or --published",
+        ),
         (("--here", "some.log"), "--here: measures this computer; got a log too: some.log"),
         (("--here", "--cluster", "local"), "--cluster: --here measures this computer; leave it out"),
         (("--between", "mpi", "some.log", "--cluster", "trn2.48xlarge"), "--between: only with --here"),

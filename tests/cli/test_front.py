@@ -3,11 +3,12 @@ import re
 import signal
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 from overlap import RankFailedError, StallError, UsageError, __version__
-from overlap.cli import COMMANDS, failure, main
+from overlap.cli import COMMANDS, SUCCESSORS, failure, main
 from overlap.launch.output import OutputError
 
 
@@ -53,7 +54,7 @@ def test_every_command_has_help(overlap, name):
     assert out.startswith(f"usage: overlap {name} ")
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "topology"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_two_examples(overlap, name):
     examples = overlap(name, "--help")[1].partition("\nexamples:\n")[2]
     assert len(re.findall(rf"^  overlap {name}\b", examples, re.MULTILINE)) >= 2
@@ -76,8 +77,29 @@ def test_what_is_said_of_an_example_stands_below_it_where_there_is_no_room_besid
     assert told in overlap("run", "--help")[1]
 
 
+@pytest.mark.parametrize(("former", "words"), SUCCESSORS.items(), ids=lambda name: str(name))
+def test_former_names_go_on_and_say_their_successor(overlap, monkeypatch, former, words):
+    asked = []
+    module = import_module(f"overlap.cli.{words[0]}")
+    monkeypatch.setattr(module, "main", lambda args: asked.append(args) or 0)
+    subject = {"plan": ["1f1b"], "timeline": ["run.json"]}.get(words[0], [])
+    assert overlap(former, *subject) == (
+        0,
+        "",
+        f"overlap: `overlap {former}` is now `overlap {' '.join(words)}`; the old name goes with the next version\n",
+    )
+    [args] = asked
+    assert all(getattr(args, option.removeprefix("--")) is True for option in words[1:])
+
+
+def test_options_of_another_subject_are_refused(overlap):
+    code, out, err = overlap("plan", "trn1.32xlarge", "--bytes", "1M")
+    assert (code, out, err) == (2, "", "overlap: --bytes: only of a collective; trn1.32xlarge is a machine\n")
+    assert overlap("plan", "all_reduce")[2] == "overlap: --bytes: needed for the plan of a collective\n"
+
+
 PLAN = ["plan", "all_reduce", "--cluster", "trn1.32xlarge", "--bytes"]
-KNOWN = "known are demo, run, simulate, timeline, advise, ls, top, autopsy, bench, topology"
+KNOWN = "known are demo, run, top, autopsy, timeline, bench, simulate, plan, calibrate"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +111,7 @@ KNOWN = "known are demo, run, simulate, timeline, advise, ls, top, autopsy, benc
             ["bench"],
             "OP: name the operation to measure (`overlap bench --help` explains)",
         ),
-        (["topology", "nosuch"], "unknown cluster 'nosuch'; known: "),
+        (["plan", "nosuch"], "SUBJECT: 'nosuch' is no file, no collective (all_reduce, "),
         (["timeline", "none.json"], "none.json: cannot be read"),
         (["run", "--rank", "3", "x.py"], "run: unrecognized arguments: "),
         ([*PLAN, "3"], "--bytes: 3 bytes are not whole elements of float32, of 4 bytes"),
@@ -111,7 +133,7 @@ def test_user_errors_are_one_line_and_exit_2(overlap, argv, message):
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["topology", "trn1.32xlarge", "--check", "0"], ": 1 rank, 1 disjoint ring\n"),
+        (["plan", "trn1.32xlarge", "--check", "0"], ": 1 rank, 1 disjoint ring\n"),
         (["plan", "all_reduce", "--bytes", "4", "--cluster", "local"], " float32 on 1 rank (0) of local\n"),
         (["simulate", "--cluster", "local", "--ranks", "1", "train.py"], "local, 1 rank, virtual time\n"),
     ],
@@ -156,7 +178,7 @@ text = "gerade Größen"
 @pytest.mark.parametrize(
     "argv",
     [
-        ("topology", "mine.toml"),
+        ("plan", "mine.toml"),
         ("plan", "all_reduce", "--bytes", "1MiB", "--cluster", "mine.toml", "--ranks", "0-7", "--steps"),
         ("simulate", "--cluster", "mine.toml", "--ranks", "8", "train.py"),
         pytest.param(
@@ -272,8 +294,8 @@ LOST = "overlap: cannot write the output: No space left on device\n"
     ("argv", "unbuffered"),
     [
         (["--help"], ""),
-        (["topology", "trn2.48xlarge"], ""),  # more than the buffer takes
-        pytest.param(["topology", "trn2.48xlarge"], "1", marks=pytest.mark.slow),
+        (["plan", "trn2.48xlarge"], ""),  # more than the buffer takes
+        pytest.param(["plan", "trn2.48xlarge"], "1", marks=pytest.mark.slow),
         (["run", "train.py"], ""),  # from a rank
         pytest.param(["demo", "--steps", "1", "--ranks", "2"], "", marks=pytest.mark.slow),
         (["run", "--nnodes", "2", "train.py"], ""),  # from several processes at once

@@ -1,13 +1,13 @@
-"""`overlap validate`: what it prints and returns."""
+"""`overlap calibrate --published`: what it prints and returns."""
 
 import json
 
-from overlap.cli import validate as command
+from overlap.cli.calibrate import published as command
 from overlap.cost import validation
 
 
 def test_the_whole_page_of_a_machine(overlap):
-    code, out, err = overlap("validate", "--machine", "inf2.xlarge")
+    code, out, err = overlap("calibrate", "--published", "--machine", "inf2.xlarge")
     assert (code, err) == (0, "")
     assert (
         out
@@ -36,7 +36,7 @@ taken as published, not predicted: start of a DMA 1.3 us, NeuronLink hop 1.5 us
 
 
 def test_peer_direct_is_one_table_of_two_settings(overlap):
-    code, out, _ = overlap("validate", "--machine", "dl1.24xlarge")
+    code, out, _ = overlap("calibrate", "--published", "--machine", "dl1.24xlarge")
     assert code == 0
     lines = out.splitlines()
     at = lines.index("Peer Direct on dl1.24xlarge x4, one model with two settings, in nw_bw MB/s")
@@ -46,7 +46,7 @@ def test_peer_direct_is_one_table_of_two_settings(overlap):
 
 
 def test_crossovers(overlap):
-    code, out, _ = overlap("validate", "--machine", "trn2.48xlarge")
+    code, out, _ = overlap("calibrate", "--published", "--machine", "trn2.48xlarge")
     assert code == 0
     assert "where one algorithm takes over from another\n  mesh to rdh on 64 ranks of trn2.48xlarge" in out
     assert "8 of 8 crossovers where they were seen\n" in out
@@ -54,7 +54,7 @@ def test_crossovers(overlap):
 
 
 def test_json(overlap):
-    code, out, _ = overlap("validate", "--machine", "trn2.48xlarge", "--json")
+    code, out, _ = overlap("calibrate", "--published", "--machine", "trn2.48xlarge", "--json")
     found = json.loads(out)
     assert (code, found["schema_version"]) == (0, command.SCHEMA_VERSION)
     assert len(found["rows"]) == 40
@@ -70,7 +70,7 @@ def test_json(overlap):
 
 
 def test_check_tells_by_the_exit_code(overlap, monkeypatch):
-    words = ("validate", "--machine", "inf2.xlarge")
+    words = ("calibrate", "--published", "--machine", "inf2.xlarge")
     assert overlap(*words, "--check")[0] == 0
     monkeypatch.setattr(validation, "_NEURON", validation.Asked(median=0.08, worst=0.1))
     assert overlap(*words)[0] == 0
@@ -80,11 +80,11 @@ def test_check_tells_by_the_exit_code(overlap, monkeypatch):
 
 
 def test_an_unknown_machine(overlap):
-    code, out, err = overlap("validate", "--machine", "trn9")
+    code, out, err = overlap("calibrate", "--published", "--machine", "trn9")
     assert (code, out) == (2, "")
     assert "nothing is published of 'trn9'; known are dl1.24xlarge, inf2.xlarge, p5.48xlarge" in err
 
 
 def test_a_machine_to_which_every_row_was_fitted(overlap):
-    out = overlap("validate", "--machine", "dl1.24xlarge x4")[1]
+    out = overlap("calibrate", "--published", "--machine", "dl1.24xlarge x4")[1]
     assert "\nGaudi, across nodes         float32      0                  4 rows, all fitted\n" in out

@@ -168,7 +168,7 @@ def test_the_command_draws_it_and_lists_it(blob, monkeypatch, capsys):
 
     async def look(company):
         where = f"127.0.0.1:{company.endpoint[1]}"
-        return [await IN_THREAD(command, [*words, where]) for words in (["top", "--once"], ["ls"])]
+        return [await IN_THREAD(command, [*words, where]) for words in (["top", "--once"], ["top", "--list"])]
 
     assert watching(2, look, blob) == [0, 0]
     out, err = capsys.readouterr()

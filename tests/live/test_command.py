@@ -1,4 +1,4 @@
-"""`overlap ls` and `overlap top` on worlds that run: here, inside of them."""
+"""`overlap top` on worlds that run: here, inside of them."""
 
 import json
 import os
@@ -39,14 +39,14 @@ def while_it_runs(look):
     return found[0]
 
 
-def test_ls_lists_the_worlds_that_run(capsys):
-    (told,) = while_it_runs(lambda: json.loads(said(capsys, "ls", "--json")))
+def test_top_lists_the_worlds_that_run(capsys):
+    (told,) = while_it_runs(lambda: json.loads(said(capsys, "top", "--json")))
     assert (told["ranks"], told["processes"], told["here"], told["step"]) == (2, 1, 1, 3)
     assert told["pids"] == [os.getpid()]
-    text = while_it_runs(lambda: said(capsys, "ls"))
+    text = while_it_runs(lambda: said(capsys, "top"))
     assert text.split("\n")[0].split()[:2] == ["job", "program"]
     assert str(os.getpid()) in text
-    assert said(capsys, "ls") == "no world of yours runs on this host\n"
+    assert said(capsys, "top") == "no world of yours runs on this host\n"
 
 
 def said(capsys, *words):
@@ -55,11 +55,11 @@ def said(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_ls_finds_worlds_whose_records_lie_elsewhere(capsys, monkeypatch, tmp_path):
+def test_top_finds_worlds_whose_records_lie_elsewhere(capsys, monkeypatch, tmp_path):
     def look():
         with monkeypatch.context() as patched:
             patched.delenv("OVERLAP_FLIGHT_DIR")
-            return json.loads(said(capsys, "ls", "--json"))
+            return json.loads(said(capsys, "top", "--json"))
 
     (told,) = while_it_runs(look)
     assert told["pids"] == [os.getpid()]

@@ -1,4 +1,4 @@
-"""`overlap topology`: what it prints and returns."""
+"""`overlap plan` of a machine: what it prints and returns."""
 
 import argparse
 import io
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from overlap.cli import topology as command
+from overlap.cli import plan as command
 from topology import TopologyError, names
 
 
@@ -98,7 +98,7 @@ def test_checking_a_group(run):
         (["trn1.32xlarge", "--check", "0-3", "--edition", "2022"], "rule trn1-sizes-2022"),
         (["trn1.32xlarge", "--check", "0..3"], "'0..3' is not a list of ranks"),
         (["trn1.32xlarge", "--lnc", "2"], "lnc: expected 1, found 2"),
-        (["trn3"], "unknown cluster 'trn3'"),
+        (["trn3", "--nodes", "2"], "unknown cluster 'trn3'"),
     ],
 )
 def test_mistakes_raise_for_the_front_door(run, words, message):

@@ -1,10 +1,9 @@
-"""`overlap calibrate --here`: measure this computer, and write the machine file by which `local` predicts it."""
+"""`overlap calibrate --here`: measures this computer, and writes the machine file by which `local` predicts it."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,28 +13,30 @@ from ...cost.fitting import Fitted, Sample
 from ...cost.own import OwnFit, fit_own
 from ...errors import OverlapError, UsageError
 from ...notice import notify
-from ...units import format_bytes, format_ns
+from ...planning.calibrate import own_machine_file
+from ...units import format_bytes
 from ..bench.cases import Case
 from ..bench.measuring import NodeLayout, measure_cases
 from ..bench.operations import find
 from ..bench.sampling import Sampling
 from ..output import written
+from .page import accuracy_lines, times_of
 
 BETWEEN: Mapping[str, str] = {"shared_memory": "shared_memory", "sockets": "efa", "mpi": "mpi"}
-"""What may join processes, and the transport's name; first what joins those of one host if nobody says otherwise."""
+"""Ways to join processes, and the transport of each; the first one is the default on one host."""
 
 AIM = 0.15
-"""Error that predictions of our own bench are to stay within."""
+"""Largest wanted error of predictions of our own bench."""
 
 _OPERATIONS = ("all_reduce", "all_gather", "broadcast", "all_to_all")
 _SIZES = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-_ROUNDS = 3  # over all worlds; of their tenth percentiles the least counts: what else runs only makes times longer
+_ROUNDS = 3  # over all worlds; the least tenth percentile counts, because other programs only make times longer
 _SAMPLING = Sampling(iters=10, warmup=3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _World:
-    """Where cases are measured."""
+    """A world in which cases are measured."""
 
     ranks: int
     layout: NodeLayout
@@ -45,7 +46,7 @@ def calibrate_here(args: argparse.Namespace) -> int:
     """Measure, fit, print, write; return the exit code: 0, or 1 if the file cannot be written.
 
     Raises:
-        UsageError: If an option does not go with `--here`, or nothing joins processes as is asked.
+        UsageError: If an option does not go with `--here`, or the transport is missing.
     """
     for option in ("cluster", "op", "ranks"):
         if getattr(args, option) is not None:
@@ -57,7 +58,7 @@ def calibrate_here(args: argparse.Namespace) -> int:
     shared = between == "shared_memory"
     found = fit_own(list(_samples(_worlds(BETWEEN[between]))), cores=cores, shared_memory=shared)
     print("\n".join(_page(found, between)))
-    text = _toml(args.name or "here", found, between, cores)
+    text = own_machine_file(args.name or "here", found, between=between, cores=cores)
     if args.output is None:
         print("\n" + text, end="")
         return 0
@@ -74,7 +75,7 @@ def _worlds(transport: str) -> list[_World]:
 
 
 def _samples(worlds: Sequence[_World]) -> Iterator[Sample]:
-    """Measure every case in rounds, so that no busy moment meets all of one, and give the least."""
+    """Yield the least time of every case, measured in rounds, so that no busy moment meets all its samples."""
     least: dict[tuple[_World, str, int], float] = {}
     for number in range(_ROUNDS):
         for world in worlds:
@@ -105,13 +106,11 @@ def _page(found: OwnFit, between: str) -> list[str]:
         f"{'collective':<11} {'ranks':>5} {'joined by':<13} {'size':>8} {'measured':>9} {'predicted':>9} {'error':>7}"
     ]
     lines += [_line(row, between) for row in found.rows]
-    fitted, left = (found.errors(left_out=out) for out in (False, True))
     within = sum(abs(row.error) <= AIM for row in found.rows)
     return [
         *lines,
         "",
-        f"rows fitted: {fitted[0]}, median error {fitted[1]:.1%}, worst {fitted[2]:.1%}",
-        f"rows left out: {left[0]}, median error {left[1]:.1%}, worst {left[2]:.1%}",
+        *accuracy_lines(found),
         f"within {AIM:.0%}: {within} of {len(found.rows)} rows; measure while nothing else runs",
     ]
 
@@ -119,46 +118,4 @@ def _page(found: OwnFit, between: str) -> list[str]:
 def _line(row: Fitted, between: str) -> str:
     of = row.sample
     joined = "memory" if of.processes == 1 else between
-    times = f"{format_ns(of.time_s * 1e9):>9} {format_ns(row.predicted_s * 1e9):>9} {row.error:>+7.1%}"
-    out = "  left out" if row.left_out else ""
-    return f"{of.collective:<11} {len(of.ranks):>5} {joined:<13} {format_bytes(of.nbytes):>8} {times}{out}"
-
-
-def _toml(name: str, found: OwnFit, between: str, cores: int) -> str:
-    count, middle, worst = found.errors(left_out=True)
-    origin = 'source = "measured: overlap calibrate --here", confidence = "D"'
-
-    def line(key: str, value: float) -> str:
-        return f"{key} = {{ value = {value:.6g}, {origin} }}"
-
-    apart = found.between
-    wire = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
-    own = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
-    between_nodes = [
-        "[collectives.between_nodes]",
-        f"shared_memory = {'true' if 'phase_s' in apart else 'false'}",
-        line("cores", cores),
-        *(line(key, apart[key]) for key in own if key in apart),
-        "",
-    ]
-    if "step_s" in apart:
-        between_nodes += [
-            "[collectives.between_nodes.wires.efa]",
-            *(line(key, apart["step_s" if key in ("gap_s", "incast_s") else key]) for key in wire),
-            "",
-        ]
-    return "\n".join(
-        [
-            f"# Written by `overlap calibrate --here` on {platform.machine()}, {cores} processors, Python "
-            f"{platform.python_version()}; processes joined by {between}.",
-            f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
-            'extends = "local"',
-            f'name = "{name}"',
-            "",
-            "[collectives]",
-            *(line(key, value) for key, value in found.inside.items()),
-            'inline_bytes = { value = 2097152, source = "overlap/runtime/engine/workers.py", confidence = "A" }',
-            "",
-            *(between_nodes if found.between else []),
-        ]
-    )
+    return f"{of.collective:<11} {len(of.ranks):>5} {joined:<13} {format_bytes(of.nbytes):>8} {times_of(row)}"

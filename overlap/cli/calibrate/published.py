@@ -1,68 +1,43 @@
-"""`overlap validate`: the cost model against everything that was published of the machines it knows."""
+"""`overlap calibrate --published`: predictions of the cost model beside published measurements."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
-from textwrap import wrap
 
 from topology import format_ranks
 
-from ..cost.measurements import GIVEN, TRAINING, Measurement, Start
-from ..cost.validation import Accuracy, Class, Crossover, Judged, Validation, validate
-from ..units import format_bytes, format_ns
+from ...cost.measurements import GIVEN, TRAINING, Measurement, Start
+from ...cost.validation import Accuracy, Class, Crossover, Judged, Validation, validate
+from ...errors import UsageError
+from ...units import format_bytes, format_ns, wrapped
+from ..output import as_json
 
 SCHEMA_VERSION = 3
-"""Version of what `--json` prints; it rises when a field changes its meaning or goes."""
-
-_WIDTH = 80
-
-_DESCRIPTION = """\
-Predict every published measurement of collectives with the planner, and print what was measured beside it.
-
-Errors are of times, also where a bandwidth was published. A few figures of the model are fitted, each to one row, and
-that row names its figure; all others are predicted. (Which figures there are was decided with all rows in view.) A row
-is extrapolated if no fitted rows of the same machine, ranks and operation enclose its size.
-"""
-
-_EPILOG = """\
-examples:
-  overlap validate
-  overlap validate --machine dl1.24xlarge --json
-"""
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Tell the front door's parser what the command is for and what it takes."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("--machine", metavar="NAME", help="only this one, such as trn2.48xlarge; default: all")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="exit with 1 unless every class has the accuracy asked on rows that nothing was fitted to, and algorithms "
-        "change where they should",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run the command and return the exit code: 0, or 1 if `--check` finds less accuracy than is asked.
+def show_published(args: argparse.Namespace) -> int:
+    """Print the comparison, and return the exit code: 1 if `--check` finds less accuracy than is asked.
 
     Raises:
-        UsageError: If nothing is published of the machine.
+        UsageError: If nothing is published of the machine, or an option is of a calibration.
     """
+    for option in ("here", "between", "cluster", "op", "ranks", "name", "output", "logs"):
+        if getattr(args, option):
+            raise UsageError(f"--published: compares published measurements; leave out {option}")
     found = validate(args.machine)
-    print(json.dumps(describe(found), indent=2, sort_keys=True) if args.json else "\n".join(_page(found)))
+    if args.json:
+        print(as_json(describe(found), version=SCHEMA_VERSION), end="")
+    else:
+        print("\n".join(_page(found)))
     return 1 if args.check and not found.as_asked else 0
 
 
 def describe(found: Validation) -> dict[str, object]:
-    """Return a validation as the one object that `--json` prints: seconds, bytes, errors as shares."""
+    """Return a validation for JSON: seconds, bytes, errors as shares."""
     return {
-        "schema_version": SCHEMA_VERSION,
         "rows": [_described(row) for row in found.rows],
         "crossovers": [
             asdict(each.knee) | {"predicted_bytes": each.predicted_bytes, "inside": each.inside}
@@ -122,7 +97,7 @@ def _title(row: Judged) -> str:
 def _group(rows: Sequence[Judged]) -> list[str]:
     size = "ranks" if isinstance(rows[0].of, Start) else "size"
     return [
-        *_wrapped(_title(rows[0])),
+        *wrapped(_title(rows[0]), rest="  "),
         f"  {size:>10}  {'measured':>9}  {'predicted':>9}  {'error':>7}",
         *(_row(row) for row in rows),
     ]
@@ -136,7 +111,7 @@ def _row(row: Judged) -> str:
 
 
 def _peer_direct(rows: Sequence[Judged], training: Judged | None) -> list[str]:
-    """Draw the columns of the document: what the host's copies cost, from one model with two settings."""
+    """Return the table of the document: the cost of the host's copies, from one model with two settings."""
     lines = [
         f"Peer Direct on {_of(rows[0]).machine}, one model with two settings, in {_of(rows[0]).unit}",
         f"  {'':14}  {'host copies':^21}  {'Peer Direct':>16}",
@@ -146,12 +121,13 @@ def _peer_direct(rows: Sequence[Judged], training: Judged | None) -> list[str]:
         figures = [(_of(row).figure, _of(row).as_published(row.predicted)) for row in pair]
         lines.append(f"  {collective:14}" + "".join(f"  {a:>10,.0f} {b:>10,.0f}" for a, b in figures))
     if training:
-        lines += _wrapped(
+        lines += wrapped(
             f"training throughput with Peer Direct over without: {training.measured:.2f} measured, "
             f"{training.predicted:.2f} predicted ({training.error:+.1%}) for a step that is all communication; "
             "with compute, calibrated on one of the two, the other is missed by far: examples/08_bert_peer_direct.py "
             f"({TRAINING.source})",
             first="  ",
+            rest="    ",
         )
     return lines
 
@@ -160,7 +136,7 @@ def _crossovers(crossovers: Sequence[Crossover]) -> list[str]:
     lines = ["where one algorithm takes over from another"]
     for title, alike in groupby(crossovers, key=_change):
         found = ", ".join(f"{each.knee.collective} {_found(each)}" for each in alike)
-        lines += [*_wrapped(title, first="  "), f"    {found}"]
+        lines += [*wrapped(title, first="  ", rest="    "), f"    {found}"]
     return lines
 
 
@@ -183,11 +159,11 @@ def _summary(found: Validation) -> list[str]:
         *([f"starting programs, beside the planner: {_accuracy(Accuracy.of(starts))}"] if starts else []),
         "taken as published, not predicted: " + ", ".join(f"{each.name} {each.figure}" for each in GIVEN),
     ]
-    return [*_classes(found), "", *(part for line in lines for part in _wrapped(line))]
+    return [*_classes(found), "", *(part for line in lines for part in wrapped(line, rest="  "))]
 
 
 def _classes(found: Validation) -> list[str]:
-    """Draw the planner's accuracy by class."""
+    """Return the planner's accuracy by class of rows."""
     return [
         "the planner on rows that nothing was fitted to",
         f"{'class':<27} {'dtype':<9} {'rows':>4} {'median':>7} {'worst':>7}  asked",
@@ -204,11 +180,6 @@ def _class(of: Class) -> str:
 
 def _accuracy(of: Accuracy) -> str:
     return f"{of.rows} rows, median error {of.median:.1%}, worst {of.worst:.1%}" if of.rows else "none"
-
-
-def _wrapped(text: str, *, first: str = "") -> list[str]:
-    rest = f"{first}  "
-    return wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
 
 
 def _s(duration_s: float) -> str:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ...collectives.generators import GENERATORS
-from ...cost.parameters import itemsize_of
-from ...errors import UsageError
-from ...units import format_bytes
+from ..collectives.generators import GENERATORS
+from ..cost.parameters import itemsize_of
+from ..errors import UsageError
+from ..units import format_bytes
 
 _OPERATIONS = {
     "all_reduce": "all_reduce", "allreduce": "all_reduce", "allr": "all_reduce",

@@ -1,74 +1,70 @@
-"""`overlap topology NAME`: draw a machine, list its legal groups and rings, or judge a group."""
+"""A machine: its devices and wires, legal groups and rings, and the verdict on one group."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
-from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
+from topology import Cluster, TopologyError, cluster, format_ranks, parse_ranks
 from topology.picture import draw, paragraph
 
-SCHEMA_VERSION = 1
-"""Version of what `--json` prints; it rises when a field changes its meaning or goes."""
+from ...errors import UsageError
+from ...settings import Option
+from ...units import count, switch
+from ..output import as_json
 
 ILLEGAL_EXIT = 2
-"""Exit code for an illegal group, the same whether it is told as JSON or as an error."""
+"""Exit code for an illegal group, whether it is reported as JSON or as an error."""
 
 _LISTED_GROUPS = 4
 _LEAST_WIDTH = 60
 
-_DESCRIPTION = """\
-Show a machine: its devices and wires, what they carry, which groups of ranks are legal, and the rings that it holds.
-
-NAME is a built-in machine, with its nodes if there are several ("trn2.48xlarge x4"), or a TOML file.
-"""
-
-
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Tell the front door's parser what the command is for and what it takes."""
-    parser.description, parser.epilog = _DESCRIPTION, f"built-in machines: {', '.join(names())}"
-    parser.add_argument(
-        "name", metavar="NAME", help='machine, such as trn1.32xlarge or "trn2.48xlarge x4", or a .toml file'
-    )
-    parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes")
-    parser.add_argument("--lnc", type=int, metavar="1|2", help="physical cores per logical core")
-    parser.add_argument("--ranks", type=int, metavar="N", help="size of the world; default: every core")
-    parser.add_argument(
-        "--edition", type=int, metavar="YEAR", help="judge by the rules of that year; default: the newest"
-    )
-    parser.add_argument("--check", metavar="RANKS", help="judge a group such as 0-7 or 0-3,8-11")
-    parser.add_argument("--ascii", action="store_true", help="draw with + - | only")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON instead")
+OPTIONS = {
+    "nodes": Option(read=count, metavar="N", help="number of nodes"),
+    "lnc": Option(read=count, metavar="1|2", help="physical cores per logical core"),
+    "edition": Option(read=count, metavar="YEAR", help="judge by the rules of that year; default: the newest"),
+    "check": Option(read=str, metavar="RANKS", help="judge a group such as 0-7 or 0-3,8-11"),
+    "ascii": Option(read=switch, help="draw with + - | only"),
+}
 
 
-def main(args: argparse.Namespace) -> int:
-    """Run the command.
+def show(name: str, told: Mapping[str, Any]) -> int:
+    """Draw a machine, or judge a group on it, and return the exit code.
 
     Raises:
-        TopologyError: for an unknown machine, numbers that do not fit it, and (without ``--json``) an illegal group.
+        UsageError: If the number of ranks is no number.
+        TopologyError: If the machine is unknown, numbers do not fit it, or (without `--json`) a group is illegal.
     """
-    machine = cluster(args.name, nodes=args.nodes, lnc=args.lnc, ranks=args.ranks, edition=args.edition)
-    if args.check is not None:
-        return _check(machine, parse_ranks(args.check), as_json=args.json)
-    if args.json:
-        print(json.dumps(describe(machine), indent=2, sort_keys=True))
-    else:
-        # A file of text in memory knows no encoding, and takes everything.
-        blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
-        plain = args.ascii or not blocks
-        width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
-        print("\n\n".join([draw(machine, ascii=plain, width=width), _groups(machine, width), _rings(machine, width)]))
+    size = {each: told[each] for each in ("nodes", "lnc", "edition") if each in told}
+    machine = cluster(name, ranks=_ranks(told), **size)
+    if "check" in told:
+        return _check(machine, parse_ranks(told["check"]), json=bool(told.get("json")))
+    if told.get("json"):
+        print(as_json(describe(machine)), end="")
+        return 0
+    # A text file in memory has no encoding, and takes every character.
+    blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
+    plain = bool(told.get("ascii")) or not blocks
+    width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
+    print("\n\n".join([draw(machine, ascii=plain, width=width), _groups(machine, width), _rings(machine, width)]))
     return 0
 
 
-def _check(machine: Cluster, ranks: tuple[int, ...], *, as_json: bool) -> int:
-    if as_json:
+def _ranks(told: Mapping[str, Any]) -> int | None:
+    try:
+        return count(told["ranks"]) if "ranks" in told else None
+    except UsageError as error:
+        raise UsageError(f"--ranks: {error}") from None
+
+
+def _check(machine: Cluster, ranks: tuple[int, ...], *, json: bool) -> int:
+    if json:
         verdict = judgement(machine, ranks)
-        print(json.dumps(verdict, indent=2, sort_keys=True))
+        print(as_json(verdict), end="")
         return 0 if verdict["legal"] else ILLEGAL_EXIT
     findings = machine.judge(ranks)
     if machine.strict and any(finding.severity == "error" for finding in findings):
@@ -82,7 +78,7 @@ def _check(machine: Cluster, ranks: tuple[int, ...], *, as_json: bool) -> int:
 
 
 def judgement(machine: Cluster, ranks: tuple[int, ...]) -> dict[str, object]:
-    """Give the verdict on a group as one JSON object."""
+    """Return the verdict on a group for JSON."""
     findings = machine.judge(ranks)
     nearest: tuple[tuple[int, ...], ...] = ()
     legal = not machine.strict or all(finding.severity != "error" for finding in findings)
@@ -92,7 +88,6 @@ def judgement(machine: Cluster, ranks: tuple[int, ...]) -> dict[str, object]:
         except TopologyError as error:
             nearest = error.nearest
     return {
-        "schema_version": SCHEMA_VERSION,
         "cluster": machine.name,
         "ranks": list(ranks),
         "legal": legal,
@@ -104,9 +99,8 @@ def judgement(machine: Cluster, ranks: tuple[int, ...]) -> dict[str, object]:
 
 
 def describe(machine: Cluster) -> dict[str, object]:
-    """Give everything that is known of a cluster as one JSON object."""
+    """Return all figures of a cluster for JSON."""
     return {
-        "schema_version": SCHEMA_VERSION,
         "name": machine.machine.name,
         "description": machine.machine.description,
         "nodes": machine.nodes,
@@ -136,7 +130,7 @@ def _device(machine: Cluster, device: int) -> dict[str, object]:
 
 
 def _legal(machine: Cluster) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """List legal groups on one node by size, empty where no rule restricts them."""
+    """Return the legal groups on one node by size; none where no rule restricts them."""
     if not machine.restricted:
         return {}
     sizes = range(2, machine.ranks_per_node + 1)

@@ -1,0 +1,111 @@
+"""`overlap plan SUBJECT`: a collective on a machine, a machine itself, or a pipeline schedule."""
+
+# collective, machine, schedule: the options of each subject, and the page and the JSON that describe it
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from topology import names
+
+from ...collectives.generators import GENERATORS
+from ...errors import UsageError
+from ...parallel.schedules import FAMILIES
+from ...settings import Option
+from ...units import switch
+from ..options import add_options, flag_of, values
+from . import collective, machine, schedule
+
+_DESCRIPTION = """\
+Show what a collective becomes on a machine, a machine, or a pipeline schedule.
+
+OP, such as all_reduce: the algorithm that is predicted to be fastest, every other one with its time, and why.
+Predictions come from the figures of the machine's wires and memories, and a few overheads fitted to published
+measurements. Shapes that nobody published measurements of are marked as extrapolated.
+
+MACHINE, such as trn1.32xlarge, "trn2.48xlarge x4" or a TOML file: its devices and wires, the bandwidth of these, the
+legal groups of ranks, and the rings of devices.
+
+SCHEDULE, such as 1f1b: the computes of each rank over time, its idle time, and its activations at once. A file has a
+line for each rank: its actions with commas between, such as 0F0,0F1,0B0,0B1 (stage, F forward, B backward or I and W
+for its halves, microbatch), as PyTorch writes them. It is proved: a file that misses an action, or with which ranks
+wait for each other for ever, is refused.
+"""
+
+_EPILOG = f"""\
+examples:
+  overlap plan all_reduce --bytes 32MiB --cluster "trn2.48xlarge x4"
+  overlap plan all_gather --bytes 256K --cluster trn1.32xlarge --ranks 0-7 --steps
+  overlap plan trn1.32xlarge
+  overlap plan "trn2.48xlarge x4" --check 0-7
+  overlap plan 1f1b --ranks 4 --microbatches 8
+  overlap plan zb-h1 --ranks 4 --microbatches 8 --text >mine.csv && overlap plan mine.csv
+
+collectives: {", ".join(GENERATORS)}
+
+machines: {", ".join(names())}
+
+schedules: {", ".join(FAMILIES)}
+"""
+
+_SHARED = {
+    "ranks": Option(
+        read=str, metavar="R",
+        help="of a collective the group, such as 0-7 or 0-3,8-11; else their number; default: all of a machine, "
+        "4 of a schedule",
+    ),
+    "json": Option(read=switch, help="print one JSON object instead"),
+}  # fmt: skip
+
+_SUBJECTS = {"collective": collective, "machine": machine, "schedule": schedule}
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the options of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("subject", metavar="SUBJECT", help="OP, MACHINE or SCHEDULE")
+    add_options(parser, _SHARED)
+    for name, subject in _SUBJECTS.items():
+        add_options(parser.add_argument_group(f"of a {name}"), subject.OPTIONS)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code: 0, or 2 for `--check` of an illegal group.
+
+    Raises:
+        UsageError: If the subject is unknown, or an option does not go with it or has an impossible value.
+        TopologyError: If a machine is unknown, or a group is not legal on it.
+        ScheduleError: If a file holds no schedule, or a rank holds more than is allowed.
+    """
+    given = {name: values(args, subject.OPTIONS) for name, subject in _SUBJECTS.items()}
+    kind = _kind(args.subject, given)
+    for other, told in given.items():
+        if other != kind and told:
+            name = next(iter(told))
+            flag = flag_of(name, _SUBJECTS[other].OPTIONS[name])
+            raise UsageError(f"{flag}: only of a {other}; {args.subject} is a {kind}")
+    show: Callable[[str, Mapping[str, Any]], int] = _SUBJECTS[kind].show
+    return show(args.subject, {**given[kind], **values(args, _SHARED)})
+
+
+def _kind(subject: str, given: Mapping[str, Mapping[str, object]]) -> str:
+    """Return what a name stands for; options decide about unknown names, for the sake of the message."""
+    if subject in GENERATORS:
+        return "collective"
+    if subject.lower() in FAMILIES:
+        return "schedule"
+    machine = subject.partition(" ")[0]
+    if machine in names() or machine.endswith(".toml"):
+        return "machine"
+    if Path(subject).exists():
+        return "schedule"
+    told = [name for name, options in given.items() if options]
+    if len(told) == 1:
+        return told[0]
+    raise UsageError(
+        f"SUBJECT: {subject!r} is no file, no collective ({', '.join(GENERATORS)}), no machine ({', '.join(names())}) "
+        f"and no schedule ({', '.join(FAMILIES)})"
+    )

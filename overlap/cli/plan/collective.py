@@ -1,0 +1,169 @@
+"""Plan of a collective: its algorithm on a machine, the alternatives, and the reason for the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from topology import Cluster, cluster, format_ranks, parse_ranks
+
+from ...cost.parameters import itemsize_of
+from ...cost.select import DIRECT, NAMES, Plan, plan
+from ...errors import UsageError
+from ...settings import Option
+from ...units import format_bytes, format_ns, index, parse_bytes, switch, wrapped
+from ..output import as_json
+from ..stepgrid import step_grid
+
+
+def _rank(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"expected a rank, got {text!r}") from None
+
+
+OPTIONS = {
+    "bytes": Option(
+        read=str, metavar="SIZE", help="the larger one of a rank's input and output, such as 32MiB; always needed"
+    ),
+    "cluster": Option(
+        read=str, metavar="NAME", help='machine, such as "trn2.48xlarge x4", or a .toml file; always needed'
+    ),
+    "dtype": Option(read=str, metavar="NAME", help="type of the elements; default: float32"),
+    "root": Option(read=_rank, metavar="RANK", help="group rank of the root; default: 0"),
+    "peer_direct": Option(
+        read=switch, help="network adapters read device memory themselves (default; matters on dl1)",
+        off="host memory is in between",
+    ),
+    "exact": Option(read=switch, help="only algorithms that reduce every element in the order of ranks: exact=True"),
+    "top": Option(read=index, metavar="N", help="alternatives to print; default: 8"),
+    "steps": Option(read=switch, help="also print the table as a grid of ranks by steps"),
+}  # fmt: skip
+
+
+def show(op: str, told: Mapping[str, Any]) -> int:
+    """Print the plan of a collective, and return the exit code 0.
+
+    Raises:
+        UsageError: If the size, the dtype or the root is impossible.
+        TopologyError: If the machine is unknown, or the group is not legal on it.
+    """
+    for name in ("bytes", "cluster"):
+        if name not in told:
+            raise UsageError(f"--{name}: needed for the plan of a collective")
+    ranks = parse_ranks(told["ranks"]) if "ranks" in told else None
+    if ranks is not None and len(ranks) < 2:
+        raise UsageError(f"--ranks: {told['ranks']!r} is one rank, which sends nothing; name a group, such as 0-7")
+    dtype, machine = told.get("dtype", "float32"), _machine(told["cluster"], ranks)
+    nbytes, element_bytes = parse_bytes(told["bytes"], argument="--bytes"), itemsize_of(dtype)
+    if nbytes % element_bytes:
+        raise UsageError(f"--bytes: {nbytes} bytes are not whole elements of {dtype}, of {element_bytes} bytes")
+    asked = {name: told[name] for name in ("root", "peer_direct", "exact") if name in told}
+    chosen = plan(op, nbytes, machine, ranks, dtype=dtype, **asked)
+    if told.get("json"):
+        print(as_json(describe(chosen)), end="")
+        return 0
+    print("\n".join([*_summary(chosen), *_advice(machine, chosen), "", *_others(chosen, told.get("top", 8))]))
+    if told.get("steps"):
+        grid = ["no table: nothing is sent"] if chosen.algorithm == DIRECT else step_grid(chosen.schedule())
+        print("\n".join(["", *grid]))
+    return 0
+
+
+def _machine(name: str, ranks: tuple[int, ...] | None) -> Cluster:
+    """Return the machine; one with any number of ranks gets as many as the group needs."""
+    machine = cluster(name)
+    if machine.machine.devices is None and ranks and max(ranks) >= machine.world_size:
+        spread = -(-(max(ranks) + 1) // machine.nodes) * machine.nodes
+        return cluster(name, ranks=spread)
+    return machine
+
+
+def describe(chosen: Plan) -> dict[str, object]:
+    """Return a plan for JSON: seconds, bytes, ranks of the world."""
+    others = [each for each in chosen.alternatives if each.predicted_s is not None]
+    return {
+        "op": chosen.op,
+        "bytes": chosen.nbytes,
+        "ranks": list(chosen.ranks),
+        "cluster": chosen.cluster,
+        "dtype": chosen.dtype,
+        "algorithm": chosen.algorithm,
+        "detail": chosen.detail,
+        "slices": chosen.slices,
+        "predicted_s": chosen.predicted_s,
+        "extrapolated": chosen.extrapolated,
+        "breakdown": asdict(chosen.breakdown),
+        "steps": chosen.steps,
+        "bytes_per_rank": chosen.bytes_per_rank,
+        "hops": dict(chosen.hops),
+        "busiest_link": asdict(chosen.busiest) if chosen.busiest else None,
+        "reason": chosen.reason,
+        "alternatives": [
+            {"algorithm": each.algorithm, "detail": each.detail, "predicted_s": each.predicted_s} for each in others
+        ],
+        "not_applicable": [
+            {"algorithm": each.algorithm, "why": each.why_not} for each in chosen.alternatives if each.why_not
+        ],
+    }
+
+
+def _advice(machine: Cluster, chosen: Plan) -> list[str]:
+    return [
+        line
+        for each in machine.judge(chosen.ranks)
+        for line in _field(each.severity, f"rule {each.rule.id}: {each.rule.text}")
+    ]
+
+
+def _summary(chosen: Plan) -> list[str]:
+    sliced = f", in {chosen.slices} slices" if chosen.slices > 1 else ""
+    spent = [f"{_s(value)} {NAMES[term]}" for term, value in asdict(chosen.breakdown).items() if value > 0]
+    hops = ", ".join(f"{count} {kind}" for kind, count in chosen.hops) or "none"
+    busiest = chosen.busiest
+    return [
+        *wrapped(
+            f"{chosen.op} of {format_bytes(chosen.nbytes)} {chosen.dtype} on {len(chosen.ranks)} "
+            f"rank{'s' * (len(chosen.ranks) != 1)} ({format_ranks(chosen.ranks)}) of {chosen.cluster}",
+            rest="  ",
+        ),
+        "",
+        f"  {_name(chosen.algorithm, chosen.detail)}{sliced}",
+        *_field("predicted", _s(chosen.predicted_s) + (" (extrapolated)" if chosen.extrapolated else "")),
+        *_field("why", chosen.reason),
+        *_field("time goes to", ", ".join(spent) or "nothing"),
+        *_field("steps", str(chosen.steps)),
+        *_field("bytes", f"{format_bytes(chosen.bytes_per_rank)} sent by the busiest rank"),
+        *_field("hops", f"{hops}, on the longest way of every step"),
+        *_field("busiest link", f"{busiest.kind} {busiest.name}, {_s(busiest.busy_s)} of bytes" if busiest else "none"),
+    ]
+
+
+def _field(name: str, text: str) -> list[str]:
+    return wrapped(text, first=f"  {name:<14}", rest=" " * 16)
+
+
+def _others(chosen: Plan, top: int) -> list[str]:
+    priced = [each for each in chosen.alternatives if each.predicted_s is not None]
+    lines = ["alternatives:"] if chosen.alternatives else ["no alternatives"]
+    for each in priced[:top]:
+        assert each.predicted_s is not None
+        more = f"+{each.predicted_s / chosen.predicted_s - 1:.0%}" if chosen.predicted_s else ""
+        name = _name(each.algorithm, each.detail)
+        lines += wrapped(name, first=f"  {_s(each.predicted_s):>8}  {more:>7}  ", rest=" " * 21)
+    if len(priced) > top:
+        lines.append(f"  and {len(priced) - top} slower ones (--top {len(priced)})")
+    for each in chosen.alternatives:
+        if each.why_not:
+            lines += wrapped(f"{each.algorithm} does not apply: {each.why_not}", first="  ", rest="    ")
+    return lines
+
+
+def _name(algorithm: str, detail: str) -> str:
+    return f"{algorithm} ({detail})" if detail else algorithm
+
+
+def _s(duration_s: float) -> str:
+    return format_ns(duration_s * 1e9)

@@ -1,0 +1,178 @@
+"""Calibration of a machine: fits it to rows that a benchmark printed or measured, and writes its machine file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import topology
+
+from ..cost.fitting import Fit, Sample, fit, wire_s
+from ..cost.own import OwnFit
+from ..errors import UsageError
+from ..units import format_bytes, format_ns
+from .benchmark_logs import Log, Row, read
+
+_LEAST_ROWS = 4
+
+# Switches that reduce on the way halve the bytes that each rank sends; no algorithm of ours sends fewer.
+_IN_SWITCHES = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A machine fitted to the logs of benchmarks."""
+
+    cluster: topology.Cluster  # The cluster that the logs are of
+    paths: Sequence[str]  # The files of the logs
+    logs: Sequence[Log]  # Their rows
+    fit: Fit  # The fitted figures, and the error of each row
+
+    @property
+    def base(self) -> str:
+        """The built-in machine that the machine file extends."""
+        return self.cluster.machine.name
+
+    def machine_file(self, name: str) -> str:
+        """Return the machine file, in which the machine has a name."""
+        return _machine_file(self, name)
+
+
+def calibrate(paths: Sequence[str], name: str, *, op: str | None = None, ranks: int | None = None) -> Calibration:
+    """Fit a machine to logs.
+
+    Args:
+        paths: The files of the logs.
+        name: The cluster that they are of, such as "p5.48xlarge x2".
+        op: The collective, where a log does not say it.
+        ranks: The ranks that took part, where a log does not say it.
+
+    Raises:
+        UsageError: If a log cannot be read, or does not fit the cluster; names file, row and what was expected.
+        TopologyError: If there is no such machine.
+    """
+    cluster = topology.cluster(name, strict=False)
+    if cluster.machine.devices is None:
+        raise UsageError("--cluster: 'local' has no wires to fit; name the machine that the log is of")
+    base = name.split()[0]
+    if base not in topology.names():
+        raise UsageError(f"--cluster: a machine file extends one of ours, which {base!r} is not")
+    if ranks is not None and ranks < 2:
+        raise UsageError(f"--ranks: expected 2 or more, got {ranks}")
+    logs = [read(path, op=op, ranks=ranks) for path in paths]
+    samples = [_sample(row, cluster) for log in logs for row in log.rows]
+    if len(samples) < _LEAST_ROWS:
+        raise UsageError(f"{paths[0]}: expected {_LEAST_ROWS} rows or more, found {len(samples)}")
+    return Calibration(cluster=cluster, paths=paths, logs=logs, fit=fit(cluster, samples))
+
+
+def _sample(row: Row, cluster: topology.Cluster) -> Sample:
+    ranks = row.ranks or cluster.world_size
+    if ranks < 2:
+        raise UsageError(f"{row.where}: expected a collective of 2 ranks or more, found {ranks}")
+    if ranks > cluster.world_size:
+        raise UsageError(f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}")
+    placed = _placed(row, cluster) or tuple(range(ranks))
+    sample = Sample(collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=placed, time_s=row.time_s)
+    if row.time_s < (least_s := _IN_SWITCHES * wire_s(cluster, sample)):
+        raise UsageError(
+            f"{row.where}: expected {format_ns(least_s * 1e9)} or more, half of what {format_bytes(row.nbytes)} on "
+            f"{len(placed)} ranks of {cluster.name} takes at the full rate of its wires, found "
+            f"{format_ns(row.time_s * 1e9)}"
+        )
+    return sample
+
+
+def _placed(row: Row, cluster: topology.Cluster) -> tuple[int, ...]:
+    """Return the ranks at the places that a log names."""
+    if not row.places:
+        return ()
+    hosts, devices = (max(column) + 1 for column in zip(*row.places, strict=True))
+    if hosts > cluster.nodes or devices > cluster.ranks_per_node:
+        raise UsageError(
+            f"{row.where}: expected ranks on at most {cluster.nodes} hosts with {cluster.ranks_per_node} devices, as "
+            f"{cluster.name} has, found {hosts} with {devices}"
+        )
+    return tuple(host * cluster.ranks_per_node + device for host, device in row.places)
+
+
+# -- machine files ---------------------------------------------------------------------------------------------------
+
+
+def _machine_file(of: Calibration, name: str) -> str:
+    found, network = of.fit, of.cluster.machine.network
+    source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(of.logs, of.paths, strict=True))
+    count, middle, worst = found.errors(left_out=True)
+    hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in of.paths)
+    origin = f'source = {_quoted(f"fitted: {source}")}, confidence = "B"'
+    lines = [
+        f"# Written by `overlap calibrate` from {_quoted(source)[1:-1]} (SHA-256 {_quoted(hashes)[1:-1]}).",
+        f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
+        f'extends = "{of.base}"',
+        f"name = {_quoted(name)}",
+    ]
+    inside_s, between_s = found.launches.inside_s, found.launches.between_s
+    if inside_s is not None:
+        lines += ["", "[collectives]", f"launch_s = {{ value = {inside_s:.6g}, {origin} }}"]
+    for kind, share in found.shares.items():
+        lines += ["", f"[collectives.wires.{kind}]", f"efficiency = {{ value = {share:.4g}, {origin} }}"]
+        if network and kind == network.link and between_s is not None:
+            lines += [f"launch_s = {{ value = {between_s:.6g}, {origin} }}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a TOML string, whose escapes are those of JSON."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def own_machine_file(name: str, found: OwnFit, *, between: str, cores: int) -> str:
+    """Return the machine file of this computer, by which `local` predicts it.
+
+    Args:
+        name: The name of the machine.
+        found: The fitted figures.
+        between: What joins processes, in words.
+        cores: Processors of this computer.
+    """
+    count, middle, worst = found.errors(left_out=True)
+    origin = 'source = "measured: overlap calibrate --here", confidence = "D"'
+
+    def line(key: str, value: float) -> str:
+        return f"{key} = {{ value = {value:.6g}, {origin} }}"
+
+    apart = found.between
+    wire = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
+    own = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
+    between_nodes = [
+        "[collectives.between_nodes]",
+        f"shared_memory = {'true' if 'phase_s' in apart else 'false'}",
+        line("cores", cores),
+        *(line(key, apart[key]) for key in own if key in apart),
+        "",
+    ]
+    if "step_s" in apart:
+        between_nodes += [
+            "[collectives.between_nodes.wires.efa]",
+            *(line(key, apart["step_s" if key in ("gap_s", "incast_s") else key]) for key in wire),
+            "",
+        ]
+    return "\n".join(
+        [
+            f"# Written by `overlap calibrate --here` on {platform.machine()}, {cores} processors, Python "
+            f"{platform.python_version()}; processes joined by {between}.",
+            f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
+            'extends = "local"',
+            f'name = "{name}"',
+            "",
+            "[collectives]",
+            *(line(key, value) for key, value in found.inside.items()),
+            'inline_bytes = { value = 2097152, source = "overlap/runtime/engine/workers.py", confidence = "A" }',
+            "",
+            *(between_nodes if found.between else []),
+        ]
+    )
