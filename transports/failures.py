@@ -1,4 +1,4 @@
-"""How transports fail: one tree of errors, whose subclasses say whose fault it is."""
+"""Errors of transports: one tree, whose subclasses say whose fault it is."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class TransportError(Exception):
         `- TransportClosedError   the owner: this end has been closed
 
     Attributes:
-        reason: What happened, without the envelope.
+        reason: The event, without the envelope.
         src: Sending rank, if known.
         dst: Receiving rank, if known.
         tag: Tag of the message, if known.
-        operation: What the message is a part of, where somebody above knows that and has said so; for the text.
+        operation: The operation that the message is a part of, where a caller has set it; for the text.
     """
 
     def __init__(self, reason: str, *, src: int | None = None, dst: int | None = None, tag: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What travels between two processes: frames, each a header of fixed form and raw payload. Pure.
+"""Frames between two processes: a header of fixed form and a raw payload each. Pure.
 
 ::
 
@@ -9,7 +9,7 @@ damaged; the payload's own one is zero where the sender has left it out. They fi
 there is TLS.
 
 Fields are unsigned integers of 4 or 8 bytes, and each kind of frame has exactly its own: its header is one `struct`.
-So nothing in a header can nest or grow, and what is read of it before it is refused is `HEADER_LIMIT_BYTES`.
+So nothing in a header can nest or grow, and at most `HEADER_LIMIT_BYTES` of it are read before it is refused.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from transports.matching.protocol import MessageKind, ProtocolError
 #: Messages up to this length travel at once, longer ones when the receiver has named their place. Copying this much
 #: twice takes 20 us, asking first 80 us and more (measured one way: 64 KiB at once 50 us, 128 KiB after asking 200 us).
 EAGER_BYTES = 64 << 10
-#: Longer messages are cut in pieces of this length. At 1 GB/s it takes 0.5 ms: what something urgent waits at most,
-#: and enough for a system call and a frame (20 us) to count for little.
+#: Longer messages are cut in pieces of this length. At 1 GB/s a piece takes 0.5 ms: the longest wait of an urgent
+#: message, and enough for a system call and a frame (20 us) to count for little.
 CHUNK_BYTES = 512 << 10
-#: The same inside one host, over a single connection: 0.5 ms at 4 GB/s. What a chunk costs in Python, 60 us, counts
-#: there where processes share cores: all_reduce of 4 MiB among 4 on two takes 7 ms, in pieces of 512 KiB 8.9.
+#: Length of pieces inside one host, over a single connection: 0.5 ms at 4 GB/s. The 60 us of Python for each chunk
+#: count there where processes share cores: all_reduce of 4 MiB among 4 on two takes 7 ms, in pieces of 512 KiB 8.9.
 LOCAL_CHUNK_BYTES = 2 << 20
 #: Messages up to this length follow their announcement unasked. One that comes before its receive is copied once more.
 PUSH_BYTES = 4 << 20
-#: Messages up to this length have been sent when they have left: a copy is kept of what a connection may have lost.
+#: Messages up to this length have been sent when they have left: a copy is kept in case a connection loses them.
 #: Measured over loopback TCP, 4 processes on 2 cores: a broadcast of 256 KiB that need not wait until three others have
 #: woken up and received takes its root 1.3 ms, not 3.4.
 KEPT_BYTES = 512 << 10
@@ -50,7 +50,7 @@ _CHECKSUM_BYTES = len(UNCHECKED)
 
 
 class FrameKind(IntEnum):
-    """What a frame says: something about messages, see `MessageKind`, or about the connection that it comes on."""
+    """The kinds of frames: those of messages, see `MessageKind`, and three about the connection that they come on."""
 
     EAGER = MessageKind.EAGER
     OFFER = MessageKind.OFFER
@@ -89,7 +89,7 @@ FIELDS: Mapping[int, str] = MappingProxyType(
 )
 _KINDS = len(FrameKind)  # asking an enumeration takes 1 us, for each frame
 _HEADERS = tuple(struct.Struct(f"<BI{_CHECKSUM_BYTES}s{FIELDS[kind]}") for kind in FrameKind)  # without their checksum
-#: What a frame takes beside its payload, at most.
+#: The longest header of a frame.
 HEADER_LIMIT_BYTES = _CHECKSUM_BYTES + max(header.size for header in _HEADERS)
 _PAYLOAD_LIMITS_BYTES = tuple(
     {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: LOCAL_CHUNK_BYTES, FrameKind.PUSH: LOCAL_CHUNK_BYTES}.get(kind, 0)
@@ -113,12 +113,12 @@ def pack(kind: int, *fields: int, payload_bytes: int = 0, payload_checksum: byte
 
 
 def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
-    """Understand the frame that begins at `start`.
+    """Parse the frame that begins at `start`.
 
     Args:
-        buffer: What has arrived lies in `buffer[start:end]`.
+        buffer: The bytes that have arrived lie in `buffer[start:end]`.
         start: Where the frame begins.
-        end: What lies from here on means nothing.
+        end: Bytes from here on mean nothing.
 
     Returns:
         The frame, or None if more of its header must arrive first.

@@ -10,9 +10,9 @@
 
 A proof is HMAC-SHA-256 under the secret over a label (another one in each direction, and for a refusal), the protocol
 version, both nonces and everything said so far, so a recorded proof is worth nothing on another connection. Nothing is
-unpacked, judged or answered with a reason before it has been proved; what is read before that is `HELLO_LIMIT_BYTES`
-and a few fixed fields. The proof says who connected. It does not protect the bytes that follow from somebody on the
-path; TLS does (`transports.tls`).
+unpacked, judged or answered with a reason before it has been proved; at most `HELLO_LIMIT_BYTES` and a few fixed
+fields are read before that. The proof identifies the peer. It does not protect the bytes that follow from an attacker
+on the path; TLS does (`transports.tls`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import trio
 
 from transports.failures import ArgumentError, TransportError
 
-#: Of everything that processes say to each other on a socket. Processes of different versions refuse each other.
+#: Version of all protocols on sockets. Processes of different versions refuse each other.
 VERSION = 11
 #: Of a hello, and of the reason of a refusal.
 HELLO_LIMIT_BYTES = 256
@@ -53,7 +53,7 @@ class HandshakeError(TransportError):
     """Two processes did not come together; nothing but the connection is lost.
 
     Attributes:
-        why: What kind of failure, for programs.
+        why: The kind of failure, for programs.
     """
 
     def __init__(self, reason: str, *, why: Why) -> None:
@@ -63,14 +63,14 @@ class HandshakeError(TransportError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What one side says of itself; at most `HELLO_LIMIT_BYTES` when packed."""
+    """The introduction of one side; at most `HELLO_LIMIT_BYTES` when packed."""
 
     role: str  # What the connection is for
     job: str  # Name of the world
     epoch: int  # Which of the job's successive worlds
     member: int  # Index of this process
     members: int  # How many processes there are
-    detail: str = ""  # Whatever else the role needs
+    detail: str = ""  # Further facts that the role needs
 
 
 async def greet(stream: trio.abc.Stream, mine: Hello, secret: bytes, *, deadline_s: float = 2.0) -> Hello:
@@ -80,12 +80,12 @@ async def greet(stream: trio.abc.Stream, mine: Hello, secret: bytes, *, deadline
 
     Args:
         stream: The connection. It stays the caller's, who closes it if this raises.
-        mine: What to say.
-        secret: What both sides know.
+        mine: Its introduction.
+        secret: Known to both sides.
         deadline_s: For the whole handshake.
 
     Returns:
-        What the listener says of itself; it knows the secret.
+        The introduction of the listener, which knows the secret.
 
     Raises:
         ArgumentError: At once, for a hello too long or an empty secret.
@@ -107,12 +107,12 @@ async def welcome(
 
     Args:
         stream: The connection. It stays the caller's, who closes it if this raises.
-        secret: What both sides know.
+        secret: Known to both sides.
         judge: Called once the dialler has proved the secret; returns this side's hello, or a reason to refuse.
         deadline_s: For the whole handshake.
 
     Returns:
-        What the dialler says of itself; it knows the secret, and `judge` wants it.
+        The introduction of the dialler, which knows the secret and was admitted by `judge`.
 
     Raises:
         ArgumentError: At once, for an empty secret; later, for a hello of `judge` that is too long.
@@ -150,7 +150,7 @@ async def _greet(stream: trio.abc.Stream, said: bytes, key: bytes) -> Hello:
 async def _welcome(stream: trio.abc.Stream, key: bytes, judge: Callable[[Hello], Hello | str]) -> Hello:
     ours = secrets.token_bytes(_NONCE_BYTES)
     magic, version, theirs = _OPENING.unpack(await _receive(stream, _OPENING.size, strange=True))
-    if magic == _MAGIC:  # also to another version, which learns from it what is spoken here
+    if magic == _MAGIC:  # also to another version, which learns this side's version from it
         await _send(stream, _OPENING.pack(_MAGIC, VERSION, ours))
     talk = [_understood(magic, version, theirs), ours]
     said, proof = await _frame(stream)
@@ -239,7 +239,7 @@ def _left(*, strange: bool = False) -> HandshakeError:
 
 
 def _likely(*, encrypted: bool) -> str:
-    """Say why a listener may have hung up on a dialler without a word: it has none for strangers."""
+    """Guess why a listener has hung up without a word, as it does on strangers."""
     if encrypted:
         return (
             "the other side hung up without a word once TLS was set up; it probably does not accept this side's "

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from functools import cache
 from time import perf_counter
 
-# Who lets others run has the core back after 1 to 3 us where nobody else wants it; what others do there takes longer.
+# A thread that yields has its core back after 1 to 3 us where no other thread wants it, and later otherwise.
 _SHARED_S = 50e-6
 # Moving takes some 30 us, and is in vain where all cores are busy: it is tried again after this, and after twice as
 # long each time, as long as cores are shared.
 _FIRST_S, _LONGEST_S = 2e-3, 1.0
-# Whoever has had a core alone for so long starts anew.
+# After so long alone on a core the pauses start anew.
 _FORGIVEN_S = 10 * _FIRST_S
 
 
 def usable() -> frozenset[int]:
-    """Return the cores that the calling thread may use; where the system does not say, as many as there are."""
+    """Return the cores that the calling thread may use; where the system does not say, all cores."""
     try:
         return frozenset(os.sched_getaffinity(0))
     except (AttributeError, OSError):
@@ -26,7 +26,7 @@ def usable() -> frozenset[int]:
 
 
 def leave_core() -> bool:
-    """Let the calling thread go on at another core that it may use; True if there is one.
+    """Move the calling thread to another core that it may use; True if there is one.
 
     It is bound to none: the scheduler may move it again at once.
     """
@@ -37,7 +37,7 @@ def leave_core() -> bool:
             return False
         os.sched_setaffinity(0, others)
         os.sched_setaffinity(0, allowed)
-    except (OSError, AttributeError):  # not every system has that, and not every one allows it
+    except (OSError, AttributeError):  # not every system has that, or allows it
         return False
     return True
 
@@ -51,9 +51,9 @@ class Crowding:
     """Leaves a core that turns out to be shared, unless that has not helped lately.
 
     Args:
-        leave: What leaves it.
+        leave: Leaves the core.
         clock_s: Seconds on a clock that does not go back.
-        shared_s: Others need a core if they run there for so long.
+        shared_s: Other threads need a core if they run there for so long.
     """
 
     __slots__ = ("_clock_s", "_leave", "_left_s", "_pause_s", "_shared_s")
@@ -86,22 +86,22 @@ class Crowding:
 # Measured on 2 processes that share memory, 8 bytes: 5 us with 50 us of that, 33 without (without a framework around
 # it).
 _LOOK_S = 50e-6
-# Whoever is waited for may need this very core, or be busy for long. After so many times in vain it is not tried any
-# more, but for every so manieth time.
+# The peer may need this core, or be busy for long. After `_TRIES` looks in vain only every `_PROBE`-th wait begins with
+# a look.
 _TRIES, _PROBE = 3, 16
-#: Where who looks lets others run, somebody else needs the core, or the interpreter, if that takes longer: time is
-#: shared out in slices of 3 and 5 ms.
+#: A yield that takes longer shows that another thread needs the core, or the interpreter: their time slices are 3 and
+#: 5 ms.
 LONG_TURN_S = 1e-3
-# Then it is not tried again for so many times: at 3 ms each, those take 50 us of each wait.
+# After such a yield so many waits pass without a look: at 3 ms a slice, that costs 50 us of each wait.
 _GIVEN_UP = 64
 
 
 class Patience:
-    """Looks as long as that has helped lately.
+    """Decides how long to look before sleeping, by the success of recent looks.
 
     Args:
         look_s: How long, each time.
-        crowding: Leaves cores that others need, too; None: they are waited for.
+        crowding: Leaves cores that other threads need, too; None: the thread stays.
     """
 
     __slots__ = ("_crowding", "_failed", "_look_s", "_passed_over", "_probe")
@@ -112,20 +112,20 @@ class Patience:
         self._probe = _PROBE
 
     def take(self) -> float:
-        """Return for how many seconds to look now; `learn` or `give_up` follows unless that is 0."""
+        """Return how many seconds to look now; `learn` or `give_up` follows unless that is 0."""
         if self._failed < _TRIES:
             return self._look_s
         self._passed_over = (self._passed_over + 1) % self._probe
         return 0.0 if self._passed_over else self._look_s
 
     def learn(self, *, came: bool) -> None:
-        """Take note of whether the others came meanwhile."""
+        """Note whether the others came meanwhile."""
         self._failed, self._probe = (0 if came else self._failed + 1), _PROBE
 
     def moves(self, others_ran_s: float) -> bool:
-        """Leave this core if others have just run on it for so long; True if that is worth looking on for."""
+        """Leave this core if other threads have just run on it for so long; True if looking should go on."""
         return self._crowding is not None and self._crowding.leaves(others_ran_s)
 
     def give_up(self) -> None:
-        """Take note that looking has kept this process from going on."""
+        """Note that looking has held this process up."""
         self._failed, self._passed_over, self._probe = _TRIES, 0, _GIVEN_UP

@@ -1,4 +1,4 @@
-"""Where a process can be reached, as it tells the others: addresses of interfaces, and what makes two neighbours."""
+"""Addresses of a process, as it tells them to the others: interfaces, Unix sockets, and the identity of its host."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ RAILS_LIMIT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAddress:
-    """How one process can be reached."""
+    """The addresses of one process."""
 
-    host: str  # Processes with the same one can reach each other's Unix sockets; empty if they cannot
+    host: str  # Processes of one host identity can reach each other's Unix sockets; empty if they cannot
     unix: str  # Name of its Unix socket; empty if it has none
     tcp: tuple[tuple[str, int], ...]  # Address and port for each rail
-    lasting: bool = False  # It reckons with connections that end before their processes do, inside a host, too
-    cores: frozenset[int] = frozenset()  # Those of its host that it may use
+    lasting: bool = False  # It expects connections to end before their processes do, inside a host, too
+    cores: frozenset[int] = frozenset()  # Cores of its host that it may use
 
     def pack(self) -> bytes:
-        """Return it as bytes."""
+        """Return the address as bytes."""
         bits = sum(1 << core for core in self.cores)
         cores = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
         packed: bytes = msgpack.packb((self.host, self.unix, self.tcp, self.lasting, cores))
@@ -45,7 +45,7 @@ class PeerAddress:
         """Read the address of another process.
 
         Raises:
-            TransportError: It is no address.
+            TransportError: The bytes are no address.
         """
         try:
             if len(packed) > _LIMIT_BYTES:
@@ -66,7 +66,7 @@ class PeerAddress:
         """Whether a single connection between two processes may end before they do, as both of them know.
 
         A Unix socket may not: it lives in the memory of its host. Nor may TCP from an address to itself within one
-        network namespace, which no wire carries. Somebody may end it all the same: whoever reckons with that says so.
+        network namespace, which no wire carries. A process that expects one to end nevertheless sets `lasting`.
         """
         if not self.host or self.host != other.host:
             return True
@@ -86,7 +86,7 @@ def _port(port: object) -> int:
 
 
 def ends_of(connection: socket.socket) -> str:
-    """Name both ends of a TCP connection, for people; empty for a Unix socket, which has none worth telling."""
+    """Name both ends of a TCP connection, for people; empty for a Unix socket."""
     if connection.family == socket.AF_UNIX:
         return ""
     here, there = connection.getsockname(), connection.getpeername()
@@ -94,7 +94,7 @@ def ends_of(connection: socket.socket) -> str:
 
 
 def host_identity() -> str:
-    """Name what processes must share to reach each other's Unix sockets: boot, network namespace, user."""
+    """Return the identity that processes must share to reach each other's Unix sockets: boot, namespace, user."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
@@ -117,7 +117,7 @@ async def rail_addresses(names: Sequence[str]) -> tuple[str, ...]:
     """Return the local address of each rail.
 
     Raises:
-        ArgumentError: An interface without an address, or a name that nothing has.
+        ArgumentError: An interface without an address, or an unknown name.
     """
     addresses = {name: await address_of(name) for name in dict.fromkeys(names)}
     return tuple(addresses[name] for name in names)
@@ -127,7 +127,7 @@ async def address_of(name: str) -> str:
     """Return the address of a network interface; addresses stand for themselves, host names for what they resolve to.
 
     Raises:
-        ArgumentError: Nothing has this name.
+        ArgumentError: No interface or host has this name.
     """
     await trio.lowlevel.checkpoint()
     with suppress(ValueError):

@@ -16,10 +16,10 @@ from transports.matching import ProtocolError, Send
 
 
 class _Stop(Enum):
-    """Why nothing more is read for now."""
+    """Why reading stops for now."""
 
     EMPTY = auto()  #: nothing more is there
-    OTHERS_FIRST = auto()  #: others should run
+    OTHERS_FIRST = auto()  #: other tasks should run
     END = auto()  #: the connection has ended
 
 
@@ -31,7 +31,7 @@ class SocketRail(Rail):
 
     Attributes:
         socket: The socket.
-        receive: Reads what is there; `BlockingIOError` if nothing is, 0 at the end.
+        receive: Reads available bytes; `BlockingIOError` if there are none, 0 at the end.
     """
 
     def __init__(self, owner: Owner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
@@ -40,8 +40,8 @@ class SocketRail(Rail):
         self.receive: Callable[[memoryview], int] = self.socket.recv_into
         self._parts: Sequence[bytes | memoryview] = ()
         self._blocked = False
-        self._hint_bytes = 1  # how many bytes the system waits for before it says that there are any
-        self._takes_hints = connection.socket.family != socket.AF_UNIX  # these wake whoever waits for each piece
+        self._hint_bytes = 1  # the system reports readability from so many bytes on
+        self._takes_hints = connection.socket.family != socket.AF_UNIX  # Unix sockets wake their reader for each piece
 
     def put(self, head: bytes, payload: memoryview) -> None:
         """Write a small message at once."""
@@ -65,8 +65,8 @@ class SocketRail(Rail):
         return True
 
     def start_writing(self) -> None:
-        """Write what is due: as much as the system takes, two chunks at most."""
-        self.idle = False  # a small message ends when it is pulled: what that brings about leaves behind it
+        """Write due frames: as much as the system takes, two chunks at most."""
+        self.idle = False  # a small message ends when it is pulled: messages that follow leave behind it
         self._write()
         if not (self.idle or self._blocked or self.dead):
             self._write()
@@ -74,7 +74,7 @@ class SocketRail(Rail):
             self.wake_writer()
 
     async def write_on(self) -> None:
-        """Wait until the system takes more, or let others run after a chunk that it took."""
+        """Wait until the system takes more, or let other tasks run after a chunk that it took."""
         if self._blocked and not self.dead:
             await trio.lowlevel.wait_writable(self.socket)
         else:
@@ -82,11 +82,11 @@ class SocketRail(Rail):
         if self.dead:
             raise trio.ClosedResourceError
         self._write()
-        self.owner.settle()  # what this one leaves to others is theirs
+        self.owner.settle()  # other rails take what this one leaves
 
     @property
     def begun_bytes(self) -> int:
-        """How much of what it has begun to write the system has not taken."""
+        """Bytes of begun frames that the system has not taken."""
         return sum(map(len, self._parts))
 
     def _write(self) -> None:
@@ -108,7 +108,7 @@ class SocketRail(Rail):
             self._finish_bye()
 
     def _transmit(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Let the system take as much as it does."""
+        """Write as much as the system takes."""
         try:
             count = self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts)
         except BlockingIOError:
@@ -126,7 +126,7 @@ class SocketRail(Rail):
                 self.socket.shutdown(socket.SHUT_WR)
 
     async def read_on(self) -> bool:
-        """Wait until something is there, and act on it; let others run after each chunk."""
+        """Wait for bytes and act on them; let other tasks run after each chunk."""
         if self.dead:
             raise trio.ClosedResourceError
         if self._takes_hints:
@@ -137,16 +137,16 @@ class SocketRail(Rail):
         return more is not _END
 
     def catch_up(self) -> bool:
-        """Write and read what can be now; never while something that came is acted upon."""
+        """Write and read without waiting; never while a frame is acted upon."""
         if self.dead or self.reading.behind:
             return False
         before = self.read_bytes + self.written_bytes
-        # Of several messages the writing task does: who issues something urgent must come in between.
+        # Several messages are left to the writing task, so that an urgent one can come in between.
         if not (self.idle or self.owner.departures.contended):
             self._write()
         try:
-            self._read_there()  # whatever it stops at, the reading task finds that again in the socket
-            while self.reading.behind:  # but frames that have been read only here: nothing may follow them
+            self._read_there()  # the reading task finds the rest in the socket
+            while self.reading.behind:  # nothing may follow frames that have been read only here
                 self._act()
             if self._hint_bytes > 1:  # the reading task may sleep until more comes than is left to come
                 self._hint(self.reading.hint_bytes)
@@ -155,7 +155,7 @@ class SocketRail(Rail):
         return self.read_bytes + self.written_bytes != before
 
     def _read_there(self) -> _Stop:
-        """Read what is there, as much as a chunk at most, and act on it."""
+        """Read available bytes, a chunk at most, and act on them."""
         reading, read_bytes, stop = self.reading, 0, _EMPTY
         while True:
             room = reading.room()
@@ -179,13 +179,13 @@ class SocketRail(Rail):
         return stop
 
     def _hint(self, nbytes: int) -> None:
-        """Let the system wait for so many bytes before it says that there are any."""
+        """Let the system report readability from so many bytes on."""
         if nbytes != self._hint_bytes:
             self._hint_bytes = nbytes
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def cut(self) -> None:
-        """Close the socket; whoever waits for it is woken."""
+        """Close the socket, and wake the tasks that wait for it."""
         self._parts = ()
         trio.lowlevel.notify_closing(self.socket)
         self.socket.close()
@@ -215,7 +215,7 @@ class StreamRail(Rail):
         self.wake_writer()
 
     async def write_on(self) -> None:
-        """Write what is due."""
+        """Write due frames."""
         parts = self.pull()
         if parts:
             await self._stream.send_all(b"".join(parts))
@@ -229,7 +229,7 @@ class StreamRail(Rail):
         await trio.lowlevel.checkpoint()
 
     async def read_on(self) -> bool:
-        """Wait until something is there, and act on it."""
+        """Wait for bytes and act on them."""
         room = self.reading.room()
         data = await self._stream.receive_some(room.nbytes)
         room[: len(data)] = data
@@ -247,12 +247,12 @@ class StreamRail(Rail):
         self.socket.close()
 
     async def release(self) -> None:
-        """Close what is above the socket."""
+        """Close the encryption above the socket."""
         await trio.aclose_forcefully(self._stream)
 
 
 def _after(parts: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
-    """Return what is left of `parts` after their first `count` bytes."""
+    """Return the rest of `parts` after their first `count` bytes."""
     left: list[bytes | memoryview] = []
     for part in parts:
         if count < len(part):

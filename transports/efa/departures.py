@@ -1,4 +1,4 @@
-"""What leaves for one other process, as frames: what its matching engine says, and what dead rails have lost."""
+"""Departures: the frames that leave for one other process, from its matching engine and from rails that died."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from transports.matching import Chunk, Limits, Send
 from transports.matching.ends import ENDED, FLOWING
 from transports.matching.outgoing import Outgoing
 
-#: What both sides of several connections have agreed on, by the version of the handshake. Nobody asks for a slice of a
-#: collective: what asks would stand behind 4 ms of chunks each way over 1 Gbit/s, in which the wires ran idle.
+#: The limits of several connections, fixed by the version of the handshake. Slices of a collective are pushed unasked:
+#: a request would stand behind 4 ms of chunks each way over 1 Gbit/s, in which the wires would run idle.
 LIMITS = Limits(
     eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES, push_bytes=PUSH_BYTES, ordered=False, kept_bytes=KEPT_BYTES
 )
 
-#: What a rail keeps until it has arrived: a small frame, a chunk by reference or of a copy (`Departures.kept`), None
-#: for what need not be repeated.
+#: A frame that a rail keeps until it has arrived: a small frame, a chunk by reference or of a copy (`Departures.kept`),
+#: or None for a frame that need not be repeated.
 Entry: TypeAlias = "bytes | Chunk | None"
 
 
 def single_rail_limits(*, inside: bool, confirmed: bool) -> Limits:
-    """Return the same where there is one connection only: nothing overtakes on the way.
+    """Return the limits of a single connection, on which nothing overtakes.
 
     Args:
         inside: Whether both processes live on one host.
-        confirmed: Whether a process may outlive its connection; otherwise nothing can be repeated, so nobody need say
-            what has arrived.
+        confirmed: Whether a process may outlive its connection; otherwise nothing can be repeated, so arrivals need no
+            confirmation.
     """
     chunk_bytes = LOCAL_CHUNK_BYTES if inside else CHUNK_BYTES
     return replace(LIMITS, ordered=True, chunk_bytes=chunk_bytes, confirmed=confirmed)
 
 
 class Departures:
-    """Everything that may leave on whichever rail has room; what has to be repeated comes first.
+    """The frames that may leave on any rail that has room; repeated ones come first.
 
     Attributes:
         checksums: Whether payloads get one.
@@ -67,16 +67,16 @@ class Departures:
 
     @property
     def contended(self) -> bool:
-        """Whether several long messages are under way: which goes on may change with the next one that is issued."""
+        """Whether several long messages are under way, so that a newly issued one may take precedence."""
         return len(self._outgoing.sends) > 1
 
     @property
     def due_bytes(self) -> int:
-        """How much of long messages could leave now."""
+        """Bytes of long messages that could leave now."""
         return sum(chunk.nbytes for chunk in self._chunks) + self._outgoing.due_bytes
 
     def whole(self, send: Send) -> bool:
-        """Let a message of one chunk leave at once, with its announcement; False if anything is due before it."""
+        """Let a message of one chunk leave at once with its announcement; False if other frames are due."""
         return not any(self._queues) and self._outgoing.whole(send)
 
     def next_frame(self) -> bytes | None:
@@ -103,12 +103,12 @@ class Departures:
         return self._outgoing.next_chunk()
 
     def left(self, chunk: Chunk) -> None:
-        """Note that the system has taken a chunk; an unconfirmed message has been sent with its last one."""
+        """Note that the system has taken a chunk; with its last chunk an unconfirmed message has been sent."""
         if chunk.offset + chunk.nbytes == chunk.send.nbytes and not self._limits.confirms(chunk.send.nbytes):
             self._outgoing.departed(chunk.send)
 
     def kept(self, chunk: Chunk) -> Chunk:
-        """Return what to keep of a chunk that has left: a copy, if with it its message has been sent."""
+        """Return the entry to keep of a chunk that has left: a copy if its message counts as sent."""
         send, nbytes = chunk.send, chunk.nbytes
         if self._limits.confirms(send.nbytes):
             return chunk
@@ -119,7 +119,7 @@ class Departures:
         return Chunk(copy, chunk.offset, nbytes)
 
     def arrived(self, entry: Entry) -> None:
-        """Note that what was kept has arrived."""
+        """Note that a kept entry has arrived."""
         if isinstance(entry, Chunk) and not self._limits.confirms(entry.send.nbytes):
             entry.send.end()
 
@@ -128,7 +128,7 @@ class Departures:
         self._frames.append(frame)
 
     def repeat(self, entries: Iterable[Entry]) -> int:
-        """Queue again, before all else, what a dead rail has lost; return how many bytes that is."""
+        """Queue the lost entries of a dead rail again, before all others; return their bytes."""
         lost = list(entries)
         chunks = [each for each in lost if isinstance(each, Chunk) and each.send.stage is not ENDED]
         frames = [each for each in lost if isinstance(each, bytes)]
@@ -137,6 +137,6 @@ class Departures:
         return sum(chunk.nbytes for chunk in chunks) + sum(map(len, frames))
 
     def clear(self) -> None:
-        """Forget it all."""
+        """Forget all of it."""
         self._frames.clear()
         self._chunks.clear()

@@ -1,4 +1,4 @@
-"""The link to another process: the rails to it, and what becomes of its messages when rails die or it leaves."""
+"""The link to another process over sockets: its rails, and its messages when rails die or it leaves."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class EfaLink(Link):
         local: The ranks of this process.
         memory: For messages that are lent.
         report: Takes a line about rails that are lost, and about its loss.
-        limits: What both have agreed on.
+        limits: The limits that both have agreed on.
 
     Attributes:
         rails: The living connections to it.
-        departures: What leaves for it.
+        departures: The frames that leave for it.
         silent_ticks: How often the keeper has looked since it was last heard.
         on_loss: Called with the place of a rail that has died, if it is to come back.
-        note: Takes what the timeline shall show of rails.
+        note: Takes events of rails for the timeline.
         watched: Whether it may live without any connection; otherwise it is lost with the last one.
-        last_loss: Why the last rail that died did.
+        last_loss: Why the last dead rail died.
     """
 
     progress = _PROGRESS_BYTES
@@ -68,13 +68,13 @@ class EfaLink(Link):
         self.note: Callable[[str], None] = _nothing
         self.watched = False
         self.last_loss = ""
-        self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said what it got, and why
+        self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said how many frames it got
         self._tried: dict[int, int] = {}  # by place: the last number that a connection was to have
         self._arrived: dict[int, int] = {}  # frames that this side got on each rail that is dead
         self._last: dict[int, tuple[int, int]] = {}  # by place: the last dead rail that brought any, and how many
 
     def agree(self, limits: Limits) -> None:
-        """Agree on something else with the other side, before either has said anything."""
+        """Change the limits, before either side has said anything."""
         self.engine = self._new_engine(limits)
         self.engine.incoming.said = self.settle
         self.departures = Departures(self.engine.outgoing, limits, self.memory)
@@ -87,12 +87,12 @@ class EfaLink(Link):
     # -- what leaves --------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Let idle rails take what is due."""
+        """Let idle rails take due frames."""
         rails = self.rails
         if len(rails) > 1:
             for rail in rails:
                 rail.observe()
-            rails = rails * 2  # what the last one spares may be for the first
+            rails = rails * 2  # a chunk that the last rail spares may be for the first
         for rail in rails:
             if rail.idle and (rail.acknowledge or rail.say_bye or self.departures.due):
                 rail.start_writing()
@@ -113,7 +113,7 @@ class EfaLink(Link):
         return holds_back(mine, others, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
 
     def catch_up(self) -> bool:
-        """Take in what has come, if anybody waits for it, and write what waits for room; say whether anything moved."""
+        """Read frames if a call waits for some, and write frames that wait for room; return whether anything moved."""
         moved, wants = False, self.wants
         for rail in tuple(self.rails):
             if wants or not rail.idle:
@@ -122,7 +122,7 @@ class EfaLink(Link):
 
     @property
     def wants(self) -> bool:
-        """Whether anything is waited for that the other process has to say."""
+        """Whether a call waits for a frame of the other process."""
         return self.engine.incoming.wanted or bool(self.engine.outgoing.sends)
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
@@ -137,10 +137,7 @@ class EfaLink(Link):
         return False
 
     def check_acknowledged(self) -> None:
-        """Lose the rails whose other end no longer acknowledges what is sent, as when a cable is pulled.
-
-        Say which lose much of it.
-        """
+        """Lose the rails whose other end acknowledges nothing, as when a cable is pulled; report lost packets."""
         for rail in tuple(self.rails):
             if told := rail.check_health():
                 self._report(f"{self.name_of(rail.index)} {told}")
@@ -168,7 +165,7 @@ class EfaLink(Link):
             self.engine.incoming.eager(fields, payload)
 
     def take(self, rail: Rail, kind: int, fields: list[int]) -> None:
-        """Act on a frame that brings nothing of a message."""
+        """Act on a frame without payload."""
         if kind in _OF_RAILS:
             self._take_of_rails(rail, kind, fields)
         elif self.engine.gone is None:
@@ -204,13 +201,13 @@ class EfaLink(Link):
     # -- rails that die -----------------------------------------------------------------------------------------------
 
     def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
-        """Go on without a rail."""
+        """Continue without a rail that has died."""
         self.rails.remove(rail)
         self.note_change()
         if self.engine.gone is not None or rail.farewell:
             return
         if not self.rails and (evident or not self.watched):
-            which = f", {rail.ends}," if rail.ends and not evident else ""  # what is evident is no fault of its way
+            which = f", {rail.ends}," if rail.ends and not evident else ""  # an evident fault is not one of its way
             self.lose(f"the last connection to it{which} was lost: {reason}", evident=evident)
             return
         self._dead[rail.index] = rail, reason
@@ -218,8 +215,8 @@ class EfaLink(Link):
         if arrived:
             self._last[rail.index % RAILS_LIMIT] = rail.index, arrived
         self.last_loss = reason
-        # The rail may have carried the news of another's death, and this news may be lost in the same way on both
-        # sides: then each would wait for the other's. So every death brings all of them up again.
+        # The rail may have carried the news of another rail's death, and both sides may lose such news: then each would
+        # wait for the other's. So every death repeats the news of all of them.
         for index, count in self._arrived.items():
             self.departures.add(pack(FrameKind.LOST, index, count))
         self.note(f"{self.name_of(rail.index)} was lost: {reason}")
@@ -237,14 +234,14 @@ class EfaLink(Link):
             self._repeat(index, count)
 
     def _repeat(self, index: int, count: int) -> None:
-        """Send what is missing after so many frames of a dead rail."""
+        """Send again all frames of a dead rail after the first `count`."""
         dead, reason = self._dead.pop(index)
         nbytes = self.departures.repeat(dead.unarrived(count))
         others = f" over the other {len(self.rails)}" if self.rails else ""
         self._report(f"{self.name_of(index)} was lost: {reason}; {nbytes} bytes are sent again{others}")
 
     def _never_was(self, index: int) -> None:
-        """Answer the news of a rail's death that has come too late, or of one that this side has never had."""
+        """Answer late news of a rail's death, or news of a rail that this side has never had."""
         tried = self._tried.get(index % RAILS_LIMIT)
         if tried is None or index > tried:
             raise FrameError(f"rail {index} is said to be lost, but is not known")
@@ -253,7 +250,7 @@ class EfaLink(Link):
             self.departures.add(pack(FrameKind.LOST, index, 0))
 
     def _had(self, index: int) -> list[int]:
-        """Return the numbers of the rails that this side has, or is settling the death of, at the place of one."""
+        """Return the numbers of living and unsettled rails of this side at the place of one."""
         return [
             one
             for one in (*self._arrived, *(rail.index for rail in self.rails))
@@ -261,13 +258,13 @@ class EfaLink(Link):
         ]
 
     def name_of(self, index: int) -> str:
-        """Say which rail is meant, for people."""
+        """Name a rail, for people."""
         return f"rail {index % RAILS_LIMIT} to {self.name}"
 
     # -- rails that come ----------------------------------------------------------------------------------------------
 
     def add(self, rail: Rail) -> None:
-        """Use a connection, the first one at its place or one that takes the place of another."""
+        """Use a connection, the first one at its place or a replacement of another."""
         place = rail.index % RAILS_LIMIT
         self._tried[place] = max(rail.index, self._tried.get(place, 0))
         for index in [index for index in self._arrived if index % RAILS_LIMIT == place]:
@@ -275,7 +272,7 @@ class EfaLink(Link):
         self.rails.append(rail)
         self.rails.sort(key=lambda one: one.index % RAILS_LIMIT)
         if rail.index >= RAILS_LIMIT:
-            rail.acknowledge = True  # by which the other side learns that it is in use here
+            rail.acknowledge = True  # the other side learns from it that the rail is in use here
             self.settle()
 
     def lacks(self, place: int) -> bool:
@@ -283,17 +280,17 @@ class EfaLink(Link):
         return all(rail.index % RAILS_LIMIT != place for rail in self.rails)
 
     def got(self, place: int) -> tuple[int, int]:
-        """Return the last rail at a place, all of which are dead, on which anything has come, and how many frames."""
+        """Return the last dead rail at a place on which anything has come, and the number of its frames."""
         return self._last.get(place, (place, 0))
 
     def got_there(self, place: int, last: int, count: int) -> None:
-        """Hear the same of the other side: repeat what it has not got of dead rails at this place.
+        """Repeat the frames of dead rails at a place that the other side has not got; it says what `got` says here.
 
-        There can be rails after its last one, which the other side has never had, or where nothing came. Of those
-        before it everything is known: both sides have said it when they came together to make that one.
+        There can be rails after its last one, which the other side has never had, or where nothing came. Rails before
+        it are settled: both sides said what they had got when they made that one.
 
         Raises:
-            FrameError: That cannot be.
+            FrameError: The other side contradicts itself.
         """
         for index in sorted((one for one in self._dead if one % RAILS_LIMIT == place), reverse=True):
             if index < last:
@@ -306,7 +303,7 @@ class EfaLink(Link):
         return self._tried[place]
 
     def why_not(self, index: int) -> str:
-        """Return why the other process may not connect under a number; empty if it may, and under higher ones later."""
+        """Return why the other process may not connect under a number; empty if it may, once."""
         tried = self._tried.get(index % RAILS_LIMIT)
         if self.engine.gone is not None:
             return self.engine.gone
@@ -322,7 +319,7 @@ class EfaLink(Link):
             self.give_up(reason, evident=evident)
 
     def give_up(self, reason: str, *, evident: bool = False) -> None:
-        """Do so, without a word to the user: whoever knows it has told."""
+        """Give the process up without a report to the user, who has been told."""
         if self.engine.gone is not None:
             return
         self._end(f"{self.name} is lost: {reason}", evident=evident)
@@ -331,7 +328,7 @@ class EfaLink(Link):
 
     def _bye(self, rail: Rail) -> None:
         rail.farewell = True
-        # A rail that has come back counts once it was heard: until then the other side may not know that it has one.
+        # A rail that has come back counts once it was heard: until then the other side may not know of it.
         sure = [rail for rail in self.rails if rail.index < RAILS_LIMIT or rail.reading.arrived]
         if self.engine.gone is None and all(rail.farewell for rail in sure):
             self._end(f"{self.name} has left", keep_arrived=True)
@@ -343,7 +340,7 @@ class EfaLink(Link):
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """Finish what both sides have begun, say goodbye, and wait until the other side has read everything."""
+        """Finish messages that both sides have begun, say goodbye, and wait until the other side has read all."""
         await self.until(lambda: self.engine.gone is not None or self._quiet())
         self.engine.gone = self.engine.gone or "this side has closed"
         for rail in self.rails:

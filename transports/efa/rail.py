@@ -1,7 +1,7 @@
 """A rail: one connection to another process, with a task that reads and a task that writes what did not go at once.
 
-Writing is synchronous as far as the system takes bytes: whoever has something to say writes it from its own task if the
-rail is idle, and the writing task goes on when the system has room again. So a frame is never torn by a cancellation.
+Writing is synchronous as far as the system takes bytes: a caller writes from its own task if the rail is idle, and the
+writing task continues when the system has room again. So a cancellation never tears a frame.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
 from transports.frame import LOCAL_CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matching import Chunk, ProtocolError, Send
 
-# So many frames may arrive before the other side is told, and can let go of them. Were 64 kept, their memory left the
+# Frames that may arrive before the other side is told, and can release their memory. With 64 the memory left the
 # caches: all_reduce of 64 KiB between two processes over TCP took 185 us in place of 160.
 _ACKNOWLEDGE_EVERY = 16
 
@@ -36,26 +36,26 @@ _ENDED = "the connection ended"
 
 
 class Owner(Places, Protocol):
-    """What a rail needs of the link that it is part of."""
+    """The link of a rail, as the rail sees it."""
 
-    departures: Departures  # What may leave on it
+    departures: Departures  # The frames that may leave on it
     silent_ticks: int  # Set to 0 whenever the other process is heard
 
     @property
     def wants(self) -> bool:
-        """Whether anything is waited for that the other process has to say."""
+        """Whether a call waits for a frame of the other process."""
 
     def take(self, rail: Rail, kind: int, fields: list[int]) -> None:
-        """Act on a frame that brings nothing of a message."""
+        """Act on a frame without payload."""
 
     def spares(self, rail: Rail, *, small: bool = False) -> bool:
         """Whether other rails would bring the next chunk, or small frames, sooner than this one."""
 
     def settle(self) -> None:
-        """Let idle rails take what is due."""
+        """Let idle rails take due frames."""
 
     def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
-        """Go on without a rail; it is `evident` to this side what was wrong, see `LinkLostError`."""
+        """Continue without a rail; `evident` says that this side has seen the fault, see `LinkLostError`."""
 
 
 class Rail(ABC):
@@ -63,24 +63,24 @@ class Rail(ABC):
 
     Args:
         owner: The link to the process at its other end.
-        index: Which of the connections to it.
+        index: Number of the connection.
         keep: Whether frames are kept until they have arrived, because another rail could repeat them.
         staged: Whether payloads pass through a buffer of the rail, instead of leaving from and arriving in the
             caller's memory.
 
     Attributes:
-        socket: What carries its bytes.
+        socket: The connection.
         ends: Its addresses, for people, if it has any.
-        idle: Nothing is being written; whoever has something to say may.
+        idle: Nothing is being written; any caller may write.
         dead: It has been closed, for whatever reason.
-        written_bytes: How much the system has taken.
-        read_bytes: How much has been read.
+        written_bytes: Bytes that the system has taken.
+        read_bytes: Bytes that have been read.
         farewell: The other side has said that nothing more will come.
         acknowledge: The other side is to be told how many frames have arrived.
         say_bye: Say that nothing more will come, after all that is due.
         bye_said: That has been said.
         leaving: The chunk that is being written.
-        reading: What has come and has not been acted on.
+        reading: Bytes that have come and have not been acted on.
     """
 
     socket: socket.socket
@@ -129,33 +129,33 @@ class Rail(ABC):
             self._kept_before += 1
 
     def unarrived(self, count: int) -> deque[Entry]:
-        """Return what has not arrived, when no more than `count` frames ever will."""
+        """Return the kept frames after the first `count`, which will never arrive."""
         self.acknowledged(count)
         left, self._kept = self._kept, deque()
         return left
 
     def standing(self) -> Standing:
-        """Return how fast it is, and how much waits on it."""
+        """Return its rate and the bytes that wait on it."""
         standing = self._pace.standing(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
         return standing._replace(waiting_bytes=standing.waiting_bytes + self.begun_bytes)
 
     def observe(self) -> None:
-        """Measure how fast it is, if it is busy."""
+        """Measure its rate, if it is busy."""
         if self._pace.measures:
             self.standing()
 
     @property
     def begun_bytes(self) -> int:
-        """How much of what it has begun to write the system has not taken."""
+        """Bytes of begun frames that the system has not taken."""
         return 0
 
     @property
     def owes(self) -> bool:
-        """Whether a frame is due that belongs on this rail."""
+        """Whether a frame of this rail alone is due."""
         return self.acknowledge or self.say_bye
 
     def pull(self) -> list[bytes | memoryview]:
-        """Return what to write next: small frames, and at most one chunk; empty if nothing is due or may follow."""
+        """Return the frames to write next: small ones, and at most one chunk; empty if nothing is due or may follow."""
         if self.bye_said:
             return []
         small = self._small()
@@ -173,9 +173,9 @@ class Rail(ABC):
         return False
 
     def pushed(self, send: Send) -> list[bytes | memoryview]:
-        """Return what to write of a message that leaves whole.
+        """Return the frame of a message that leaves whole.
 
-        Once its header has arrived, so has its announcement. Where it must be repeated, it is therefore as two frames.
+        Its announcement arrives with its header. It is kept as two frames, in case it must be repeated.
         """
         self.leaving = chunk = Chunk(send, 0, send.nbytes)
         if self._keep:
@@ -185,7 +185,7 @@ class Rail(ABC):
         return [self.owner.departures.head(piece, _PUSH, send.number, *send.lane, send.nbytes), piece]
 
     def written(self) -> None:
-        """Note that the system has taken all of what was pulled."""
+        """Note that the system has taken all pulled frames."""
         chunk, self.leaving = self.leaving, None
         if chunk is None:
             return
@@ -217,7 +217,7 @@ class Rail(ABC):
         return frames
 
     def _staged(self, piece: memoryview) -> memoryview:
-        """Return where the bytes of a chunk leave from: themselves, or a copy."""
+        """Return the bytes of a chunk, or a staged copy."""
         if self._staging is None:
             return piece
         self._staging[: piece.nbytes] = piece
@@ -229,14 +229,14 @@ class Rail(ABC):
 
     @abstractmethod
     def start_writing(self) -> None:
-        """Write what is due, as far as that needs no waiting; the rail is idle."""
+        """Write due frames, as far as that needs no waiting; the rail is idle."""
 
     @abstractmethod
     async def write_on(self) -> None:
         """Wait for room and write more; called again until the rail is idle. Ends a sleep without work."""
 
     def wake_writer(self) -> None:
-        """Let the writing task go on."""
+        """Wake the writing task."""
         task, self._sleeper = self._sleeper, None
         if task is not None:
             reschedule(task)
@@ -250,7 +250,7 @@ class Rail(ABC):
         return Abort.SUCCEEDED
 
     def stalled_ticks(self) -> int:
-        """Count the calls of this for which it was writing and nothing went."""
+        """Count successive calls during which frames waited and the system took nothing."""
         moved = self.idle or self.written_bytes != self._seen_written_bytes
         self._stalled = 0 if moved else self._stalled + 1
         self._seen_written_bytes = self.written_bytes
@@ -271,7 +271,7 @@ class Rail(ABC):
         """Wait for something to come, and act on it; False at the end."""
 
     def catch_up(self) -> bool:
-        """Write what waits for room, and act on what has come, before the tasks do; say whether anything moved."""
+        """Write and read ahead of the tasks; return whether anything moved."""
         return False
 
     async def _read(self) -> None:
@@ -281,7 +281,7 @@ class Rail(ABC):
             raise EOFError
 
     def heard(self, count: int) -> None:
-        """Note that so many bytes were read and acted on, and let the answers leave."""
+        """Note bytes that were read and acted on, and let the answers leave."""
         self.read_bytes += count
         self.owner.silent_ticks = 0
         if self._keep and self.reading.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
@@ -289,14 +289,14 @@ class Rail(ABC):
         self.owner.settle()
 
     async def _let_others_run(self) -> None:
-        """Act on the frames that are left, and let others run in between."""
+        """Act on the frames that are left, and let other tasks run in between."""
         while True:
             await trio.lowlevel.checkpoint()
             if not self._act():
                 return
 
     def _act(self) -> bool:
-        """Act on frames that are left; True if others should run before the rest is acted on."""
+        """Act on frames that are left; True if other tasks should run before the rest."""
         unfinished = self.reading.act()
         self.owner.settle()
         return unfinished
@@ -317,7 +317,7 @@ class Rail(ABC):
                 await self.release()
 
     async def read_until_dead(self) -> None:
-        """Read and act on what comes, until the connection ends or deserves to."""
+        """Read and act on frames, until the connection ends or breaks the rules."""
         try:
             await self._read()
         except (ProtocolError, EOFError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -326,7 +326,7 @@ class Rail(ABC):
             self.die(_ENDED)
 
     def _die_of(self, error: Exception) -> None:
-        """Close it because reading has failed."""
+        """Close the connection because reading has failed."""
         if isinstance(error, ProtocolError):
             self.die(f"a bad frame: {error}", evident=True)
         else:
@@ -340,7 +340,7 @@ class Rail(ABC):
             self.die(describe(error))
 
     def die(self, reason: str, *, evident: bool = False) -> None:
-        """Close it at once; what has not arrived is the others' to repeat. Twice is harmless."""
+        """Close the connection at once; other rails repeat frames that have not arrived. Twice is harmless."""
         if self.dead:
             return
         self.dead = self.reading.stopped = True
@@ -355,11 +355,11 @@ class Rail(ABC):
 
     @abstractmethod
     async def release(self) -> None:
-        """Free what is left of it."""
+        """Free the rest of it."""
 
 
 def describe(error: BaseException) -> str:
-    """Say briefly what went wrong with a connection; of one that is closed, the same to all who use it."""
+    """Describe an error of a connection briefly; readers and writers of a closed one get one description."""
     cause = error.__cause__ or error
     if isinstance(cause, (BrokenPipeError, ConnectionResetError)):  # a reader is told of an end, or that it was early
         return _ENDED

@@ -1,7 +1,6 @@
-"""What has been read from a rail, and what becomes of it: frames that are acted on, chunks that go to their places.
+"""Reading of frames from a rail: small frames are acted on, chunks go to their places in memory.
 
-A plain state machine: whoever reads asks for room, puts bytes there, and says how many. So it does not matter which
-task reads.
+A plain state machine: a reader asks for room, puts bytes there, and says how many. So any task may read.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from transports.frame import (
 _READ_BYTES = 2 * (HEADER_LIMIT_BYTES + EAGER_BYTES)
 # After a chunk probably comes another: read its header and little of its bytes, which must be copied once more.
 _HEAD_BYTES = 256
-# So many small frames are acted upon before others may run: about 2 ms.
+# Small frames that are acted upon before other tasks may run: about 2 ms.
 _FRAMES_AT_ONCE = 256
 # In the middle of a chunk, waking up for every segment costs a tenth of the speed (64 MiB both ways over loopback TCP).
 _WORTH_WAKING_BYTES = 128 << 10
@@ -37,34 +36,34 @@ _MISMATCH = "what was received does not match its checksum"
 
 
 class Places(Protocol):
-    """Where messages go."""
+    """The destination of messages, as a reader sees it."""
 
     def eager(self, fields: list[int], payload: memoryview) -> None:
         """Take a small message, which must be copied."""
 
     def push(self, fields: list[int], nbytes: int) -> memoryview:
-        """Take the announcement of a message that comes with its first chunk, and return where that belongs."""
+        """Take the announcement of a message that comes with its first chunk, and return the memory of that."""
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return where a chunk belongs."""
+        """Return the memory of a chunk."""
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
         """Note that a chunk is in its place."""
 
     def message(self, number: int) -> str:
-        """Say which message comes in chunks under a number, for people."""
+        """Name the message that comes in chunks under a number, for people."""
 
 
 class Reading:
-    """What has come on one rail and has not been acted on.
+    """The bytes that have come on one rail and have not been acted on.
 
     Args:
-        places: Where messages go.
-        take: Acts on a frame that brings nothing of one.
+        places: The destination of messages.
+        take: Acts on a frame without payload.
         staged: Whether chunks pass through a buffer of the rail.
 
     Attributes:
-        arrived: How many frames have arrived whole.
+        arrived: Number of frames that have arrived whole.
         within_chunk: Whether a chunk has come in part.
         behind: Whether whole frames are there; nothing more is to be read before they have been acted on.
         stopped: Nothing more is acted on: the rail is dead, how many frames had arrived has been told, and the others
@@ -79,13 +78,13 @@ class Reading:
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._head = self._view[:_HEAD_BYTES]
-        self._start = self._end = 0  # what lies between has come, and has not been acted on
+        self._start = self._end = 0  # bytes between them have come, and have not been acted on
         self._chunks = False  # whether another chunk is to be expected
         # Of a chunk that has come in part: where it is read to, how much is there; its number, offset, place, checksum.
         self._target, self._done, self._chunk = _NOTHING, 0, _NO_CHUNK
 
     def room(self) -> memoryview:
-        """Return where the next bytes go."""
+        """Return the memory for the next bytes."""
         if self.within_chunk:
             return self._target[self._done :]
         end = self._end
@@ -100,24 +99,24 @@ class Reading:
         return min(self._target.nbytes - self._done, _WORTH_WAKING_BYTES) if self.within_chunk else 1
 
     def came(self, count: int) -> bool:
-        """Act on what is there, now that so many bytes were put into the room.
+        """Act on frames, now that `count` bytes were put into the room.
 
         Returns:
-            Whether others should run before the rest is acted on, by `act`.
+            Whether other tasks should run before the rest is acted on, by `act`.
 
         Raises:
-            ProtocolError: It makes no sense, or came damaged.
+            ProtocolError: A frame makes no sense, or came damaged.
         """
         if self.within_chunk:
             self._done += count
             if self._done == self._target.nbytes:
                 self._end_chunk()
-            return False  # what had come behind the header of the chunk was part of it
+            return False  # the bytes behind the header of the chunk were part of it
         self._end += count
         return self.act()
 
     def act(self) -> bool:
-        """Act on whole frames; as `came`."""
+        """Act on whole frames; result and errors as of `came`."""
         left, buffer = _FRAMES_AT_ONCE, self._buffer
         while left and self._start < self._end and not self.stopped:
             frame = parse(buffer, self._start, self._end)
@@ -159,7 +158,7 @@ class Reading:
         self._places.eager(fields, payload)
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
-        """Put the first bytes of a chunk where they belong; the others are read to there."""
+        """Put the first bytes of a chunk into place; the others are read straight to it."""
         if kind == _PUSH:
             self.arrived += 1
             offset, place = 0, self._places.push(fields, nbytes)
@@ -180,7 +179,7 @@ class Reading:
         (number, offset, place, expected), target = self._chunk, self._target
         nbytes = target.nbytes
         self.within_chunk = False
-        self._chunk, self._target = _NO_CHUNK, _NOTHING  # who owns the memory may resize it from there on
+        self._chunk, self._target = _NO_CHUNK, _NOTHING  # the owner of the memory may resize it from here on
         if damaged(target, expected):
             piece = f"bytes {offset} to {offset + nbytes} of {self._places.message(number)}"
             raise FrameError(f"{piece} came damaged: {_MISMATCH}")
@@ -192,5 +191,5 @@ class Reading:
 
 
 def message_of(src: int, dst: int, tag: int) -> str:
-    """Say which message is meant, for people."""
+    """Name a message, for people."""
     return f"the message from rank {src} to rank {dst}, tag {tag},"

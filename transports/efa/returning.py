@@ -1,4 +1,4 @@
-"""How rails come back: who dialled a rail that has died dials again, and who listened listens again until then."""
+"""Reconnection of dead rails: the side that dialled dials again, and the side that listened listens until then."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from transports.failures import TransportError
 from transports.frame import FrameError
 from transports.handshake import HandshakeError, Hello
 
-# The first pause before a rail is dialled again is short, for a connection that broke while its link is up; each one
-# after it is twice as long, up to one that costs nothing while a link is down for hours.
+# The first pause before a rail is dialled again is short, for a connection that broke while its link is up; each later
+# one is twice as long, up to one that costs nothing while a link is down for hours.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-# A rail that dies sooner after its return goes on with the pauses where it was: it may do so over and over.
+# A rail that dies sooner after its return continues with longer pauses: it may die over and over.
 _STEADY_S = 60.0
 # Where no rail is left, ranks wait for it.
 _LONGEST_WAITED_S = 1.0
 # For a whole attempt: where packets vanish, the system would go on for two minutes.
 _ATTEMPT_S = HANDSHAKE_S + 1.0
-# How often to look whether anybody is still to be expected, or has been waited for long enough.
+# Interval between looks at the processes that are expected or waited for.
 _LOOK_S = 1.0
-# A connection that was reset is back by then; one that is not is told, long before anybody wonders.
+# A connection that was reset is back by then; otherwise the user is told.
 _TOLD_S = 2.0
 # A process whose host answers may be in a call that lets nothing else run; as long as a deadlock may last.
 _ANSWERING_S = 300.0
@@ -37,10 +37,10 @@ _NUMBERS = 2**32  # of connections, and of what is counted in a detail: as frame
 
 
 class Detail(NamedTuple):
-    """What the two sides of a connection that takes a place tell each other of it, in their hellos."""
+    """The detail of the hellos of a connection that replaces a dead one."""
 
     number: int  # Of the connection; a higher one than any before at its place
-    last: int  # The last rail at this place on which anything has come to who says so
+    last: int  # The last rail at this place on which the speaker has received anything
     frames: int  # How many have come on it
 
     def __str__(self) -> str:
@@ -61,18 +61,18 @@ _DETAIL_LIMIT = 2 * 10 + 20 + 2  # two numbers of 32 bits, one of 64
 
 
 class Returning:
-    """Brings back the rails of a process that have died.
+    """Brings back the dead rails of a process.
 
-    A connection that takes a place has a number of its own, so nothing that one of them says can be taken for the
-    other's. In its handshake both sides say what they have got on the one before, and send again what is missing, where
+    A connection that replaces another has a number of its own, so no frame about one can be taken for the other. In its
+    handshake both sides say how many frames they have got on the one before, and send the missing ones again, where
     other rails have not settled that already.
 
     Where no rail is left, the process is waited for as long as it is known to live, within two bounds, which are those
     of a process that says nothing: one that cannot be reached is lost after `unreachable_s`, one whose host answers,
-    if only to refuse, after 300 s. Who listens waits for who dials, who knows more.
+    if only to refuse, after 300 s. The side that dials judges that, for it knows more than the side that listens.
 
     Args:
-        joining: How connections are made.
+        joining: Makes connections.
         links: To the other processes.
         make: Makes a rail of a link, a number and a connection.
         report: Takes a line about rails that are back, or stay away.
@@ -93,10 +93,10 @@ class Returning:
         self._unanswered_s: dict[
             int, float
         ] = {}  # by member: how long it has been dialled in vain, while there is no rail
-        self._lost_s: dict[tuple[int, int], float] = {}  # when, by member and place
+        self._lost_s: dict[tuple[int, int], float] = {}  # by member and place
         self._returned_s: dict[tuple[int, int], float] = {}
         self._pauses_s: dict[tuple[int, int], float] = {}
-        self._expected: set[tuple[int, int]] = set()  # those that others are to dial
+        self._expected: set[tuple[int, int]] = set()  # places that others are to dial
         self._asked = trio.Event()
         self._door = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
@@ -135,7 +135,7 @@ class Returning:
         return min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _wait_for(self, link: EfaLink) -> None:
-        """Wait until a process that no rail leads to has one again; say so if that takes long, and give it up in time.
+        """Wait until a process without rails has one again; report a long wait, and give the process up in time.
 
         Looks are counted, not seconds: an event loop that stood still has not dialled, so it proves nothing.
         """
@@ -201,10 +201,10 @@ class Returning:
         return None
 
     def _hears(self, link: EfaLink, theirs: Detail | None) -> bool:
-        """Send again what the other side has not got of the rails before; whether that makes sense."""
+        """Send again the frames of earlier rails that the other side has not got; False if its count makes no sense."""
         try:
             if theirs is None:
-                raise FrameError("the answer to a connection that takes a place says nothing of the one before")
+                raise FrameError("the answer to a connection that replaces another says nothing of that one")
             link.got_there(theirs.number % RAILS_LIMIT, theirs.last, theirs.frames)
         except FrameError as error:
             link.lose(str(error), evident=True)
@@ -213,13 +213,13 @@ class Returning:
     # -- the side that listens ----------------------------------------------------------------------------------------
 
     async def _keep_door(self) -> None:
-        """Listen whenever somebody is expected."""
+        """Listen whenever a process is expected."""
         while True:
             await self._asked.wait()
             self._asked = trio.Event()
             try:
                 listeners = self._joining.meeting.door.open()
-            except TransportError:  # somebody else has taken a port meanwhile
+            except TransportError:  # another program has taken a port meanwhile
                 await trio.sleep(_LOOK_S)
                 self._asked.set()
                 continue
@@ -234,7 +234,7 @@ class Returning:
                     listener.close()
 
     async def _expect(self) -> None:
-        """Wait until nobody is expected any more."""
+        """Wait until no process is expected any more."""
         while self._expected:
             await trio.sleep(_LOOK_S)
             self._expected = {key for key in self._expected if self._links[key[0]].engine.gone is None}
@@ -270,4 +270,4 @@ class Returning:
 
 
 def _nothing(place: int) -> None:
-    """Bring nothing back."""
+    """Ignore the loss of a rail."""

@@ -1,6 +1,6 @@
-"""Which rail takes what: none takes what another one would bring sooner. Pure.
+"""Sharing of frames among rails: no rail takes a frame that another one would deliver sooner. Pure.
 
-A rail that is slow, or congested, would hold back the message whose chunk it takes, and frames that stand behind it.
+A slow or congested rail would hold back the message whose chunk it takes, and the frames behind it.
 """
 
 from __future__ import annotations
@@ -8,32 +8,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# A rate is measured over so long at least: a hundred packets of a link of 1 Gbit/s. What was over sooner shows that a
-# rail is no slower; in less time than the second, only that a switch had room for it.
+# A rate is measured over so long at least: a hundred packets of a link of 1 Gbit/s. A shorter transfer shows that a
+# rail is no slower; one below the second bound shows only that a switch had room for it.
 _WINDOW_S = 0.005
 _SHORT_S = 0.001
-# What waits is busy work only from here on: the last packets of less are acknowledged late.
+# From so many waiting bytes on a rail counts as busy: the last packets of less are acknowledged late.
 _BUSY_BYTES = 64 << 10
-# Small frames may wait so much longer than on the best rail, which may not have room for them now.
+# Extra wait of small frames compared with the best rail, which may have no room for them now.
 _SMALL_S = 0.001
 # Rails count as equal up to this ratio of what was measured of them, which varies by half.
 _EQUAL = 3.0
 
 
 class Standing(NamedTuple):
-    """How a rail does."""
+    """The rate and the backlog of a rail."""
 
-    bytes_per_s: float  # What it has delivered lately; 0 if nobody knows
+    bytes_per_s: float  # Delivered lately; 0 if unknown
     waiting_bytes: int  # Written, and not acknowledged
     sure: bool = True  # It was busy all that time; otherwise it may be faster
 
     def time_s(self, nbytes: float) -> float:
-        """Return when so much more would have arrived; at once where nobody knows."""
+        """Return when so many more bytes would have arrived; 0 where the rate is unknown."""
         return (self.waiting_bytes + nbytes) / self.bytes_per_s if self.bytes_per_s else 0.0
 
 
 class Pace:
-    """Learns how fast a rail is, from what it has delivered while something waited on it."""
+    """Learns the rate of a rail from its deliveries while bytes waited on it."""
 
     def __init__(self) -> None:
         self._bytes_per_s, self._sure = 0.0, False
@@ -41,11 +41,11 @@ class Pace:
 
     @property
     def measures(self) -> bool:
-        """Whether something waited on it when it was last looked at; looking again soon tells more."""
+        """Whether bytes waited on the rail at the last look, so that another look soon tells more."""
         return self._begun is not None
 
     def standing(self, now_s: float, written_bytes: int, waiting_bytes: int) -> Standing:
-        """Take note of how much has been written and how much of it waits; say what follows."""
+        """Note the bytes that were written and those that wait; return the standing."""
         delivered = written_bytes - waiting_bytes
         if waiting_bytes < _BUSY_BYTES:
             if self._begun is not None and now_s - self._begun[0] >= _SHORT_S:
@@ -72,7 +72,7 @@ class Pace:
 def holds_back(mine: Standing, others: Sequence[Standing], *, due_bytes: int, chunk_bytes: int) -> bool:
     """Whether a chunk would arrive later on a rail than on the others, if they took all that is due.
 
-    Never so for that one of the fast rails on which least waits: somebody takes it.
+    Never true for the fast rail with the least backlog, so one rail always takes the chunk.
     """
     nbytes = min(due_bytes, chunk_bytes)
     known = _faster(mine, others)

@@ -24,12 +24,12 @@ from transports.meeting import Meeting
 from transports.patience import Crowding, Patience
 from transports.tls import Tls
 
-# How often each rail is asked for a sign of life, at most.
+# Interval at which each rail is asked for a sign of life, at least.
 _TICK_S = 1.0
 _TICKS_OF_SILENCE = 8
 
-# Until another process of this host has ended what it was doing, and begun and sent what is waited for, 100 to 200 us
-# go by. Broadcasts of 64 and 256 KiB between two of them take 0.10 and 0.15 ms with that, 0.20 and 0.28 without.
+# Another process of this host takes 100 to 200 us to end its work, and to begin and send the awaited message.
+# Broadcasts of 64 and 256 KiB between two of them take 0.10 and 0.15 ms with such looks, 0.20 and 0.28 without.
 _LOOK_S = 200e-6
 
 
@@ -51,7 +51,7 @@ class Efa(MatchedTransport):
         member: Index of this process.
         placement: The ranks of each process, by index.
         secret: Proves membership to the other processes; at least one byte.
-        exchange: All-gather among the processes: called with a name and bytes, returns everybody's by index.
+        exchange: All-gather among the processes: called with a name and bytes, returns the bytes of each by index.
         job: Name of the world; connections of others are refused.
         epoch: Which of the job's successive worlds.
         rails: How many connections to each other process; or the interfaces or local addresses they use, one each.
@@ -62,18 +62,18 @@ class Efa(MatchedTransport):
             namespace of one, where bytes never leave its memory (all_reduce of 64 MiB over TCP takes 41 ms with them,
             33 without). Where TLS protects every byte already, they never do.
         tls: Encrypts every connection, at a fraction of the speed.
-        silence_s: A process is lost when it says nothing for so long, though asked.
-        watched: Whether somebody else knows which processes are lost, and which are only busy: then silence proves
+        silence_s: A process is lost when it has said nothing for so long, though asked.
+        watched: Whether something else knows which processes are lost, and which are only busy: then silence proves
             nothing here, and a connection is lost when its kernel no longer hears of the other one. Nor is a process
             lost with its last connection: it is waited for, until it is told to be lost (`lose`), could not be reached
             for `silence_s`, or has not come back for 300 s though its host answers. A process that a single connection
             joins inside a host is not: that ends with it, and of itself with nothing else.
-        lasting: Whether a single TCP connection inside a host is waited for all the same, should somebody end it; one
+        lasting: Whether a single TCP connection inside a host is waited for all the same, should it be cut; one
             of two processes wanting that is enough. Then long messages are confirmed, as they are between hosts.
-        spared: Which processes need not be joined, asked when it is opened; both sides of a pair say the same.
+        spared: Processes that need not be joined, asked when it is opened; both sides of a pair agree.
         join_s: How long to wait for all processes when opening.
         report: Takes a line about rails and processes that are lost, rails that are back, and about strangers.
-        note: Takes what a timeline should show, the moment at which it happens.
+        note: Takes events for the timeline, the moment they happen.
 
     Attributes:
         exchange: As passed.
@@ -180,7 +180,7 @@ class Efa(MatchedTransport):
                 link.give_up("this side can no longer reach it")
 
     def _agree(self, link: EfaLink) -> None:
-        """Settle what becomes of a process without connections, now that it is known what joins it."""
+        """Agree with another process on limits, and on its fate without connections, now that its address is known."""
         alone = self._joining.rail_count == 1
         link.watched = self._watched and (not alone or self._joining.may_part(link.member))
         if alone:
@@ -212,7 +212,7 @@ class Efa(MatchedTransport):
                 link.tick(limit, self._silence_s)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
-        """Give up ranks of other processes: a wire that is down and has nothing under way does not show it for long."""
+        """Give up ranks of other processes: a wire that is down with nothing under way does not show it for long."""
         lost = [member for member in self.links if not set(ranks).isdisjoint(self.placement[member])]
         for member in lost:
             self._joining.meeting.lose(member, reason)
@@ -224,7 +224,7 @@ def factory(bootstrap: Bootstrap) -> Efa:
     """Make the transport of a process, with options ``rails``, ``unix``, ``peer_direct``, ``checksums``, ``outage_s``.
 
     Raises:
-        ArgumentError: An option that cannot be meant.
+        ArgumentError: An option has an impossible value.
     """
     options = bootstrap.options
     return Efa(

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A message that is here before its receive: its bytes, where they are coming to, or (neither) an offer of them."""
+    """A message that is here before its receive: its bytes, the receive that collects them, or (neither) an offer."""
 
     number: int
     nbytes: int
@@ -31,7 +31,7 @@ class Arrival:
 
     @property
     def held_bytes(self) -> int:
-        """How much memory it takes."""
+        """The memory that it takes."""
         return len(self.payload or b"") if self.pushed is None else self.nbytes
 
 
@@ -45,7 +45,7 @@ def pop(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
 
 
 class Watchers:
-    """What to call, by lane."""
+    """Callbacks by lane, for messages that no receive waits for."""
 
     def __init__(self) -> None:
         self._calls: dict[Lane, list[Callable[[], None]]] = {}
@@ -58,28 +58,28 @@ class Watchers:
         self._calls.setdefault(lane, []).append(wake)
 
     def remove(self, lane: Lane, wake: Callable[[], None]) -> None:
-        """Call it no more."""
+        """Remove a callback that `add` added."""
         self._calls[lane].remove(wake)
         if not self._calls[lane]:
             del self._calls[lane]
 
     def wake(self, lane: Lane) -> None:
-        """Let who watches a lane look again."""
+        """Call the callbacks of a lane."""
         for wake in self._calls.get(lane, ()):
             wake()
 
     def wake_all(self) -> None:
-        """Let everybody who watches look again."""
+        """Call all callbacks."""
         for wake in tuple(chain.from_iterable(self._calls.values())):
             wake()
 
 
 class Overtaking:
-    """They wait in memory of their own until the announcement has said where they belong.
+    """Chunks that come before the announcement of their message; they wait in memory of their own.
 
     Args:
-        limits: What both sides have agreed on; the budget also bounds what waits here.
-        memory: Where they wait.
+        limits: The limits of both sides; the budget also bounds the chunks that wait here.
+        memory: For the chunks.
     """
 
     def __init__(self, limits: Limits, memory: BounceBuffers) -> None:
@@ -92,14 +92,14 @@ class Overtaking:
         return bool(self._pieces)
 
     def has(self, number: int, offset: int) -> bool:
-        """Whether a chunk waits here, or is coming to here."""
+        """Whether a chunk waits here, or is on its way to here."""
         return offset in self._pieces.get(number, ())
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return where a chunk is to wait; the same place if it comes once more, for its rail died half-way.
+        """Return the memory in which a chunk waits; one memory also if it comes again because its rail died half-way.
 
         Raises:
-            ProtocolError: No message may have it unasked, or too much waits already.
+            ProtocolError: No message may have such a chunk unasked, or too many bytes wait already.
         """
         limits, pieces = self._limits, self._pieces.get(number, {})
         memory, length = pieces.get(offset) or (None, nbytes)
@@ -125,11 +125,11 @@ class Overtaking:
         yield from [offset for offset in self._pieces.get(number, ()) if (number, offset) in self._whole]
 
     def length(self, number: int, offset: int) -> int:
-        """Return how long a chunk is."""
+        """Return the length of a chunk."""
         return self._pieces[number][offset][1]
 
     def move(self, number: int, offset: int, place: memoryview) -> None:
-        """Put a chunk where it belongs, and forget it here."""
+        """Move a chunk into its place."""
         pieces = self._pieces[number]
         memory, nbytes = pieces.pop(offset)
         if not pieces:
@@ -140,39 +140,39 @@ class Overtaking:
         self._memory.give_back(memory)
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Forget all chunks."""
         self._pieces.clear()
         self._whole.clear()
         self._left_bytes = self._limits.budget_bytes
 
 
 class Budget:
-    """What has come unasked, and what of it the sender may be told to use again.
+    """The bytes that have come unasked, and the part of them that the sender may use again.
 
     Args:
-        limits: What both sides have agreed on.
-        answer: Says something to the other process.
+        limits: The limits of both sides.
+        answer: Sends an answer to the other process.
     """
 
     def __init__(self, limits: Limits, answer: Callable[..., None]) -> None:
         self._answer = answer
         self._budget_bytes, self._overhead_bytes = limits.budget_bytes, limits.overhead_bytes
         self._used_bytes = 0  # as the other side sees it
-        self._free_bytes = 0  # of these, what has been received and not been told
+        self._free_bytes = 0  # of these, received and not yet told to the sender
         self._tell_bytes = limits.budget_bytes // 4
 
     def spend(self, nbytes: int) -> None:
         """Count a message that has come.
 
         Raises:
-            ProtocolError: It was too much.
+            ProtocolError: The budget is exceeded.
         """
         self._used_bytes += nbytes + self._overhead_bytes
         if self._used_bytes > self._budget_bytes:
             self._refuse()
 
     def free(self, nbytes: int) -> None:
-        """Count one that has been received, and tell the sender now and then."""
+        """Count a message that has been received, and tell the sender now and then."""
         self._free_bytes += nbytes + self._overhead_bytes
         if self._free_bytes >= self._tell_bytes:
             self._tell()
@@ -181,7 +181,7 @@ class Budget:
         """Count a message that is received as it comes.
 
         Raises:
-            ProtocolError: It was too much.
+            ProtocolError: The budget is exceeded.
         """
         cost_bytes = nbytes + self._overhead_bytes
         self._used_bytes += cost_bytes

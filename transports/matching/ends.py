@@ -1,4 +1,4 @@
-"""One end of a message: its bytes, how far it has come, and how it ended. Whoever waits for the end sets `wake`."""
+"""One end of a message: its bytes, its progress, and its result. A waiting caller sets `wake`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
 
 class _End:
-    """What sends and receives share.
+    """The common part of sends and receives.
 
     Attributes:
         lane: (src, dst, tag): messages of one lane are received in the order in which they were sent.
         view: The caller's bytes; None once it has ended, for their owner may resize them from there on.
         nbytes: Their length.
         ended: It is over: done, withdrawn, or failed.
-        withdrawn: It was taken back in time, and has never been.
-        error: What it failed with.
+        withdrawn: It was taken back in time, as if it had never been.
+        error: The error with which it failed.
         wake: Called once when it ends, with this.
     """
 
@@ -36,12 +36,12 @@ class _End:
 
     @property
     def envelope(self) -> Envelope:
-        """Who sends how much to whom."""
+        """The ranks, the tag and the length of the message."""
         src, dst, tag = self.lane
         return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes)
 
     def end(self: Self) -> None:
-        """Let go of the bytes, and wake whoever waits."""
+        """Release the bytes, and wake the waiting caller."""
         self.ended = True
         self.view = None
         wake, self.wake = self.wake, None
@@ -75,7 +75,7 @@ class _End:
 
 
 class Stage(Enum):
-    """How far a send has come."""
+    """The progress of a send."""
 
     WAITING = auto()  #: to be announced
     OFFERED = auto()  #: for the receiver
@@ -91,10 +91,10 @@ class Send(_End):
 
     Attributes:
         priority: As passed; any integer.
-        stage: How far it has come.
+        stage: Its progress.
         number: Of its announcement.
-        next_offset: What lies before has been handed to the wire.
-        cancelled: The caller has given up, and waits to hear if that was in time.
+        next_offset: Bytes before it have been handed to the wire.
+        cancelled: The caller has given up, and waits to hear whether that was in time.
     """
 
     stage: Stage = WAITING
@@ -109,7 +109,7 @@ class Send(_End):
         self.priority = priority
 
     def end(self) -> None:
-        """Let go of the bytes, and wake whoever waits."""
+        """Release the bytes, and wake the waiting caller."""
         self.stage = ENDED
         super().end()
 
@@ -125,10 +125,10 @@ class Receive(_End):
     """A message that is wanted.
 
     Attributes:
-        lend: The caller takes whatever memory the message is in.
+        lend: The caller takes the memory that the message is in.
         lent: That memory, at the end.
         matched: A message has been found for it; from here on it is finished first, whatever is cancelled.
-        missing_bytes: What has not arrived yet.
+        missing_bytes: Bytes that have not arrived yet.
         consume: Takes each chunk of a lent message as it comes: its offset, and its bytes, which are there for the
             length of the call. Only where chunks come one after the other, see `Limits.ordered`.
         rolling: Its chunks arrive in the same memory, one after the other.
@@ -150,7 +150,7 @@ class Receive(_End):
         self.seen: set[int] = set()
 
     def take(self, payload: memoryview) -> None:
-        """End with a message whose bytes are here; they are copied, unless nobody can change them."""
+        """End with a message whose bytes are here; they are copied, unless they are immutable."""
         if payload.nbytes != self.nbytes:
             self.disagree(sent_bytes=payload.nbytes, expected_bytes=self.nbytes)
             return
@@ -162,15 +162,15 @@ class Receive(_End):
         self.end()
 
     def consume_seen(self, chunk_bytes: int) -> None:
-        """Hand over the chunks that were here before it."""
+        """Hand over the chunks that came before the receive."""
         if self.consume is not None and self.view is not None:
             for offset in sorted(self.seen):
                 self.consume(offset, self.view[offset : min(offset + chunk_bytes, self.nbytes)])
 
     def land(self, memory: BounceBuffers) -> None:
-        """End with all chunks here; `memory` gets back where they waited, if that was not their place."""
+        """End with all chunks here; give a detour back to `memory`."""
         if self.detour is not None:
-            assert self.view is not None, "who lends takes the memory as it is"
+            assert self.view is not None, "a lending receive takes the memory as it is"
             self.view[:] = self.detour[: self.nbytes]
             memory.give_back(self.detour)
             self.detour = None

@@ -1,4 +1,4 @@
-"""The matching engine: all that two processes know of the messages between them, seen from one side."""
+"""The matching engine: the state of all messages between two processes, seen from one side."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from transports.matching.protocol import Limits, MessageKind
 
 
 class Engine:
-    """One for each other process (or for this one itself, where a transport carries those messages, too).
+    """The matching of messages with one other process, or with this one itself where a transport carries those, too.
 
     Args:
         name: Of the other process, for errors.
         srcs: Its ranks.
         dsts: Ranks of this process.
-        limits: What both have agreed on.
+        limits: The limits that both have agreed on.
         memory: For messages that are lent.
 
     Attributes:
-        outgoing: What leaves.
-        incoming: What comes.
+        outgoing: Messages that leave.
+        incoming: Messages that come.
         gone: Why nothing more can be sent to the other process or expected from it; None while it is there.
     """
 
@@ -51,7 +51,7 @@ class Engine:
     # -- what the ranks of this process want --------------------------------------------------------------------------
 
     def receive(self, receive: Receive) -> bool:
-        """Take a message that has come, or queue for it; return whether one had.
+        """Take a message that has come, or queue for it; return whether one had come.
 
         Raises:
             LinkLostError: It has not come, and never will.
@@ -66,7 +66,7 @@ class Engine:
         return False
 
     def withdraw(self, end: Send | Receive) -> bool:
-        """Take back a call that was cancelled; False if it ends some other time, and says then if that was in time."""
+        """Take back a cancelled call; False if it ends later, and tells then whether that was in time."""
         return self.outgoing.withdraw(end) if isinstance(end, Send) else self.incoming.forget(end)
 
     def check(self, lane: Lane) -> None:
@@ -79,7 +79,7 @@ class Engine:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is due, and nothing that both sides have begun is unfinished."""
+        """Whether nothing is due, and every message that both sides have begun is finished."""
         return not (self.outgoing.due or self.outgoing.sends or self.incoming.moving)
 
     # -- what the other process says ----------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Engine:
         """Act on a message that has no payload.
 
         Raises:
-            ProtocolError: It makes no sense, or not now.
+            ProtocolError: The message makes no sense, or not now.
         """
         self._hear[kind](*fields)
 
@@ -100,24 +100,24 @@ class Engine:
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Fail every call that has not met its other end: this side closes. What has met goes on."""
+        """Fail every call that has not met its other end: this side closes. Matched messages go on."""
         for end in (*self.outgoing.give_up_waiting(), *self.incoming.give_up_waiting()):
             end.close()
         self.incoming.watchers.wake_all()
 
     def end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False, keep_moving: bool = False) -> None:
-        """Fail what waits: the other process is gone.
+        """Fail the waiting calls: the other process is gone.
 
         Args:
             reason: Why.
             evident: This side has seen that for itself, see `LinkLostError`.
             keep_arrived: Messages that are here can still be received.
-            keep_moving: What has been accepted, on either side, is going to be finished nevertheless.
+            keep_moving: Messages that either side has accepted are finished nevertheless.
         """
         if self.gone is None:
             self.gone, self._evident = reason, evident
         sends = self.outgoing.clear(keep_moving=keep_moving)
-        # Receives first: whoever waits for messages both ways shall name the one that did not come.
+        # Receives first: a caller that waits both ways should name the message that did not come.
         for end in (*self.incoming.clear(keep_arrived=keep_arrived, keep_moving=keep_moving), *sends):
             end.lose(self.gone)
             if isinstance(end.error, LinkLostError):

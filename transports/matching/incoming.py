@@ -1,4 +1,4 @@
-"""What comes from one other process, and the receives that wait for it.
+"""Messages from one other process, and the receives that wait for them.
 
 Announcements may overtake each other on the way; they are put in the order of their numbers before they are matched, so
 that messages of a lane meet receives in the order of the calls on both sides.
@@ -22,16 +22,16 @@ class Incoming:
     Args:
         srcs: Ranks of the other process.
         dsts: Ranks of this process.
-        limits: What both have agreed on.
+        limits: The limits that both have agreed on.
         memory: For messages that are lent.
-        answer: Says something to the other process.
+        answer: Sends an answer to the other process.
 
     Attributes:
-        arrived: What no receive has met, by lane. No entry is empty.
-        posted: Receives that nothing has met, by lane. No entry is empty.
+        arrived: Messages without a receive, by lane. No entry is empty.
+        posted: Receives without a message, by lane. No entry is empty.
         filling: Receives whose bytes are on the way, by number.
-        watchers: Who is told of what arrives.
-        said: Called when the other process has something to hear at once, before who waits here is told.
+        watchers: Callbacks for messages that arrive.
+        said: Called when an answer should leave at once, before the receive that caused it ends.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Incoming:
 
     @property
     def waiting(self) -> Iterator[Receive]:
-        """Every receive that nothing has met."""
+        """Every receive without a message."""
         return chain.from_iterable(self.posted.values())
 
     @property
@@ -76,12 +76,12 @@ class Incoming:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody waits for a message that has not come, or not come whole."""
+        """Whether a call waits for a message that has not come, or not come whole."""
         return bool(self.posted or self.filling or self._line or self.watchers)
 
     @property
     def held_bytes(self) -> int:
-        """How much memory the messages take that no receive has met."""
+        """The memory of messages without a receive."""
         return sum(arrival.held_bytes for arrival in chain.from_iterable(self.arrived.values()))
 
     # -- announcements ------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Incoming:
         self._announced(number, (src, dst, tag), nbytes, None)
 
     def push(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
-        """Take the announcement of a long message that follows unasked, and make room for it if nobody waits."""
+        """Take the announcement of a long message that follows unasked, and make room for it if no receive waits."""
         lane = (src, dst, tag)
         if nbytes > self._limits.push_bytes:
             raise ProtocolError(f"message {number} comes unasked, with {nbytes} bytes")
@@ -125,7 +125,7 @@ class Incoming:
             self._move(number, offset)
 
     def push_with(self, first_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int) -> memoryview:
-        """Take the announcement of a message that comes with its first chunk, and return where that belongs."""
+        """Take the announcement of a message that comes with its first chunk, and return the memory of that."""
         if first_bytes == nbytes <= self._whole_bytes:
             receive = self._met(number, (src, dst, tag), nbytes)
             if receive is not None and receive.view is not None:
@@ -134,7 +134,7 @@ class Incoming:
         return self.place(number, 0, first_bytes)
 
     def _met(self, number: int, lane: Lane, nbytes: int) -> Receive | None:
-        """Take the short way, if its turn has come, and a receive of that length waits: return that."""
+        """Take the short way: return the waiting receive of that length if the turn of the message has come."""
         posted = self.posted.get(lane)
         if posted is None or number != self._next_number or not 0 < nbytes == posted[0].nbytes:
             return None
@@ -151,12 +151,12 @@ class Incoming:
         return receive
 
     def withdraw(self, number: int) -> None:
-        """Forget an offer that no receive has met; if one has, the message is finished instead."""
+        """Forget an offer without a receive; with one, the message is finished instead."""
         if self._forgotten(number):
             self._answer(MessageKind.WITHDRAWN, number)
 
     def abandoned(self, number: int) -> Receive | None:
-        """Forget an offer; return the receive that has accepted it, which waits in vain."""
+        """Forget an offer; return the receive that has accepted it and waits in vain."""
         if self._forgotten(number):
             return None
         receive = self.filling.pop(number, None) or self._line.pop(number, None)
@@ -260,7 +260,7 @@ class Incoming:
         return self._limits.places is None or len(self.filling) < self._limits.places
 
     def _accept_next(self) -> None:
-        """Name the places of messages that are next in line, as far as there are places."""
+        """Accept the messages that are next in line, as far as there are places."""
         while self._line and self._has_place:
             number = next(iter(self._line))
             self._accept(number, self._line.pop(number))
@@ -278,11 +278,11 @@ class Incoming:
         receive.view = self._memory.take(nbytes)
 
     def _adopt(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
-        """Let a receive have a message that follows unasked, all or part of which may be here."""
+        """Give a receive a pushed message, all or part of which may be here."""
         self._budget.free(arrival.nbytes)
         if arrival.nbytes != receive.nbytes:
             receive.disagree(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
-            if pushed.view is None and pushed.lent is None:  # its bytes still come, for nobody
+            if pushed.view is None and pushed.lent is None:  # its bytes still come, and are dropped
                 pushed.view = self._memory.take(arrival.nbytes)
             return
         receive.matched = True
@@ -304,10 +304,10 @@ class Incoming:
     # -- chunks -------------------------------------------------------------------------------------------------------
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return where a chunk belongs.
+        """Return the memory of a chunk.
 
         Raises:
-            ProtocolError: It belongs nowhere, or is there already.
+            ProtocolError: No receive expects it, or it is there already.
         """
         if self._overtakes and (self._overtaking.has(number, offset) or self._may_overtake(number)):
             return self._overtaking.place(number, offset, nbytes)
@@ -356,7 +356,7 @@ class Incoming:
                 self._accept_next()
 
     def _move(self, number: int, offset: int) -> None:
-        """Put a chunk that came before its announcement where it belongs."""
+        """Put a chunk that came before its announcement into place."""
         nbytes = self._overtaking.length(number, offset)
         self._overtaking.move(number, offset, self._belongs(number, offset, nbytes))
         self.filled(number, offset, nbytes)
@@ -364,7 +364,7 @@ class Incoming:
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Receive]:
-        """Forget the receives that nothing has met, and return them."""
+        """Forget the receives without a message, and return them."""
         left = list(self.waiting)
         self.posted.clear()
         return left

@@ -1,7 +1,7 @@
-"""What leaves for one other process: who may go next, whenever the wire has room.
+"""Messages that leave for one other process, and their order whenever the wire has room.
 
-Order of leaving: what answers the other side, then announcements, then chunks; each of these the most urgent first. So
-small messages pass long ones at every chunk.
+Answers to the other side leave first, then announcements, then chunks; among each the most urgent first. So small
+messages pass long ones at every chunk.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Chunk(NamedTuple):
 
 
 class Outgoing:
-    """Everything that this process still has to say to another one.
+    """All that this process still has to send to another one.
 
     Attributes:
         sends: Messages that were offered and have not ended, by number.
-        queues: What could leave now; nothing is due while all of them are empty.
+        queues: Messages that could leave now; nothing is due while all queues are empty.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -56,13 +56,13 @@ class Outgoing:
 
     @property
     def waiting(self) -> Iterator[Send]:
-        """Every message that nobody has accepted yet."""
+        """Every message that the receiver has not accepted yet."""
         yield from (send for _, _, send in self._announcing if send.stage is WAITING)
         yield from (send for send in self.sends.values() if send.stage is OFFERED)
 
     @property
     def credit_bytes(self) -> int:
-        """How much eager data may still leave."""
+        """Bytes of eager data that may still leave."""
         return self._credit_bytes
 
     def eager(self, view: memoryview) -> int | None:
@@ -95,7 +95,7 @@ class Outgoing:
         return True
 
     def announce(self, send: Send) -> None:
-        """Queue a message. One of the same lane that is queued already stays before it, however urgent this one is."""
+        """Queue a message, behind all queued ones of its lane, however urgent it is."""
         queued, urgency = self._in_lane.get(send.lane, (0, send.priority))
         urgency = max(urgency, send.priority)
         self._in_lane[send.lane] = (queued + 1, urgency)
@@ -124,13 +124,13 @@ class Outgoing:
 
     @property
     def due_bytes(self) -> int:
-        """How much of accepted messages has not left. Cost: O(messages)."""
+        """Bytes of accepted messages that have not left. Cost: O(messages)."""
         return sum(max(0, send.nbytes - send.next_offset) for *_, send in self._flowing if send.stage is FLOWING)
 
     def next_message(self) -> Message | None:
-        """Return what to say next, if anything but chunks is due.
+        """Return the next message, if anything but chunks is due.
 
-        A payload is a copy: who is told that it was sent may write to its memory at once, and say more.
+        A payload is a copy: its sender, told that it was sent, may write to its memory at once.
         """
         if self._answers:
             return self._answers.popleft()
@@ -181,7 +181,7 @@ class Outgoing:
         return Chunk(send, offset, min(self._limits.chunk_bytes, send.nbytes - offset))
 
     def departed(self, send: Send) -> None:
-        """Note that all of a message has left; where that is not confirmed by the receiver."""
+        """Note that all of a message has left, where the receiver does not confirm it."""
         if self.sends.pop(send.number, None) is not None:
             send.end()
 
@@ -208,7 +208,7 @@ class Outgoing:
             send.disagree(sent_bytes=send.nbytes, expected_bytes=expected_bytes)
 
     def withdrawn(self, number: int) -> None:
-        """The receiver has forgotten the offer, as was asked."""
+        """The receiver has forgotten the offer, as this side asked."""
         send = self._offered(number)
         if send is None:
             return
@@ -250,7 +250,7 @@ class Outgoing:
     # -- how it ends --------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> list[Send]:
-        """Forget what nobody has accepted yet, tell the other side of it, and return it."""
+        """Forget messages that are not accepted yet, tell the other side, and return them."""
         left = list(self.waiting)
         self._announcing.clear()
         self._in_lane.clear()

@@ -1,4 +1,4 @@
-"""What two processes say to each other about messages: the words, without their form on a wire."""
+"""The protocol of messages between two processes: kinds and limits, without their form on a wire."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 
 class MessageKind(IntEnum):
-    """What is said, and which unsigned integers belong to it.
+    """The kinds of protocol messages, with the unsigned integers that belong to each.
 
     Announcements (`EAGER`, `PUSH`, `OFFER`) are numbered by the sending process, because they may overtake each other
-    on the way. Everything else names a long message by its number.
+    on the way. All other kinds name a long message by its number.
     """
 
     EAGER = 0  #: number, src, dst, tag; the payload is the message
@@ -23,7 +23,7 @@ class MessageKind(IntEnum):
     WITHDRAW = 6  #: number: the sender was cancelled
     WITHDRAWN = 7  #: number: in time, nobody had accepted it
     CREDIT = 8  #: nbytes: so much eager data has been received by ranks and may be followed by more
-    ABANDON = 9  #: number: the sender has closed; whoever has accepted the offer waits in vain
+    ABANDON = 9  #: number: the sender has closed; a receiver that has accepted the offer waits in vain
     PUSH = 10  #: number, src, dst, tag, nbytes: a long message, whose chunks follow unasked
 
 
@@ -32,37 +32,37 @@ Message: TypeAlias = "tuple[MessageKind, tuple[int, ...], memoryview | None]"
 
 
 class ProtocolError(ValueError):
-    """The other process says what it may not, or not now. Nothing after that can be understood."""
+    """The other process breaks the protocol. Nothing after that can be understood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What both processes have agreed on."""
+    """The limits that both processes have agreed on."""
 
     eager_bytes: int  # Messages up to this length travel at once, longer ones when the receiver has named their place
     chunk_bytes: int  # Longer ones are cut in pieces of this length
     # Messages that are longer than eager ones and up to this length follow their announcement unasked, as far as the
     # budget goes. 0: none do.
     push_bytes: int = 0
-    # What is said arrives in the order in which it was said. Otherwise announcements may overtake each other, and
-    # chunks the announcement of their message.
+    # Protocol messages arrive in the order in which they were sent. Otherwise announcements may overtake each other,
+    # and chunks the announcement of their message.
     ordered: bool = True
     # Data that one process may have lying unreceived at the other, before it must ask for each further message.
     budget_bytes: int = 16 << 20
-    overhead_bytes: int = 256  # What one waiting message costs beyond its bytes, so that empty ones are not free either
-    # Offers that may wait here, and announcements that may be early. A program with a million sends under way has other
-    # worries; a process that goes on for ever has lost its mind.
+    overhead_bytes: int = 256  # Cost of a waiting message beyond its bytes, so that empty ones are not free either
+    # Offers that may wait here, and announcements that may be early: more than any program has under way, and few
+    # enough to bound the memory that a broken process can take.
     waiting: int = 1 << 20
     places: int | None = None  # How many long messages may be under way to one process at once; None: any number
-    # A long message has been sent when the receiver has said that all of it is there. Otherwise the transport says when
-    # it has left, see `Outgoing.departed`.
+    # A long message has been sent when the receiver has confirmed all of it. Otherwise it has been sent when it has
+    # left, see `Outgoing.departed`.
     confirmed: bool = True
     # Messages up to this length are not confirmed: the transport keeps a copy as long as it may have to repeat them.
     kept_bytes: int = 0
-    # The receiver takes long messages from the sender's memory, piece by piece: nobody accepts them, and nothing is
-    # sent but the word that they were taken.
+    # The receiver takes long messages from the sender's memory, piece by piece: they are not accepted, and the only
+    # answer is that they were taken.
     fetched: bool = False
 
     def confirms(self, nbytes: int) -> bool:
-        """Whether the receiver says that all of a long message is there."""
+        """Whether the receiver confirms a long message."""
         return self.confirmed and nbytes > self.kept_bytes

@@ -37,18 +37,18 @@ def world() -> MPI.Intracomm:
     return cast("MPI.Intracomm", mpi().COMM_WORLD)
 
 
-#: Between two looks at a collective operation of MPI; nobody starts up often.
+#: Between two looks at a collective operation of MPI; jobs do not start often.
 LOOK_S = 1e-3
 
 
 async def introduce(mine: bytes, *, comm: MPI.Intracomm | None = None) -> list[bytes]:
-    """Tell all processes a few bytes, and return what each of them told, by its rank in the communicator.
+    """Exchange a few bytes with all processes; return those of each, by its rank in the communicator.
 
     A collective: every process must call it, and in the same order as its other collectives on the communicator. To
     be cancelled in the middle of it makes the communicator useless.
 
     Args:
-        mine: What this process tells.
+        mine: The bytes of this process.
         comm: The processes; by default all that the launcher started.
 
     Raises:
@@ -64,14 +64,14 @@ async def introduce(mine: bytes, *, comm: MPI.Intracomm | None = None) -> list[b
 
 
 def exchange(comm: MPI.Intracomm | None = None) -> Exchange:
-    """Return the all-gather that other transports and the world ask for to find each other.
+    """Return the all-gather by which other transports and the world find each other.
 
     The function returned is a collective as `introduce` is, and raises `TransportError` if processes call it with
     different names.
     """
 
     async def among_all(name: str, mine: bytes) -> list[bytes]:
-        """Tell ``mine`` under a name, and return what everybody told under it."""
+        """Exchange bytes under a name, which all processes must agree on."""
         label = name.encode() + b"\0"
         told = await introduce(label + mine, comm=comm)
         for member, message in enumerate(told):

@@ -1,4 +1,4 @@
-"""The link to another process, or to this one itself: what its engine says becomes headers and pieces on the wire."""
+"""The link to another process, or to this one itself, over MPI: messages become headers and pieces on the wire."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transports.link import Link
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
 from transports.mpi.wire import BYE, CHUNK_BYTES, EAGER_BYTES, HEADERS, SLOTS, Wire
 
-#: What one process may have sent eagerly to another, and that has not been consumed, at most.
+#: Eager bytes from one process that another has not consumed, at most.
 CREDIT_BYTES = 16 << 20
 
-#: The same for all senders to one process together, as far as each keeps enough for a few messages.
+#: Likewise from all senders together, as far as each keeps enough for a few messages.
 TOTAL_CREDIT_BYTES = 256 << 20
 
-#: What an eager message costs beside its payload: its header here and its place in the receiver's memory.
+#: Cost of an eager message beside its payload: its header here and its place in the receiver's memory.
 OVERHEAD_BYTES = HEADERS.head_bytes + 200
 
 #: Pieces under way at once, to one process or of one receive: enough to keep the wire full while a finished one is
@@ -26,7 +26,7 @@ WINDOW = 4
 
 
 def limits(members: int, *, credit_bytes: int = CREDIT_BYTES, chunk_bytes: int = CHUNK_BYTES) -> Limits:
-    """Return what so many processes agree on."""
+    """Return the limits that so many processes agree on."""
     return Limits(
         eager_bytes=EAGER_BYTES,
         chunk_bytes=chunk_bytes,
@@ -47,7 +47,8 @@ class MpiLink(Link):
         agreed: The limits.
         memory: For messages that are lent.
         wire: How headers and bytes travel.
-        stir: Called whenever something is sent or waited for, so that what comes is looked for more often.
+        look: Takes in headers that have come.
+        stir: Called whenever a message is sent or waited for, so that MPI is looked at more often.
         failed: Called when the wire fails.
 
     Attributes:
@@ -74,16 +75,16 @@ class MpiLink(Link):
         self._chunk_bytes = agreed.chunk_bytes
         self._wire = wire
         self._look, self._stir, self._failed = look, stir, failed
-        self._slots = list(range(SLOTS))  # free ones, for what it sends
+        self._slots = list(range(SLOTS))  # free ones, for messages from the other process
         self._landing: dict[int, _Landing] = {}  # by number of the announcement
-        self._their_slots: dict[int, int] = {}  # for what it is sent, by number of the announcement
-        self._left_bytes: dict[int, int] = {}  # of what it is being sent, the same
+        self._their_slots: dict[int, int] = {}  # of messages to the other process, by number of the announcement
+        self._left_bytes: dict[int, int] = {}  # of messages to the other process, likewise
         self._flying = 0
 
     # -- what leaves --------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Transmit what is due, as far as the window allows."""
+        """Transmit due messages, as far as the window allows."""
         try:
             self._say_all()
             self._send_chunks()
@@ -108,7 +109,7 @@ class MpiLink(Link):
         return True
 
     def look(self) -> None:
-        """Take in what has come, and look more often from now on."""
+        """Take in headers that have come, and look more often from now on."""
         self._look()
         self._stir()
 
@@ -152,7 +153,7 @@ class MpiLink(Link):
     # -- what comes ---------------------------------------------------------------------------------------------------
 
     def heard(self, message: memoryview) -> None:
-        """Act on a header. Whoever does not keep to the protocol is lost."""
+        """Act on a header. A process that breaks the protocol is lost."""
         if self.engine.gone is not None:
             return
         try:
@@ -211,7 +212,7 @@ class MpiLink(Link):
         self.settle()
 
     def _take_back(self, number: int) -> None:
-        """Wait no more for the pieces of a message, whose sender has said that it sends nothing."""
+        """Take back the receives of a message that its sender has abandoned."""
         landing = self._landing.pop(number, None)
         if landing is not None:
             for take_back in reversed(landing.take_back):
@@ -223,7 +224,7 @@ class MpiLink(Link):
             self._take_back(number)
 
     def lose(self, reason: str) -> None:
-        """Fail everything that waits: the wire is no more."""
+        """Fail all waiting calls: the wire is gone."""
         self.lost = True
         self._landing.clear()
         self.engine.end(reason)
@@ -235,7 +236,7 @@ class _Landing:
     Attributes:
         slot: The slot that it occupies.
         nbytes: Its length.
-        begun_bytes: What lies before has been received, or is going to be.
+        begun_bytes: Bytes before it have been received, or are going to be.
         take_back: Takes back the receives that are posted, the oldest first.
     """
 

@@ -1,4 +1,4 @@
-"""How often to look for what has come, when nothing can say that something has."""
+"""Pauses between two looks at MPI, which cannot tell that a message has come."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from time import perf_counter
 import trio
 from trio.lowlevel import ParkingLot, checkpoint
 
-#: So long after something happened, look at every turn of the event loop.
+#: After an event, MPI is looked at in every turn of the event loop for so long.
 SPIN_S = 1e-3
 
-#: The same while bytes are under way: MPI moves some 16 KiB at a look, and says nothing before a piece is through.
+#: Likewise while bytes are under way: MPI moves some 16 KiB at a look, and reports nothing before a piece is through.
 SPIN_MOVING_S = 20e-3
 
-#: After that, pause for this part of the time that has passed since: what comes late is noticed that much later.
+#: After that, each pause is this part of the time since the event, so a late message is noticed that much later.
 PAUSE_PART = 1 / 32
 
-#: The same while bytes are under way.
+#: Likewise while bytes are under way.
 PAUSE_PART_MOVING = 1 / 256
 
-#: Longest pause, and the pause while nobody here waits for anything. A turn of an event loop that has gone cold
+#: Longest pause, and the pause while no call here waits for anything. A turn of an event loop that has gone cold
 #: costs about 0.2 ms of processor time, 1.5 % of a core at this rate.
 LONGEST_PAUSE_S = 16e-3
 
@@ -37,15 +37,15 @@ class Pace:
         self._sleeper = ParkingLot()
 
     def stir(self) -> None:
-        """Note that something happened, so that more of it is likely; end a pause."""
+        """Note an event, after which another is likely; end a pause."""
         self._stirred_s = perf_counter()
         self._sleeper.unpark_all()
 
     async def rest(self, *, urgent: bool, moving: bool) -> None:
-        """Pause as long as is right now.
+        """Pause before the next look.
 
         Args:
-            urgent: Whether somebody waits for what may come.
+            urgent: Whether a call waits for a message.
             moving: Whether bytes are under way.
         """
         waited_s = perf_counter() - self._stirred_s
@@ -57,7 +57,7 @@ class Pace:
 
 
 def pause_s(waited_s: float, *, urgent: bool, moving: bool) -> float:
-    """Return how long to pause when nothing has happened for so long."""
+    """Return the pause after so long without an event."""
     if not urgent and not moving:
         return LONGEST_PAUSE_S
     return min(waited_s * (PAUSE_PART_MOVING if moving else PAUSE_PART), LONGEST_PAUSE_S)

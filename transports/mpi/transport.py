@@ -38,8 +38,8 @@ class Mpi(MatchedTransport):
         placement: Ranks of every process, by its rank in the communicator; by default one each, the same number.
         comm: The processes; by default all that the launcher started. `open` makes a copy, so that nothing else that
             uses the communicator meets messages of ours.
-        credit_bytes: What one process may have sent to another at once that has not been received, at most.
-        linger_s: How long closing waits for the other processes to close, too, and for what has been sent.
+        credit_bytes: Bytes of small messages from one process that another has not received, at most.
+        linger_s: How long closing waits for the other processes to close, too, and for messages under way.
         report: Called with one line when closing has waited in vain.
 
     Raises:
@@ -70,7 +70,7 @@ class Mpi(MatchedTransport):
         self._stopped = False
 
     def abort(self, code: int = 1) -> NoReturn:
-        """End all processes of the job at once, this one too. For when one has failed and others may not notice."""
+        """End all processes of the job at once, this one too; for a failure that the others may not notice."""
         self._comm.Abort(code)
         raise AssertionError("MPI_Abort does not return")
 

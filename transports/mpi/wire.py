@@ -1,4 +1,4 @@
-"""The wire below: what links ask of MPI, and MPI doing it. No Trio here; every call returns at once.
+"""The wire of MPI links: headers and pieces of messages. No Trio here; every call returns at once.
 
 Headers travel with MPI tag 0 into a ring of receives that are always posted. Bytes travel with tag 1 + slot, in chunks,
 from the sender's array into the receiver's.
@@ -44,7 +44,7 @@ _HEADER_TAG = 0
 
 
 class Wire(ABC):
-    """What links need. Callbacks come from `poll` only, never from within the other calls."""
+    """A wire, as links see it. Callbacks come from `poll` only, never from within the other calls."""
 
     @abstractmethod
     def tell(self, member: int, header: bytes) -> None:
@@ -64,7 +64,7 @@ class Wire(ABC):
 
     @abstractmethod
     def poll(self, handle: Callable[[int, memoryview], None]) -> bool:
-        """Handle (member, header) for all headers that have come, call what is done, and say if anything was.
+        """Handle (member, header) for all headers that have come, call finished callbacks; return whether any was.
 
         The memory of a header is used again after ``handle`` returns.
         """
@@ -72,11 +72,11 @@ class Wire(ABC):
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Whether anything that was begun here is not finished; headers that may yet come do not count."""
+        """Whether a transfer that was begun here is not finished; headers that may yet come do not count."""
 
     @abstractmethod
     def close(self, *, agreed: bool) -> None:
-        """Let go. ``agreed`` says that all members do, and that nothing is under way."""
+        """Release the wire. ``agreed`` says that all members do, and that nothing is under way."""
 
 
 _P = ParamSpec("_P")
@@ -84,7 +84,7 @@ _R = TypeVar("_R")
 
 
 def _translated(method: Callable[Concatenate[MpiWire, _P], _R]) -> Callable[Concatenate[MpiWire, _P], _R]:
-    """Raise `LinkLostError` for what MPI raises."""
+    """Raise `LinkLostError` for errors of MPI."""
 
     @wraps(method)
     def call(self: MpiWire, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -146,7 +146,7 @@ class MpiWire(Wire):
 
     @_translated
     def poll(self, handle: Callable[[int, memoryview], None]) -> bool:
-        """Handle what has come and call what is done; nothing if what is handled or called asks for it again."""
+        """Handle headers and call finished callbacks; do nothing if one of these polls again."""
         if self._polling:
             return False
         self._polling = True
@@ -157,7 +157,7 @@ class MpiWire(Wire):
 
     def _poll(self, handle: Callable[[int, memoryview], None]) -> bool:
         happened = False
-        for _ in range(_RING):  # and not without end: others want their turn
+        for _ in range(_RING):  # not without end: other tasks want their turn
             if not self._ring[self._next].Test(self._status):
                 break
             happened = True

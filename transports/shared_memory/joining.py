@@ -102,7 +102,7 @@ class Joining:
             os.close(bell)
 
     def _prepare(self) -> str:
-        """Return what makes processes neighbours of this one; empty if it can have none."""
+        """Return the identity that neighbours of this process share; empty if it can have none."""
         if not hasattr(os, "memfd_create") or not hasattr(os, "eventfd") or not hasattr(socket, "SOCK_SEQPACKET"):
             return ""
         identity = host_identity()
@@ -131,7 +131,7 @@ class Joining:
             self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _make_segment(self) -> Segment:
-        """Make this process's segment; where the limit leaves no room, the smallest that is of any use."""
+        """Make this process's segment; where the limit leaves no room, the smallest useful one."""
         half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
         limit = self._limit_bytes if self._limit_bytes is not None else half // self.members
         slots = SLOTS * SLOT_BYTES * self.members
@@ -184,7 +184,7 @@ class Joining:
             connection.close()
 
     async def _pass(self, connection: socket.socket, more: list[int]) -> None:
-        """Tell where this process's memory is."""
+        """Pass the memory of this process on, with the address of a nonce in it."""
         assert self.segment is not None, "there are neighbours"
         card = _CARD.pack(self.segment.nbytes, address_of(self._nonce), bytes(self._nonce))
         await trio.lowlevel.wait_writable(connection)
@@ -193,7 +193,7 @@ class Joining:
     async def _try(
         self, connection: socket.socket, packets: socket.socket, member: int, card: bytes, segment: int, bell: int
     ) -> Peer | str:
-        """Map the other's memory, try to read it, and compare notes: both sides come to the same end."""
+        """Map the other's memory, try to read it, and exchange verdicts, so that both sides agree."""
         pid, uid, _ = _CREDENTIALS.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )

@@ -38,9 +38,9 @@ _PACKETS = Packets({MessageKind.OFFER: 7, MessageKind.CHUNK: 4, Kind.BYE: 0, Kin
 pack, unpack = _PACKETS.pack, _PACKETS.unpack
 _PACKET_BYTES = _PACKETS.head_bytes + EAGER_BYTES
 
-# So many packets are acted upon before others may run: about 2 ms.
+# Packets that are acted upon before other tasks may run: about 2 ms.
 _PACKETS_AT_ONCE = 256
-# Up to here a message is read right when it is met; beyond, by a task, which lets others run after every piece.
+# A message up to this length is read when it is matched; a longer one by a task, which yields after each piece.
 _AT_ONCE_BYTES = 256 << 10
 _SETTLES_OFFER = (MessageKind.TAKEN, MessageKind.REFUSE, MessageKind.WITHDRAWN)
 _MIDDLE = 1 << 63  # priorities are sent as unsigned integers
@@ -48,7 +48,7 @@ _MIDDLE = 1 << 63  # priorities are sent as unsigned integers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """What joining has found out of another process."""
+    """Another process of this host, as joining has found it."""
 
     socket: socket.socket  # Carries packets; its end is the other side's
     pid: int  # The other process
@@ -71,13 +71,13 @@ class MemoryLink(Link):
         ranks: Its ranks.
         local: The ranks of this process.
         memory: For messages that are lent.
-        peer: What joining has found out.
+        peer: The process, as joining has found it.
         report: Takes a line about its loss.
 
     Attributes:
         peer: As passed.
         on_loss: Called once nothing more can be expected of it.
-        hear_told: Takes what it tells somebody else in this process.
+        hear_told: Takes what the other process tells the boards of this one.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class MemoryLink(Link):
         self._report = report
         self._out, self._in = Slots(peer.outbox), Slots(peer.inbox)
         self._own: deque[bytes] = deque()  # packets that are not the engine's
-        self._stuck: bytes | None = None  # the socket was full
+        self._stuck: bytes | None = None  # a packet that the full socket did not take
         self._addresses: dict[int, tuple[int, int]] = {}  # of offers, by number; and their urgency
         self._fetching: list[tuple[int, int, int]] = []  # heap of (urgency, number, offset)
         self._reading = self._settling = self._again = False
@@ -109,7 +109,7 @@ class MemoryLink(Link):
     # -- what leaves --------------------------------------------------------------------------------------------------
 
     def tell(self, *fields: int) -> None:
-        """Tell something to whoever hears it there."""
+        """Tell three integers to the boards of the other process."""
         self._own.append(pack(Kind.TOLD, *fields))
         self.settle()
 
@@ -124,7 +124,7 @@ class MemoryLink(Link):
         return True
 
     def settle(self) -> None:
-        """Send what is due, as far as the socket takes it, and read what is small."""
+        """Send due packets, as far as the socket takes them, and read small messages."""
         self._again = True
         if self._settling:
             return
@@ -177,18 +177,18 @@ class MemoryLink(Link):
             self._stuck = packet
             self._blocked.set()
         except OSError:
-            self._again = False  # the reading task sees why, and what came before
+            self._again = False  # the reading task sees the reason, after the packets that came before
             self._stuck = packet
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Act on what has come."""
+        """Act on packets that have come."""
         if not self._reading:
             self._drain()
 
     def _drain(self) -> bool:
-        """Act on the packets that are there; False if there may be more."""
+        """Act on available packets; False if there may be more."""
         self._reading = True
         try:
             for _ in range(_PACKETS_AT_ONCE):
@@ -245,7 +245,7 @@ class MemoryLink(Link):
     # -- reading where it lies ----------------------------------------------------------------------------------------
 
     def _fetch(self, number: int) -> None:
-        """Read a message that has been met; if it is long, a task does."""
+        """Read a matched message; a long one is left to a task."""
         receive = self.engine.incoming.filling.get(number)
         if receive is None or receive.nbytes <= _AT_ONCE_BYTES:
             self._read_piece(number, 0)
@@ -254,7 +254,7 @@ class MemoryLink(Link):
         self._work.set()
 
     def _read_piece(self, number: int, offset: int) -> bool:
-        """Read the next piece of a message; whether more are left."""
+        """Read the next piece of a message; return whether more are left."""
         receive = self.engine.incoming.filling.get(number)
         if receive is None:  # its sender has closed
             self._addresses.pop(number, None)
@@ -285,7 +285,7 @@ class MemoryLink(Link):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read, and write what the socket did not take at once, until the other side has ended."""
+        """Read packets, and write those that the socket did not take at once, until the other side has ended."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_pieces)
             nursery.start_soon(self._write_on)
@@ -323,7 +323,7 @@ class MemoryLink(Link):
         self.give_up(reason, evident=evident)
 
     def give_up(self, reason: str, *, evident: bool = False) -> None:
-        """Do so, without a word to the user: whoever knows it has told."""
+        """Give the process up without a report to the user, who has been told."""
         if self.engine.gone is None:
             self.engine.end(f"{self.name} is lost: {reason}", evident=evident)
             self.on_loss()
@@ -341,7 +341,7 @@ class MemoryLink(Link):
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """Finish what both sides have begun, say goodbye, and wait until the other side has, too."""
+        """Finish messages that both sides have begun, say goodbye, and wait until the other side has, too."""
         await self.until(lambda: self.engine.gone is not None or (self.engine.quiet and self._idle))
         self._said_bye = True
         gone, self.engine.gone = self.engine.gone, self.engine.gone or "this side has closed"

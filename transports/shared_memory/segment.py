@@ -13,7 +13,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Segment:
-    """A mapped piece of memory; pages that nobody has touched take none.
+    """Memory that several processes map, without a name, of fixed size; it lasts as long as a process maps it.
 
     Attributes:
         nbytes: Its size.
@@ -29,10 +29,10 @@ class Segment:
 
     @classmethod
     def make(cls, nbytes: int) -> Segment:
-        """Make one of this process's own.
+        """Make a segment of this process.
 
         Raises:
-            OSError: The system does not give so much, or knows no such memory.
+            OSError: The system does not give so much, or has no such memory.
         """
         fd = os.memfd_create("overlap", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -45,10 +45,10 @@ class Segment:
 
     @classmethod
     def of_another(cls, fd: int) -> Segment:
-        """Map what another process has passed; the descriptor is closed.
+        """Map a segment that another process has passed; the descriptor is closed.
 
         Raises:
-            OSError: It cannot be mapped, or could shrink under those who use it.
+            OSError: It cannot be mapped, or could shrink while it is used.
         """
         try:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
@@ -58,11 +58,11 @@ class Segment:
             os.close(fd)
 
     def fileno(self) -> int:
-        """Return its descriptor, to be passed on; only of one's own, and before `passed`."""
+        """Return the descriptor, to be passed on; only of this process's own segment, and before `passed`."""
         return self._fd
 
     def passed(self) -> None:
-        """Close the descriptor: everybody has it. The mapping stays."""
+        """Close the descriptor, which every process has got. The mapping stays."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -79,7 +79,7 @@ class Heap:
         stop: Where it ends.
 
     Attributes:
-        lent_bytes: How much is lent.
+        lent_bytes: Bytes that are lent.
     """
 
     def __init__(self, start: int, stop: int) -> None:
@@ -89,7 +89,7 @@ class Heap:
         self._sizes: dict[int, int] = {}
 
     def take(self, nbytes: int) -> int | None:
-        """Return where a piece begins; None if there is no room."""
+        """Return the start of a piece; None if there is no room."""
         size = _size_for(nbytes)
         if self._free[size]:
             start = self._free[size].pop()
@@ -119,21 +119,25 @@ _WORD_BYTES = 8
 
 
 class Shelf:
-    """What one process has lent. Any thread may take a piece and give one back.
+    """The lent pieces of a segment. Any thread may take a piece and give one back.
+
+    A piece may belong to several ranks until the last of them has dropped it. Behind its bytes lies a word for each
+    rank, which the rank writes when it drops its part: that takes no message, and may happen at any point of a program.
+    The owner of the segment reads these words when it needs memory.
 
     Args:
-        memory: Of its segment.
-        heap: What of that can be lent.
+        memory: Of the segment.
+        heap: The part of it that can be lent.
     """
 
     def __init__(self, memory: memoryview, heap: Heap) -> None:
         self._memory, self._heap = memory, heap
-        self._lent: dict[int, memoryview] = {}  # by where it begins: the words
-        self._returned: deque[int] = deque()  # not yet sorted in: that may happen in the midst of anything
+        self._lent: dict[int, memoryview] = {}  # by start: the words
+        self._returned: deque[int] = deque()  # not yet given back to the heap: `give_back` may interrupt anything
         self._lock = threading.Lock()
 
     def lend(self, nbytes: int, ranks: int) -> int | None:
-        """Return where a piece begins that so many ranks hold from now on; None: there is no room."""
+        """Return the start of a piece that so many ranks hold from now on; None: there is no room."""
         first = _words_at(nbytes)
         start = self.take(first + ranks * _WORD_BYTES)
         if start is not None:
@@ -144,17 +148,17 @@ class Shelf:
         return start
 
     def take(self, nbytes: int) -> int | None:
-        """Return where a piece begins that this process alone gives back; None: there is no room."""
+        """Return the start of a piece that this process alone gives back; None: there is no room."""
         with self._lock:
             self._sort_in()
             return self._heap.take(nbytes)
 
     def give_back(self, start: int) -> None:
-        """Take a piece back; in any thread, and in the midst of anything."""
+        """Take a piece back; in any thread, and at any point of a program."""
         self._returned.append(start)
 
     def _sort_in(self) -> None:
-        """Let others use what has been given back, and what all have dropped."""
+        """Give returned pieces, and those that all ranks have dropped, back to the heap."""
         for start in [start for start, words in self._lent.items() if all(words)]:
             del self._lent[start]
             self._heap.give_back(start)
@@ -163,12 +167,12 @@ class Shelf:
 
 
 def leaver(memory: memoryview, where: int, nbytes: int, position: int) -> Callable[[], None]:
-    """Return what a rank calls when it has dropped a piece; in a fork of its process, that does nothing.
+    """Return the function that drops a rank's part of a piece; in a fork of its process, it does nothing.
 
     Args:
         memory: The segment in which the piece lies.
-        where: It begins.
-        nbytes: Of what the ranks hold there.
+        where: Start of the piece.
+        nbytes: Length of the piece without its words.
         position: Of the rank among them.
     """
     first = where + _words_at(nbytes) + position * _WORD_BYTES

@@ -25,9 +25,9 @@ from transports.shared_memory.segment import Heap
 from transports.shared_memory.slots import SLOT_BYTES, SLOTS
 from transports.shared_memory.waiting import NAPS, Waiting, looking, sleepers
 
-# The end of a segment, where a process says whether it sleeps.
+# The end of a segment, with the mark of a process that sleeps.
 _LAST_BYTES = 4096
-_WORD_AT = 64  # in it lies what threads sleep on, beside what says whether somebody sleeps: another cache line
+_WORD_AT = 64  # of the word on which threads sleep, in another cache line than the mark
 
 
 class SharedMemory(MatchedTransport):
@@ -46,10 +46,10 @@ class SharedMemory(MatchedTransport):
         member: Index of this process.
         placement: The ranks of each process, by index.
         secret: Proves membership to the other processes; at least one byte.
-        exchange: All-gather among the processes: called with a name and bytes, returns everybody's by index.
+        exchange: All-gather among the processes: called with a name and bytes, returns the bytes of each by index.
         job: Name of the world; connections of others are refused.
         epoch: Which of the job's successive worlds.
-        limit_bytes: How much memory this process may give to be shared; by default its part of half of this machine's.
+        limit_bytes: Memory that this process may give to be shared; by default its part of half of this machine's.
         reads: Whether to read others' memory where it lies, if the system allows it.
         everybody: Whether to fail if there is a process that cannot be reached.
         join_s: How long to wait for all processes when opening.
@@ -96,7 +96,7 @@ class SharedMemory(MatchedTransport):
         self._words: dict[int, Word] = {}
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
-        """Return what some ranks have in common, if each lives here or in a process that shares memory with this."""
+        """Return the board of some ranks, if each lives here or in a process that shares memory with this one."""
         members = [self._member_of.get(rank, -1) for rank in ranks]
         boards = self._boards
         if boards is None or not all(member == self.member or member in self.links for member in members):
@@ -104,7 +104,7 @@ class SharedMemory(MatchedTransport):
         return boards.make(key, ranks, members, self.links)
 
     def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
-        """Return memory that the other processes of this host map, and what gives it back; None: there is no room."""
+        """Return memory that the other processes of this host map, and its release; None: there is no room."""
         boards = self._boards
         start = None if boards is None else boards.shelf.take(nbytes)
         if boards is None or start is None:
@@ -154,13 +154,13 @@ class SharedMemory(MatchedTransport):
             self._boards.lose(member, str(self.links[member].engine.gone))
 
     def _ring(self, members: Sequence[int]) -> None:
-        """Wake those of some processes that sleep."""
+        """Wake the sleeping ones among some processes."""
         for member in sleepers(self._asleep, members):
             if self._asleep[member][0] == NAPS:
                 self._words[member].wake()
                 continue
             link = self.links.get(member)
-            with suppress(BlockingIOError):  # it has been rung more often than anybody can count
+            with suppress(BlockingIOError):  # the bell has been rung more often than it can count
                 os.eventfd_write(self._joining.bell if link is None else link.peer.bell, 1)
 
     def _tell_refused(self) -> None:
@@ -182,7 +182,7 @@ class SharedMemory(MatchedTransport):
                 nursery.start_soon(self._waiting.run)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
-        """Give up ranks of other processes, known to be gone."""
+        """Give up ranks of other processes that are known to be gone."""
         lost = [i for i, placed in enumerate(self.placement) if not set(ranks).isdisjoint(placed)]
         for member in lost:
             self._joining.meeting.lose(member, reason)
