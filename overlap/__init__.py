@@ -13,6 +13,7 @@
 #     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
 #     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread
 #     match       the ends of one operation, and disputes between them;  communicator: brings the ends together
+#     spanning, spanning_messages    communicators whose ranks live in several processes
 #     outstanding the unfinished operations of a rank, their deadlines, failures that nobody has seen
 #     checking    the issuer of `run(check="nan")`, which looks at all data that is sent
 #     backend     the differences between real and simulated time;  event_loop: its work for other threads
@@ -20,7 +21,6 @@
 #                 algorithm by cost, proves its table, cuts out programs), programs and execution
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
 #     blame/      which rank waits for which, which keeps the event loop, and when the user hears of it
-#   remote/     what spans processes: spanning communicators
 #   simulation/    the simulated backend: clock, fabric, engine, compute
 #   launch/     the launcher: starts processes, shows what they print, ends them together, says who failed
 #   processes/  the processes of a world: how they find each other, what they tell each other, how a loss is noticed

@@ -32,11 +32,11 @@ from ..errors import (
     type_name,
 )
 from ..notice import notify
-from ..remote.communicators import SpanningCommunicators
-from ..remote.spanning import ANNOUNCED
 from ..runtime.blame.standing import Standing
 from ..runtime.communicator import BaseEngine
 from ..runtime.match import Voice
+from ..runtime.spanning import ANNOUNCED
+from ..runtime.spanning_messages import SpanningCommunicators
 from ..runtime.world import World
 from .codec import cut, cut_lines, cut_standings, pack_call, unpack_call
 from .member import MemberLostError, Membership

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from inspect import isawaitable
 from queue import SimpleQueue
 from time import perf_counter_ns
 from types import FrameType
@@ -327,3 +328,49 @@ def check_stream(name: str | None) -> None:
     """
     if name is not None and (not isinstance(name, str) or not name):
         raise UsageError(f"stream: expected the name of a compute stream, got {shown(name)}")
+
+
+class TaskFuture(Issued[T_co]):
+    """The handle of an async function; `await` it for what the function returns. The rank waits for it at its end."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: RankContext, name: str, frame: FrameType) -> None:
+        super().__init__()
+        self.name, self.place = name, (frame.f_code, frame.f_lasti)
+        self._context = context
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        return f"task '{self.name}'"
+
+    def _loop_thread(self) -> int | None:
+        return self._context.thread
+
+    def start(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
+        """Begin; the loop's thread only."""
+        self._context.outstanding.operations[self] = None
+        self._context.spawn(self._run, function, args)
+
+    async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
+        try:
+            running = function(*args)
+            if not isawaitable(running):
+                raise UsageError(f"fn: expected an async function, but {self.name} returned {shown(running)}")
+            value, failure = await running, None
+        except Exception as error:
+            value, failure = None, Failure(error)
+        self._end(value, failure)
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail it because the world has ended, which also cancels it."""
+        self._end(None, Failure(error, seen=True))
+
+    def _end(self, value: object, failure: Failure | None) -> None:
+        if not settle(self, value, failure):
+            return
+        outstanding = self._context.outstanding
+        outstanding.operations.pop(self, None)
+        outstanding.note_end(self, failure)
+        tell(self)

@@ -17,7 +17,7 @@ from ..timeline.recording import RawSpan
 from .ending import Ending
 from .event_loop import Handover
 from .memory.buffer_locks import BufferLocks
-from .outstanding import Deadlines, Expiring, Outstanding
+from .outstanding import Deadlines, Issued, Outstanding
 
 
 class Arrays(Protocol):
@@ -72,7 +72,7 @@ class RankContext:
         except trio.RunFinishedError:
             raise self.ending.peer_failed() from None
 
-    def expire(self, operation: Expiring, timeout_s: float) -> None:
+    def expire(self, operation: Issued[object], timeout_s: float) -> None:
         """Let an operation of this rank expire when so much time has gone by."""
         self.deadlines.add(operation, timeout_s, self.spawn, self.now_ns)
 

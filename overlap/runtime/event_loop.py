@@ -84,7 +84,7 @@ class Handover:
 
 
 class Cancels(Protocol):
-    """What can be stopped."""
+    """Work that can be stopped."""
 
     def cancel(self) -> object:
         """Stop it, soon."""

@@ -21,49 +21,9 @@ from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wai
 
 from ..errors import UsageError, shown
 
-_FIRST = "await it first, or pass it to rank.compute or a collective"
-
-
-class Unawaited:
-    """Refuses what only a value can do; `==` compares futures."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Generator[object, None, None]:
-        raise TypeError("a future cannot be iterated; await it, or take items by index")
-
-    def __bool__(self) -> bool:
-        raise TypeError("a future is neither true nor false; await it first, or ask for its `done`")
-
-    def __array__(self, *_: object, **__: object) -> object:
-        raise TypeError(f"a future is no array yet; {_FIRST}")
-
-    if not TYPE_CHECKING:  # which would believe that a future can be computed with
-
-        def _refuse(self, *_: object) -> NoReturn:
-            raise TypeError(f"a future cannot be computed with; {_FIRST}")
-
-        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-        __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
-        __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __float__ = __int__ = _refuse
-
-
-def _missing(name: str) -> property:
-    """Return what stands for an attribute of values, and says so."""
-
-    def refuse(future: Unawaited) -> NoReturn:
-        raise AttributeError(f"a future has no {name!r}; {_FIRST}", name=name, obj=future)
-
-    return property(refuse, doc="What only the value has.")
-
-
-# Name by name: of a class that has `__getattr__`, every other attribute takes five times as long to read.
-for _name in {*dir(np.ndarray), *dir(dict), *dir(list)}:
-    if not _name.startswith("_"):
-        setattr(Unawaited, _name, _missing(_name))
-
-
 T_co = TypeVar("T_co", covariant=True)
+
+_FIRST = "await it first, or pass it to rank.compute or a collective"
 
 # Guards what several threads may do to one future: settle it, begin to wait for it, add callbacks to it. Whoever holds
 # it does nothing else, so one lock for all futures is no bottleneck, and a future need not carry its own.
@@ -101,7 +61,7 @@ class Flag(int):
 _YES, _NO = Flag(1), Flag(0)
 
 
-class Future(Unawaited, Generic[T_co]):
+class Future(Generic[T_co]):
     """The result of an operation that has been issued and may not have run yet.
 
     `await future` returns the result or raises the operation's error; any number of tasks may await it, any number of
@@ -229,6 +189,26 @@ class Future(Unawaited, Generic[T_co]):
         state = "pending" if not self.done else "failed" if self._outcome()[1] else "done"
         return f"<{type(self).__name__.lstrip('_')} {self.label}: {state}>"
 
+    # -- a program that takes it for its value ---------------------------------------------------------------------
+
+    def __iter__(self) -> Generator[object, None, None]:
+        raise TypeError("a future cannot be iterated; await it, or take items by index")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a future is neither true nor false; await it first, or ask for its `done`")
+
+    def __array__(self, *_: object, **__: object) -> object:
+        raise TypeError(f"a future is no array yet; {_FIRST}")
+
+    if not TYPE_CHECKING:  # which would believe that a future can be computed with
+
+        def _refuse(self, *_: object) -> NoReturn:
+            raise TypeError(f"a future cannot be computed with; {_FIRST}")
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+        __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __float__ = __int__ = _refuse
+
     # -- what the functions below do to it ---------------------------------------------------------------------------
 
     def _loop_thread(self) -> int | None:
@@ -295,6 +275,21 @@ class Future(Unawaited, Generic[T_co]):
         return self._done or ended.acquire(
             timeout=longest
         )  # settled before it was in the list: nobody would release it
+
+
+def _missing(name: str) -> property:
+    """Return what stands for an attribute of values, and says so."""
+
+    def refuse(future: Future[Any]) -> NoReturn:
+        raise AttributeError(f"a future has no {name!r}; {_FIRST}", name=name, obj=future)
+
+    return property(refuse, doc="What only the value has.")
+
+
+# Name by name: of a class that has `__getattr__`, every other attribute takes five times as long to read.
+for _name in {*dir(np.ndarray), *dir(dict), *dir(list)}:
+    if not _name.startswith("_") and not hasattr(Future, _name):
+        setattr(Future, _name, _missing(_name))
 
 
 class _Item(Future[object]):

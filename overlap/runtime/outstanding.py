@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from math import inf, isfinite
 from types import CodeType, FrameType
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import trio
 
@@ -187,24 +187,6 @@ def seconds_since(since_ns: int | None, now_ns: int) -> int:
     return 0 if since_ns is None else max(0, now_ns - since_ns) // 10**9
 
 
-class Expiring(Protocol):
-    """What may take too long."""
-
-    @property
-    def label(self) -> str:
-        """What it is called in messages."""
-
-    @property
-    def call_site(self) -> str:
-        """Where it was issued."""
-
-    def state(self, now_ns: int) -> str:
-        """Say what it does now."""
-
-    def expire(self, error: BaseException) -> None:
-        """Fail, for it has."""
-
-
 def check_timeout(timeout_s: float) -> None:
     """Raise `UsageError` unless it is a number of seconds that can go by."""
     number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
@@ -220,13 +202,15 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[float, dict[Expiring, float]] = {}
+        self._queues: dict[float, dict[Issued[object], float]] = {}
         self._next_s = inf
         self._scope: trio.CancelScope | None = None
         self._clock: trio.abc.Clock | None = None
         self._sooner = trio.Event()
 
-    def add(self, operation: Expiring, timeout_s: float, spawn: Callable[..., None], now_ns: Callable[[], int]) -> None:
+    def add(
+        self, operation: Issued[object], timeout_s: float, spawn: Callable[..., None], now_ns: Callable[[], int]
+    ) -> None:
         """Let an operation expire when so much time has gone by.
 
         Args:
@@ -254,7 +238,7 @@ class Deadlines:
             return False
         return self._clock is None or self._clock.current_time() + timeout_s < self._next_s
 
-    def drop(self, operation: Expiring, timeout_s: float) -> None:
+    def drop(self, operation: Issued[object], timeout_s: float) -> None:
         """Forget an operation that has ended."""
         queue = self._queues.get(timeout_s)
         if queue is not None:

@@ -21,7 +21,7 @@ from ..timeline.recording import Recorder
 from ..timeline.span import Clock as ClockName
 from .backend import Backend
 from .calls import Calls
-from .compute import ComputeFuture, ComputeStreams, check_stream
+from .compute import ComputeFuture, ComputeStreams, TaskFuture, check_stream
 from .context import RankContext
 from .future import Future
 from .group import Group, Surroundings
@@ -30,7 +30,6 @@ from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
 from .outstanding import CallSite, name_told
 from .stream import DEFAULT_WINDOW, Stream, Streams
-from .task import TaskFuture
 
 T = TypeVar("T")
 

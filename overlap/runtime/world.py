@@ -20,8 +20,8 @@ from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import Timeline
 from .backend import Backend, RealBackend
 from .blame.loop import place_in
-from .blame.reports import Member, OtherLoops, OtherReports, Reports, begun, world_watch
-from .blame.stall import StallLimits
+from .blame.reports import Member, Reports, begun, world_watch
+from .blame.stall import Others, StallLimits
 from .blame.standing import Standing
 from .checking import CheckingIssuer
 from .communicator import BaseEngine
@@ -47,7 +47,7 @@ _TOLD = 16  # lines on who waits for whom, when the user has had enough
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
 
-class OtherProcesses(OtherLoops, OtherReports, Protocol):
+class OtherProcesses(Others, Protocol):
     """The other processes of a world, as it sees them."""
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:

@@ -15,8 +15,8 @@ import overlap
 from overlap.processes import control_plane
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import Called, Finished, Saying
-from overlap.remote import communicators
-from overlap.remote.communicators import SpanningMessages
+from overlap.runtime import spanning_messages as communicators
+from overlap.runtime.spanning_messages import SpanningMessages
 
 from . import companies
 from .cases import KINDS, Case, cases, differs

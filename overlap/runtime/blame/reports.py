@@ -9,7 +9,7 @@ from functools import partial
 from inspect import isawaitable
 from threading import get_ident
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 
@@ -21,7 +21,7 @@ from ..compute import ComputeFuture, ComputeStreams
 from ..context import RankContext
 from ..rank import Rank
 from .loop import Busy, LoopWatch, program_places
-from .stall import OtherStandings, StallLimits, StallWatch
+from .stall import Others, StallLimits, StallWatch
 from .standing import Standing, find_stall, report_lines
 
 T = TypeVar("T")
@@ -115,13 +115,6 @@ def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...
 _TOLD = 16  # lines on who waits for whom, when the user has had enough
 
 
-class OtherReports(Protocol):
-    """What the other processes can say of their ranks."""
-
-    async def standings(self, mine: Sequence[Standing]) -> list[Standing]:
-        """Give the others a moment to say where theirs stood, and return those of all ranks that are known."""
-
-
 class Reports:
     """What can be said of the ranks of this process.
 
@@ -135,7 +128,7 @@ class Reports:
         caveat: A line that ends what is said of where they stood.
     """
 
-    def __init__(self, members: Sequence[Member], backend: Backend, others: OtherReports | None) -> None:
+    def __init__(self, members: Sequence[Member], backend: Backend, others: Others | None) -> None:
         self.stood: list[Standing] = []
         self.caveat = ""
         self._members, self._backend, self._others = members, backend, others
@@ -224,18 +217,11 @@ class Reports:
         return lines
 
 
-class OtherLoops(OtherStandings, Protocol):
-    """The other processes of a world, as its watch sees them."""
-
-    def tell_busy(self, rank: int, place: str) -> None:
-        """Say that a rank here keeps the loop, and where, or with no place that it does no more; any thread."""
-
-
 def world_watch(
     members: Sequence[Member],
     token: trio.lowlevel.TrioToken,
     limits: StallLimits,
-    others: OtherLoops | None,
+    others: Others | None,
     give_up: Callable[[float], None],
 ) -> LoopWatch:
     """Return what watches for stalls, and for who keeps the loop, for the length of a ``with`` in the loop's thread.
@@ -260,7 +246,7 @@ def world_watch(
     )
 
 
-def _tell_busy(others: OtherLoops | None, busy: Busy, seconds: float, *, alone: bool) -> None:
+def _tell_busy(others: Others | None, busy: Busy, seconds: float, *, alone: bool) -> None:
     """Say who keeps the loop; in the thread that watches it."""
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(
@@ -271,7 +257,7 @@ def _tell_busy(others: OtherLoops | None, busy: Busy, seconds: float, *, alone: 
         others.tell_busy(busy.rank, busy.place)
 
 
-def _note_free(member: Member, others: OtherLoops | None, busy: Busy, now_ns: int) -> None:
+def _note_free(member: Member, others: Others | None, busy: Busy, now_ns: int) -> None:
     """Show in the timeline that a rank has kept the loop."""
     member.context.record(("program", "program", busy.place, busy.since_ns, now_ns, None))
     if others:

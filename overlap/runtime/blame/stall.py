@@ -45,8 +45,8 @@ class Watched(Protocol):
         """Say where the rank stands."""
 
 
-class OtherStandings(Protocol):
-    """What other processes say of their ranks."""
+class Others(Protocol):
+    """The other processes of a world, as its watches see them."""
 
     speaks: bool  # Whether this process is the one that tells the user
 
@@ -54,7 +54,13 @@ class OtherStandings(Protocol):
         """Let the others know which ranks here make no progress: all of them, each time that changes."""
 
     def quiet(self) -> Mapping[int, Standing]:
-        """Return what the others have said of theirs."""
+        """Return the standings that other processes have told, by rank."""
+
+    def tell_busy(self, rank: int, place: str) -> None:
+        """Say that a rank here keeps the loop, and where, or with no place that it has let go; any thread."""
+
+    async def standings(self, mine: Sequence[Standing]) -> list[Standing]:
+        """Give other processes a moment to say where their ranks stood; return the standings of all known ranks."""
 
 
 class StallWatch:
@@ -71,7 +77,7 @@ class StallWatch:
         self,
         ranks: Mapping[int, Watched],
         limits: StallLimits,
-        others: OtherStandings | None,
+        others: Others | None,
         give_up: Callable[[float], None],
     ) -> None:
         self._ranks, self._limits, self._others, self._give_up = ranks, limits, others, give_up

@@ -11,11 +11,11 @@ from transports import Transport
 
 from ..collectives.call import Call
 from ..errors import GroupAbortedError
-from ..runtime.communicator import BaseEngine, Communicator
-from ..runtime.communicators import Communicators
-from ..runtime.match import Key, Match, Voice, mismatch
-from ..runtime.operation import Operation
 from ..timeline.recording import call_site
+from .communicator import BaseEngine, Communicator
+from .communicators import Communicators
+from .match import Key, Match, Voice, mismatch
+from .operation import Operation
 from .spanning import Called, SpanningCommunicator, Telling
 
 # Of how many tags at rest the number of messages is remembered, so that who waits for a rank that has finished can be

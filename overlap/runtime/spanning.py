@@ -18,13 +18,13 @@ from transports import LinkLostError
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
-from ..runtime.arguments import call_by_out
-from ..runtime.communicator import Communicator
-from ..runtime.communicators import Communicators
-from ..runtime.future import Failure
-from ..runtime.match import Key, Match, Voice, mismatch
-from ..runtime.operation import Operation
 from ..timeline.recording import call_site
+from .arguments import call_by_out
+from .communicator import Communicator
+from .communicators import Communicators
+from .future import Failure
+from .match import Key, Match, Voice, mismatch
+from .operation import Operation
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 Called: TypeAlias = tuple[int, Call, CodePlace]

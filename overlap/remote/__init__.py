@@ -1,1 +1,0 @@
-"""What spans processes: communicators whose ranks live in several of them, and what those tell each other."""
