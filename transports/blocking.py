@@ -143,7 +143,7 @@ class TaskStarter(Starter):
         try:
             await call.run(run)
         finally:
-            if self._last[lane] is call:
+            if self._last.get(lane) is call:  # calls of one lane end in any order
                 del self._last[lane]
             call.end()
 
