@@ -66,9 +66,9 @@ def _agree(config: RunConfig, what: LaunchSpec, attempt: int) -> LaunchSpec:
     tls = config.tls_files()
     roll = RollCall(
         job=what.job,
-        node=config.node_rank or 0,
+        member=config.node_rank or 0,
         fewest=getattr(config.nnodes, "fewest", what.nodes),
-        most=int(what.nodes),  # of a range, the text would be all of it
+        members=int(what.nodes),  # of a range, the text would be all of it
         ranks_per_node=what.ranks_per_node,
         endpoint=what.endpoint,
         secret=what.secret,

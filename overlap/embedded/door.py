@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
 from ..processes.connect import JOIN_TIMEOUT_S
+from ..processes.identity import RendezvousConfig
 from ..processes.life import Keeper, Told, alone, among, live
-from ..processes.place import LONGEST_JOB
+from ..processes.place import LONGEST_JOB, Place
 from ..processes.secret import strong_secret
 from ..processes.silence import identity
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..settings import Wires
 from .connection import Connection
-from .meeting import Meeting, Store, at_endpoint, through_store
+from .rendezvous import Met, Store, at_endpoint, through_store
 
 if TYPE_CHECKING:
     import topology
@@ -79,24 +81,23 @@ def connect(
         raise UsageError(f"job: expected 1 to {LONGEST_JOB - 17} printable characters, got {job!r}")
     proof = None if secret is None else strong_secret("secret", secret)
     wanted = _wanted(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
-    if size == 1:
-        meeting = None
-    elif store is not None:
-        meeting = through_store(store, rank, size, secret=proof, job=job, nodes=nodes, host=host)
-    else:
-        meeting = at_endpoint(str(endpoint), rank, size, secret=proof, job=job, nodes=nodes)
-    return _opened(rank, size, meeting, wanted, timeout_s or wanted.join_timeout_s or JOIN_TIMEOUT_S)
+    met = None
+    if size > 1 and store is not None:
+        met = through_store(store, rank, size, secret=proof, job=job, nodes=nodes, host=host)
+    elif size > 1:
+        met = at_endpoint(str(endpoint), rank, size, secret=proof, job=job, nodes=nodes)
+    return _opened(rank, size, met, wanted, timeout_s or wanted.join_timeout_s or JOIN_TIMEOUT_S)
 
 
-def _opened(rank: int, size: int, meeting: Meeting | None, wanted: RunConfig, timeout_s: float) -> Connection:
+def _opened(rank: int, size: int, met: Met | None, wanted: RunConfig, timeout_s: float) -> Connection:
     keeper = Keeper(wanted)
 
     async def life(begun: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
         place, around = None, alone(wanted)
-        if meeting is not None:
-            place = meeting.place(rank, size)
+        if met is not None:
             detail = f"overlap.connect, {getattr(wanted.cluster, 'name', wanted.cluster or 'local')}"
-            config = meeting.config(rank, size, detail=detail, process=identity(), timeout_s=timeout_s)
+            config = replace(met[0], detail=detail, process=identity(), timeout_s=timeout_s, ranks_each=1)
+            place = _place(config, met[1])
             around = among(place, wanted, meeting=config)
         with keeper.noting():
             await live(around, place, main, (), wanted, keeper, Told(begun=begun))
@@ -105,6 +106,20 @@ def _opened(rank: int, size: int, meeting: Meeting | None, wanted: RunConfig, ti
     connection = Connection(rank, size, life)
     connection.open()
     return connection
+
+
+def _place(config: RendezvousConfig, nodes: int) -> Place:
+    return Place(
+        source="overlap.connect",
+        process=config.member,
+        processes=config.members,
+        ranks_per_process=1,
+        node=config.member // (config.members // nodes),
+        nodes=nodes,
+        endpoint=config.endpoint,
+        job=config.job,
+        secret=config.secret,
+    )
 
 
 def _check_rank(rank: int, size: int) -> None:

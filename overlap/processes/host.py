@@ -16,7 +16,6 @@ import trio
 from trio.lowlevel import TrioToken
 
 from transports.handshake import HandshakeError, Hello, welcome
-from transports.tls import Tls
 
 from .coordinator import Coordinator, RefusedError
 from .identity import FRESH, LAUNCHER, WATCHER, JoinError, RendezvousConfig, name_absent, name_epoch
@@ -25,7 +24,7 @@ from .lookout import Lookout
 from .member import Membership
 from .messages import Join, Message, Refused
 from .silence import watch
-from .sockets import OUTAGE_S, format_endpoint, listen, tune
+from .sockets import format_endpoint, listen, tune
 
 #: The membership, and a function that waits until everything sent has arrived and ends the connections.
 Entered: TypeAlias = tuple[Membership, Callable[[], Awaitable[None]]]
@@ -54,28 +53,18 @@ class Acceptor:
         self,
         listener: trio.SocketListener,
         coordinator: Coordinator,
-        mine: Hello,
-        *,
-        secret: bytes,
-        tls: Tls | None,
+        config: RendezvousConfig,
         report: Callable[[str], None],
-        outage_s: float = OUTAGE_S,
     ) -> None:
         self.links: dict[int, ControlLink] = {}
         self.turned_away = 0
         self.told: list[str] = []
-        self._listener, self._coordinator, self._mine, self._secret, self._tls = (
-            listener,
-            coordinator,
-            mine,
-            secret,
-            tls,
-        )
-        self._report, self._outage_s = report, outage_s
+        self._listener, self._coordinator, self._config, self._report = listener, coordinator, config, report
+        self._mine = config.greeting
         self._reported: set[str] = set()
         self._lookout = Lookout(coordinator)
         self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, oldest first
-        self._pending_limit = 2 * mine.members + 8
+        self._pending_limit = 2 * config.members + 8
 
     async def attend(self) -> None:
         """Let in and turn away, for ever; run it as a task."""
@@ -103,10 +92,11 @@ class Acceptor:
     async def _meet(self, connection: trio.SocketStream) -> None:
         """See one connection through from its first byte to its last."""
         address = _address(connection)
-        stream = connection if self._tls is None else self._tls.wrap(connection, serving=True)
+        tls = self._config.tls
+        stream = connection if tls is None else tls.wrap(connection, serving=True)
         try:
             async with stream:
-                tune(connection, self._outage_s)
+                tune(connection, self._config.patience.outage_s)
                 hello = await self._shake_hands(stream)
                 if hello.role == WATCHER:
                     await self._lookout.serve(stream)
@@ -126,7 +116,7 @@ class Acceptor:
         with trio.CancelScope() as scope:
             self._pending[scope] = None
             try:
-                return await welcome(stream, self._secret, self._judge)
+                return await welcome(stream, self._config.secret, self._judge)
             finally:
                 self._pending.pop(scope, None)
         raise HandshakeError("it said nothing while too many others knocked", why="silent")
@@ -221,15 +211,7 @@ async def enter_as_host(
     """
     listener = await _listener(config)
     coordinator = Coordinator(members=config.members, detail=config.detail, report=report, process=config.process)
-    acceptor = Acceptor(
-        listener,
-        coordinator,
-        config.hello,
-        secret=config.secret,
-        tls=config.tls,
-        report=report,
-        outage_s=config.patience.outage_s,
-    )
+    acceptor = Acceptor(listener, coordinator, config, report)
     membership = Membership(member=0, members=config.members, home=home, send=partial(coordinator.handle, 0))
     nursery.start_soon(acceptor.attend)
     watching = partial(watch, acceptor.links, config.patience, report=report, lose=acceptor.lose, name=config.name)

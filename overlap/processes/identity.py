@@ -1,4 +1,4 @@
-"""What a process must know to join a world of several, and what happens when that fails."""
+"""Identity of a process among those of its world, and all that it must know to join them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from ..errors import OverlapError, UsageError
 from .silence import Patience
 from .sockets import Endpoint
 
-#: What the hello of a process says that has been in no world yet.
+#: Detail in the hello of a process that has been in no world yet.
 FRESH = "fresh"
-#: What the hello of a launcher calls its role.
-LAUNCHER = "launcher"
-#: What the hello of one who only looks on calls its role.
-WATCHER = "watcher"
+#: Roles in a hello: of a member, of a launcher, and of a watcher, which only looks on.
+MEMBER, LAUNCHER, WATCHER = "member", "launcher", "watcher"
 #: Epochs of one attempt of a job: more worlds than one program runs.
 WORLDS = 1 << 20
 
@@ -40,29 +38,15 @@ class JoinError(OverlapError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousConfig:
-    """Where and how to join a world."""
+class Identity:
+    """A process among those of one world, with its proof of that; or a launcher among those of one job."""
 
     job: str  # Name of the world, at most 128 bytes
     member: int  # Index of this process; 0 is the host
     members: int  # How many processes there are
-    endpoint: Endpoint  # Where the host listens
-    secret: bytes = field(repr=False)  # What only members know
+    secret: bytes = field(repr=False)  # Only members know it
     epoch: int = 0  # Which of the job's successive worlds. One that ends makes room for the next at the same endpoint.
-    # Whether this process has been in no world yet, and takes whichever attempt of the job it finds; a process of an
-    # earlier attempt that has been in one is refused.
-    fresh: bool = False
-    detail: str = ""  # Must be the same on all members: versions, cluster, whatever makes programs fit together
-    # On the host, a socket that listens at the endpoint already. It stays the caller's, and becomes non-blocking.
-    listener: socket.socket | None = None
     tls: Tls | None = None  # Certificates, if the connections are to be encrypted; all members or none
-    timeout_s: float = 60.0  # How long to wait for all to join
-    progress_s: float = 5.0  # How often to report who is missing
-    patience: Patience = field(default_factory=Patience)  # How long a member may be silent
-    # Names this process to others of this host, as `silence.identity` does; empty: they cannot ask the
-    # kernel whether it runs while it is silent.
-    process: str = ""
-    ranks_each: int = 0  # How many ranks each process has, for messages; 0: it is not known
 
     def __post_init__(self) -> None:
         if not 0 <= self.member < self.members:
@@ -76,13 +60,34 @@ class RendezvousConfig:
         if not self.secret:
             raise UsageError("secret: is empty; without one anybody is a member")
 
+    def hello(self, role: str = MEMBER, detail: str = "") -> Hello:
+        """Return the introduction of this process on a connection."""
+        return Hello(role=role, job=self.job, epoch=self.epoch, member=self.member, members=self.members, detail=detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousConfig(Identity):
+    """A process that joins a world: who it is, where the world meets, and how long to wait."""
+
+    endpoint: Endpoint  # Where the host listens
+    # Whether this process has been in no world yet, and takes whichever attempt of the job it finds; a process of an
+    # earlier attempt that has been in one is refused.
+    fresh: bool = False
+    detail: str = ""  # Must be the same on all members: versions, cluster, whatever makes programs fit together
+    # On the host, a socket that listens at the endpoint already. It stays the caller's, and becomes non-blocking.
+    listener: socket.socket | None = None
+    timeout_s: float = 60.0  # How long to wait for all to join
+    progress_s: float = 5.0  # How often to report who is missing
+    patience: Patience = field(default_factory=Patience)  # How long a member may be silent
+    # Names this process to others of this host, as `silence.identity` does; empty: they cannot ask the kernel whether
+    # it runs while it is silent.
+    process: str = ""
+    ranks_each: int = 0  # How many ranks each process has, for messages; 0: it is not known
+
     @property
-    def hello(self) -> Hello:
-        """What this process says of itself."""
-        return Hello(
-            role="member", job=self.job, epoch=self.epoch, member=self.member, members=self.members,
-            detail=FRESH if self.fresh else "",
-        )  # fmt: skip
+    def greeting(self) -> Hello:
+        """The introduction of this process to the others."""
+        return self.hello(detail=FRESH if self.fresh else "")
 
     def name(self, member: int) -> str:
         """Name a process, and its ranks if they are known."""

@@ -166,7 +166,7 @@ class _Client:
         config = self._config
         try:
             stream, host = await meet(
-                config.endpoint, config.hello, config.secret, tls=config.tls, outage_s=config.patience.outage_s
+                config.endpoint, config.greeting, config.secret, tls=config.tls, outage_s=config.patience.outage_s
             )
         except HandshakeError as error:
             self._trouble = str(error)

@@ -17,9 +17,8 @@ import trio
 
 from transports.failures import TransportError
 from transports.handshake import HandshakeError, Hello, welcome
-from transports.tls import Tls
 
-from .identity import LAUNCHER, JoinError, name_processes
+from .identity import LAUNCHER, Identity, JoinError, name_processes
 from .sockets import Endpoint, format_endpoint, meet, tune
 
 #: Of the time in which all must have met: after this share of it, those who are there are enough if the fewest are.
@@ -33,24 +32,18 @@ _ANSWER_LIMIT_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollCall:
-    """What a launcher must know of the others."""
+class RollCall(Identity):
+    """A launcher among those of a job: `member` is its node, and `members` how many nodes there may be."""
 
-    job: str  # Name of the job
-    node: int  # Which one starts here
     fewest: int  # With how few the job may go on
-    most: int  # How many there may be
     ranks_per_node: int  # The same on all
     endpoint: Endpoint  # Where node 0 listens
-    secret: bytes  # What only launchers and members know
     timeout_s: float  # In which all must have come; half of it if the fewest are enough
-    tls: Tls | None = None  # Certificates, if connections are encrypted
 
     @property
-    def hello(self) -> Hello:
-        """What this launcher says of itself."""
-        detail = f"--nnodes {self.fewest}:{self.most} and {self.ranks_per_node} ranks each"
-        return Hello(role=LAUNCHER, job=self.job, epoch=0, member=self.node, members=self.most, detail=detail)
+    def greeting(self) -> Hello:
+        """The introduction of this launcher to the others."""
+        return self.hello(LAUNCHER, f"--nnodes {self.fewest}:{self.members} and {self.ranks_per_node} ranks each")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +74,19 @@ async def call_roll(
         nursery.start_soon(partial(trio.serve_listeners, roll.meet, [listener]))
         nursery.start_soon(roll.tell_who_is_missing)
         with trio.move_on_after(what.timeout_s * _LAST_CALL):
-            await roll.count(what.most)
+            await roll.count(what.members)
         with trio.move_on_after(what.timeout_s * (1 - _LAST_CALL)):
             await roll.count(what.fewest)
         here, missing = roll.here, roll.missing
         enough = len(here) >= what.fewest
         absent = f"{name_processes(missing, 'node')} did not come within {trio.current_time() - began_s:.0f} s"
-        reason = f"{absent}; at least {what.fewest} of {what.most} must be there"
+        reason = f"{absent}; at least {what.fewest} of {what.members} must be there"
         await roll.tell_all(lambda node: f"go {here.index(node)} {len(here)} {attempt}" if enough else f"no {reason}")
         nursery.cancel_scope.cancel()
     if not enough:
         raise JoinError(reason, missing=missing)
     if missing:
-        report(f"goes on with {len(here)} of {what.most} nodes: {absent}")
+        report(f"goes on with {len(here)} of {what.members} nodes: {absent}")
     return Present(index=0, nodes=len(here), attempt=attempt)
 
 
@@ -108,19 +101,19 @@ class _Roll:
     @property
     def here(self) -> list[int]:
         """The nodes that are there, ascending."""
-        return sorted([self._what.node, *self._streams])
+        return sorted([self._what.member, *self._streams])
 
     @property
     def missing(self) -> list[int]:
         """The others."""
-        return [node for node in range(self._what.most) if node not in self.here]
+        return [node for node in range(self._what.members) if node not in self.here]
 
     async def tell_who_is_missing(self) -> None:
         """Do so every few seconds."""
         while True:
             await trio.sleep(_PROGRESS_S)
             missing = ", ".join(map(str, self.missing))
-            self._report(f"{len(self.here)} of {self._what.most} nodes are there; missing {missing}")
+            self._report(f"{len(self.here)} of {self._what.members} nodes are there; missing {missing}")
 
     async def count(self, nodes: int) -> None:
         """Wait until so many nodes are there."""
@@ -134,8 +127,8 @@ class _Roll:
             async with stream:
                 tune(connection)
                 hello = await welcome(stream, self._what.secret, self._judge)
-                if hello.detail != self._what.hello.detail:
-                    reason = f"expected {self._what.hello.detail}, this one was started with {hello.detail}"
+                if hello.detail != self._what.greeting.detail:
+                    reason = f"expected {self._what.greeting.detail}, this one was started with {hello.detail}"
                     await stream.send_all(_framed(f"no {reason}"))
                     return
                 self._note(hello.member, stream)
@@ -145,7 +138,7 @@ class _Roll:
                     self._note(hello.member, None)
 
     def _judge(self, theirs: Hello) -> Hello | str:
-        mine = self._what.hello
+        mine = self._what.greeting
         if theirs.role != mine.role or theirs.job != mine.job:
             return f"the launchers of job '{mine.job}' have not agreed yet who takes part"
         if not 0 < theirs.member < mine.members:
@@ -207,7 +200,7 @@ async def _found(what: RollCall, within_s: float) -> trio.abc.Stream:
 async def _reach(what: RollCall, trouble: list[str]) -> trio.abc.Stream | None:
     """Connect and shake hands once; None, and why, if it may go better the next time."""
     try:
-        stream, _ = await meet(what.endpoint, what.hello, what.secret, tls=what.tls)
+        stream, _ = await meet(what.endpoint, what.greeting, what.secret, tls=what.tls)
     except HandshakeError as error:
         trouble[0] = str(error)
         if error.why not in ("left", "silent", "refused"):
@@ -234,7 +227,7 @@ def _understood(what: RollCall, answer: bytes) -> Present:
         case ["go", told]:
             with suppress(ValueError):
                 index, nodes, attempt = map(int, told.split())
-                if 0 < index < nodes <= what.most and attempt >= 0:
+                if 0 < index < nodes <= what.members and attempt >= 0:
                     return Present(index=index, nodes=nodes, attempt=attempt)
     where = format_endpoint(what.endpoint)
     raise JoinError(f"the launcher of node 0 at {where} has gone before it said who takes part", missing=[0])

@@ -16,6 +16,7 @@ from trio.testing import MockClock, memory_stream_pair
 from overlap.errors import OverlapError
 from overlap.processes import host as acceptor
 from overlap.processes.coordinator import Coordinator
+from overlap.processes.identity import RendezvousConfig
 from overlap.processes.link import ControlLink
 from overlap.processes.member import MemberLostError, Membership
 from overlap.processes.messages import (
@@ -36,7 +37,7 @@ from overlap.processes.messages import (
     encode,
 )
 from overlap.processes.silence import Patience, watch
-from transports.handshake import Hello, welcome
+from transports.handshake import welcome
 
 from .company import Company, Puppet, wait_and_leave, with_company
 
@@ -364,9 +365,9 @@ class Exhausted:
 
 
 def accepting(listener: Exhausted) -> acceptor.Acceptor:
-    mine = Hello(role="member", job="digits", epoch=0, member=0, members=2)
+    mine = RendezvousConfig(job="digits", member=0, members=2, endpoint=("", 0), secret=b"secret")
     coordinator = Coordinator(members=2, detail="", report=print)
-    return acceptor.Acceptor(listener, coordinator, mine, secret=b"secret", tls=None, report=print)  # type: ignore[arg-type]
+    return acceptor.Acceptor(listener, coordinator, mine, print)  # type: ignore[arg-type]
 
 
 def test_while_there_are_no_descriptors_left_it_asks_ten_times_a_second_and_no_more() -> None:

@@ -20,7 +20,7 @@ SECRET = b"of this simulation"
 
 def roll(node: int, most: int, **other: object) -> RollCall:
     known = {"job": "digits", "fewest": 2, "ranks_per_node": 1, "endpoint": ENDPOINT, "secret": SECRET}
-    return RollCall(node=node, most=most, **{**known, "timeout_s": 20.0, **other})
+    return RollCall(member=node, members=most, **{**known, "timeout_s": 20.0, **other})
 
 
 async def launcher(found: Simulation, node: int, **other: object) -> Present:
@@ -120,7 +120,7 @@ def test_who_comes_while_a_world_runs_hears_of_it_and_waits() -> None:
 
 def test_a_node_that_finds_nobody_says_what_it_tried() -> None:
     async def main(found: Simulation, node: int) -> object:
-        return await launcher(found, 1)
+        return await answer_roll_call(roll(1, 2), pause_s=30.0)
 
     error = undisturbed(1, main).ends[0]
     assert str(error) == "node 0 could not be reached at 10.0.0.1:29500 within 50 s: Connection refused"

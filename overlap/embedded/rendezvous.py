@@ -1,4 +1,4 @@
-"""Where the processes of a connection meet: at an endpoint that all were told, or one that rank 0 puts into a store."""
+"""Rendezvous of connections: at an endpoint that all were told, or at one that rank 0 puts into a store."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import socket
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ..errors import UsageError
 from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
-from ..processes.place import Place
 from ..processes.secret import generate, user_secret
 from ..processes.sockets import format_endpoint, parse_endpoint
 
@@ -26,6 +25,10 @@ _turns: Counter[object] = Counter()
 
 # A backlog for every process of a large world to dial at once.
 _BACKLOG = 512
+
+
+#: How a process joins the others, and how many machines there are; each has equally many ranks, in order.
+Met: TypeAlias = "tuple[RendezvousConfig, int]"
 
 
 class Store(Protocol):
@@ -38,49 +41,7 @@ class Store(Protocol):
         """Return the value, waiting until there is one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
-    """Where the processes of a connection meet, and how they are spread."""
-
-    endpoint: tuple[str, int]  # Where rank 0 listens
-    secret: bytes = field(repr=False)  # What proves membership
-    job: str  # Only processes of one job meet
-    epoch: int = 0  # Which of the connections of that job
-    nodes: int = 1  # How many machines; each has equally many ranks, in order
-    listener: socket.socket | None = None  # On rank 0, a socket that listens there already, if there is one
-
-    def place(self, rank: int, size: int) -> Place:
-        """Return where this process stands."""
-        return Place(
-            source="overlap.connect",
-            process=rank,
-            processes=size,
-            ranks_per_process=1,
-            node=rank // (size // self.nodes),
-            nodes=self.nodes,
-            endpoint=self.endpoint,
-            job=self.job,
-            secret=self.secret,
-        )
-
-    def config(self, rank: int, size: int, *, detail: str, process: str, timeout_s: float) -> RendezvousConfig:
-        """Return how this process joins the others."""
-        return RendezvousConfig(
-            job=self.job,
-            epoch=self.epoch,
-            member=rank,
-            members=size,
-            endpoint=self.endpoint,
-            listener=self.listener,
-            secret=self.secret,
-            timeout_s=timeout_s,
-            process=process,
-            ranks_each=1,
-            detail=detail,
-        )
-
-
-def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None) -> Meeting:
+def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None) -> Met:
     """Meet where everybody was told.
 
     Raises:
@@ -95,20 +56,21 @@ def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: s
         raise UsageError(
             f"secret: whoever reaches {format_endpoint(endpoint)} could join; give every process the same secret="
         )
-    turn = _turn(endpoint, job, rank, size)
-    machines = nodes or (1 if is_loopback(endpoint[0]) else size)
-    return Meeting(
-        endpoint=endpoint,
-        secret=secret or user_secret(),
+    machines = _checked_nodes(nodes or (1 if is_loopback(endpoint[0]) else size), size)
+    config = RendezvousConfig(
         job=job,
-        epoch=turn,
-        nodes=_checked_nodes(machines, size),
+        epoch=_turn(endpoint, job, rank, size),
+        member=rank,
+        members=size,
+        secret=secret or user_secret(),
+        endpoint=endpoint,
     )
+    return config, machines
 
 
 def through_store(
     store: Store, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None, host: str | None
-) -> Meeting:
+) -> Met:
     """Meet where rank 0 finds room; it tells the others through the store, with a secret for this connection alone.
 
     Raises:
@@ -117,7 +79,7 @@ def through_store(
     prefix = f"overlap/{job}/{_turn('store', job, rank, size)}"
     store.set(f"{prefix}/machine/{rank}", _machine().encode())
     if rank:
-        return _read(store.get(f"{prefix}/meeting"), f"{prefix}/meeting", secret)
+        return _read(store.get(f"{prefix}/meeting"), f"{prefix}/meeting", rank, size, secret)
     machines = [bytes(store.get(f"{prefix}/machine/{other}")).decode() for other in range(size)]
     address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward())
     listener = _listening(address)
@@ -129,20 +91,22 @@ def through_store(
     }
     written = json.dumps(told).encode()
     store.set(f"{prefix}/meeting", written)
-    return _read(written, prefix, secret, listener)
+    config, nodes = _read(written, prefix, rank, size, secret)
+    return replace(config, listener=listener), nodes
 
 
-def _read(written: bytes, key: str, secret: bytes | None, listener: socket.socket | None = None) -> Meeting:
+def _read(written: bytes, key: str, rank: int, size: int, secret: bytes | None) -> Met:
     try:
         told = json.loads(bytes(written))
         host, port = told["endpoint"]
-        return Meeting(
-            endpoint=(str(host), int(port)),
-            secret=secret or bytes.fromhex(told["secret"]),
+        config = RendezvousConfig(
             job=str(told["job"]),
-            nodes=int(told["nodes"]),
-            listener=listener,
+            member=rank,
+            members=size,
+            secret=secret or bytes.fromhex(told["secret"]),
+            endpoint=(str(host), int(port)),
         )
+        return config, int(told["nodes"])
     except (ValueError, KeyError, TypeError) as error:
         raise JoinError(f"store: what is under {key!r} was not written by rank 0 of overlap.connect") from error
 
@@ -188,14 +152,7 @@ def _outward() -> str:
 
 def _listening(host: str) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
         raise UsageError(f"host: rank 0 cannot listen at {host!r}: {error}") from error
-    try:
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise UsageError(f"host: rank 0 cannot listen at {host!r}: {error}") from error
-    return listener
