@@ -1,4 +1,4 @@
-"""A cluster, with all that it can be asked: where its ranks sit, routes, rings and legal groups."""
+"""Clusters by name or file, and the questions that one answers: places of ranks, routes, rings and legal groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .wiring import Grid, Wiring
 _SUFFIX = re.compile(r"(?P<rest>.*\S)\s+(?:x(?P<nodes>\d+)|lnc=(?P<lnc>\d+))", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)  # what is equal, the map says
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)  # the map compares
 class Cluster(RankMap):
     """Nodes of one kind. Make it with `topology.cluster` or `Cluster.load`."""
 
@@ -105,7 +105,7 @@ class Cluster(RankMap):
         return whole / max(users.values(), default=1)
 
     def bisection_bytes_per_s(self) -> float:
-        """Give what crosses the narrowest cut of the cluster in two halves, one way, whichever wires it cuts."""
+        """Give the bandwidth across the narrowest cut of the cluster into halves, one way, over any wires."""
         return groups.bisection_bytes_per_s(self)
 
     @property
@@ -205,7 +205,7 @@ class Cluster(RankMap):
 
 
 def _known(machine: Machine, edition: int) -> int:
-    """Refuse a year from which no rule of the machine is known; what is newer than all has the newest."""
+    """Refuse a year before the machine's oldest rules; a year after the newest has the newest rules."""
     years = sorted({year for rule in machine.rules for year in (rule.since, rule.until)} - {0, LATEST})
     if years and edition < years[0]:
         raise TopologyError(f"{machine.name}: edition: expected {', '.join(map(str, years))} or later, found {edition}")
@@ -304,5 +304,5 @@ def _split(name: str) -> tuple[str, dict[str, int]]:
 
 def _agreed(what: str, first: int | None, second: int | None) -> int | None:
     if first is not None and second is not None and first != second:
-        raise TopologyError(f"{what} is said twice: {first} and {second}")
+        raise TopologyError(f"{what} is given twice: {first} and {second}")
     return second if first is None else first

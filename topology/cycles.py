@@ -1,6 +1,6 @@
 """Edge-disjoint Hamiltonian cycles: the rings that a set of devices holds.
 
-Three ways, each for what it is good at: zigzags for complete graphs (Walecki, 1892), exhaustive search up to 16
+Three methods: zigzags for complete graphs (Walecki, 1892), exhaustive search up to 16
 vertices, and for larger tori the merging of their axes, whose rings already use every wire once.
 """
 

@@ -1,4 +1,4 @@
-"""What this package raises and warns with.
+"""Errors and warnings of topology, and the text form of lists of ranks.
 
 ValueError
 +-- TopologyError      a cluster, a file or a group of ranks that cannot be
@@ -19,10 +19,10 @@ class TopologyError(ValueError):
     """A machine, a cluster file or a group that the caller asked for cannot be.
 
     Attributes:
-        problem: what is wrong, in one line.
+        problem: the mistake, in one line.
         rule: id of the violated rule, None where no rule is involved.
         rule_text: the rule in words.
-        source: who says so.
+        source: the document that states it.
         nearest: legal groups closest to the one that was refused, best first.
         known: the names that would have been accepted, for a misspelt name.
     """

@@ -1,6 +1,6 @@
-"""What a set of ranks looks like on the machine: rings, grids, hypercubes, cuts.
+"""Shapes in a set of ranks on the machine: rings, grids, hypercubes, cuts.
 
-A *unit* here is what device wires hold together: an UltraServer where there is one, else a node. Devices of the
+A *unit* here is a set of nodes that device wires join: an UltraServer where there is one, else a node. Devices of the
 whole cluster are numbered through: device d of node k is ``k * devices_per_node + d``.
 """
 
@@ -209,7 +209,7 @@ def _axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
 
 
 def bisection_bytes_per_s(cluster: RankMap) -> float:
-    """Give what crosses the narrowest cut of a cluster in two halves, one way.
+    """Give the bandwidth across the narrowest cut of a cluster into halves, one way.
 
     Several units are cut between units, through the adapters of the smaller half; one UltraServer either between
     servers or through all of them; a node through its device wires; a single device between its cores.

@@ -20,7 +20,7 @@ def as_written(found: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a key expects, in the words of messages."""
+    """The expected value of a key, in the words of messages."""
 
     expected: str
 
@@ -53,7 +53,7 @@ class ByName(Words):
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Words):
-    """A text that a function converts; its ValueError says what is wrong with one."""
+    """A text that a function converts, or refuses with a ValueError."""
 
     parse: Callable[[str], object]
 

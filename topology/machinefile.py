@@ -1,9 +1,9 @@
-"""TOML in, `Machine` out, with every mistake named in one line: file, key, what was expected, what was found.
+"""Reading of machine files: TOML in, `Machine` out, and one line for a mistake: file, key, expected and found value.
 
-The built-in machines come through here like a stranger's, from `data/`. A figure is written with its origin,
+The built-in machines in `data/` are read like a user's. A figure is written with its origin,
 ``latency_s = { value = 1.5e-6, source = "...", confidence = "A" }``, or as a bare number of the user's own
 (confidence "E"). ``extends = "trn2.48xlarge"`` starts from a built-in machine: tables are merged key by key, rules
-by their id, and everything else replaces what was there.
+by their id, and everything else replaces the old value.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _merged_value(key: str, old: object, new: object) -> object:
 
 
 def _merged_rules(old: list[object], new: list[object]) -> list[object]:
-    """Replace rules of the same id where they stand, and add the others at the end."""
+    """Replace rules of equal id in place, and add the others at the end."""
     result = list(old)
     places = {_id(rule): index for index, rule in enumerate(old)}
     for rule in new:
@@ -117,7 +117,7 @@ def _merged_rules(old: list[object], new: list[object]) -> list[object]:
 
 
 def _id(rule: object) -> str | None:
-    """Return the id of a rule, None if it has none: that is complained of when the whole is read."""
+    """Return the id of a rule, None if it has none: reading the whole then raises."""
     name = rule.get("id") if isinstance(rule, dict) else None
     return name if isinstance(name, str) else None
 
@@ -130,7 +130,7 @@ def parse(table: Table, *, where: str) -> Machine:
         where: Name of the file, for messages and as the source of figures without one.
 
     Raises:
-        TopologyError: naming `where`, the key, what was expected and what was found.
+        TopologyError: naming `where`, the key, the expected and the found value.
     """
     if table.get("devices") == 1:
         table = {"wires": {"shape": "none"}} | table

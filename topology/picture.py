@@ -1,4 +1,4 @@
-"""The machine as text: devices in their places with their wires, then what the wires carry."""
+"""The machine as text: a picture of its devices and wires, and tables of devices and links."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LISTED_DEVICES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Style:
-    """How closely the picture is drawn."""
+    """The density of a picture."""
 
     gap: int  # Columns between two devices, and left of the first
-    short: bool  # Whether a device says only numbers
+    short: bool  # Whether a device shows only numbers
 
 
 _STYLES = [_Style(gap=gap, short=short) for short in (False, True) for gap in (3, 2, 1)]  # the first that fits is taken
@@ -31,7 +31,7 @@ def draw(cluster: Cluster, *, ascii: bool = False, width: int = 80) -> str:
     """Draw one node of a cluster and list its devices and links.
 
     Args:
-        cluster: what to draw; its other nodes look the same.
+        cluster: the cluster, whose nodes all look alike.
         ascii: use only ASCII characters.
         width: columns; a picture that does not fit is left out.
 
@@ -275,7 +275,7 @@ def paragraph(text: str, width: int, *, first: str = "", rest: str = "") -> list
 
 
 def _pieces(text: str, room: int) -> Iterator[tuple[str, str]]:
-    """Yield what must stay together, each with what comes before it on the same line."""
+    """Yield unbreakable pieces of text, each with the blank before it on a line."""
     for word in text.split():
         blank = " "
         for piece in [word] if len(word) <= room else re.findall(r"[^/]*/|[^/]+", word):

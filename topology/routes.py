@@ -1,4 +1,4 @@
-"""Where each rank sits, and the directed links from one rank to another.
+"""Places of ranks, and the directed links from one rank to another.
 
 Ranks count cores, then devices, then nodes: on two nodes of 16 devices with 2 cores, rank 35 is node 1, device 1,
 core 1. Rules, rings and routes all stand on `RankMap`.
@@ -17,7 +17,7 @@ from .wiring import Wiring, torus
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank sits: node of the cluster, device of the node, logical core of the device."""
+    """The place of a rank: node of the cluster, device of the node, logical core of the device."""
 
     node: int
     device: int
@@ -28,8 +28,8 @@ class Place:
 class RankMap:
     """Nodes of one kind."""
 
-    machine: Machine  # what a node is
-    nodes: int  # how many
+    machine: Machine  # the kind of node
+    nodes: int  # number of them
     lnc: int  # physical cores per logical core
     world_size: int  # number of ranks, spread evenly over the nodes
     strict: bool  # whether an illegal group is an error (otherwise a warning)
@@ -75,7 +75,7 @@ class RankMap:
 
     @property
     def ranks_per_unit(self) -> int:
-        """Ranks of a node, or of all nodes of an UltraServer: what only the network joins with others."""
+        """Ranks of a node, or of all nodes of an UltraServer: only the network joins them with others."""
         return self.servers * self.ranks_per_node
 
     def place(self, rank: int) -> Place:
@@ -132,7 +132,7 @@ class RankMap:
         return self.link(kind).latency_s.value
 
     def bandwidth_bytes_per_s(self, kind: LinkKind) -> float:
-        """Give what one wire of a kind (one adapter, for the network) carries in one direction."""
+        """Give the bandwidth of one wire of a kind (one adapter, for the network) in one direction."""
         spec = self.link(kind)
         return spec.bandwidth_bytes_per_s.value * (self.lnc if spec.per_core else 1)
 
@@ -180,7 +180,7 @@ class Link:
     dst: Port  # where they leave
     # time to cross it, without the bytes. A way through a switch or the fabric has it on its first half only.
     latency_s: float
-    bandwidth_bytes_per_s: float  # what it carries
+    bandwidth_bytes_per_s: float
 
 
 def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:

@@ -21,8 +21,10 @@ LOCAL_KINDS: tuple[RuleKind, ...] = ("sizes", "multiple", "tiles", "sets", "devi
 
 _SUGGESTIONS = 3
 
+Parts = Mapping[int, Local]  # the local part of a group on each node that it touches
+
 SHOWN_RANGES = 8
-"""How many ranges of ranks a message names of a group."""
+"""Ranges of ranks that a message names of a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,34 +44,22 @@ class Finding:
         warnings.warn(f"{group}: {self}", TopologyWarning, stacklevel=stacklevel + 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupView:
-    """What the checks need to know of a group."""
-
-    local: Mapping[int, Local]  # local indices on each node that the group touches, ascending
-    ranks_per_node: int  # indices that a full node has
-    cores: int  # ranks per device
-    servers: int  # nodes of one UltraServer; 1 where there is none
-    linked: Callable[[int, int], bool]  # whether two local indices share a device or a wire
-
-
-def violations(rules: tuple[Rule, ...], view: GroupView) -> Iterator[Rule]:
-    """Yield the rules that the group breaks, in the order of the file."""
-    parts = sorted(set(view.local.values()))
-    peers = [rule for rule in rules if rule.kind == "peers" and all(is_peers(rule, part, view) for part in parts)]
+def _violations(cluster: RankMap, group: Local) -> Iterator[Rule]:
+    """Yield the rules that a group breaks, in the order of the file."""
+    rules, local = cluster.rules, _parts(cluster, group)
+    parts = sorted(set(local.values()))
+    peers = [rule for rule in rules if rule.kind == "peers" and all(is_peers(rule, part, cluster) for part in parts)]
     exempt = {kind for rule in peers for kind in rule.exempts}
     for rule in rules:
         if rule.kind in exempt or (rule.kind == "peers" and rule not in peers):
             continue
-        if not _holds(rule, parts, view):
+        if not (_WHOLE[rule.kind](rule, local, cluster) if rule.kind in _WHOLE else _holds(rule, parts, cluster)):
             yield rule
 
 
-def _holds(rule: Rule, parts: list[Local], view: GroupView) -> bool:
-    if rule.kind in _WHOLE:
-        return _WHOLE[rule.kind](rule, view)
+def _holds(rule: Rule, parts: list[Local], cluster: RankMap) -> bool:
     return all(
-        len(part) == 1 or (rule.for_sizes and len(part) not in rule.for_sizes) or _LOCAL[rule.kind](rule, part, view)
+        len(part) == 1 or (rule.for_sizes and len(part) not in rule.for_sizes) or _LOCAL[rule.kind](rule, part, cluster)
         for part in parts
     )
 
@@ -84,9 +74,9 @@ def tilings(rule: Rule, ranks_per_node: int) -> list[tuple[Local, ...]]:
     return [*even, rule.sets] if rule.sets else even
 
 
-def is_peers(rule: Rule, part: Local, view: GroupView) -> bool:
+def is_peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
     """Tell whether a local part holds the same-index ranks of different tiles, as data-parallel groups do."""
-    for tiles in tilings(rule, view.ranks_per_node):
+    for tiles in tilings(rule, cluster.capacity_per_node):
         if len(part) < 2 or len(part) > len(tiles) or (rule.complete and len(part) != len(tiles)):
             continue
         if any(set(part) <= set(column) for column in zip(*tiles, strict=True)):
@@ -94,29 +84,36 @@ def is_peers(rule: Rule, part: Local, view: GroupView) -> bool:
     return False
 
 
-def _tiles(rule: Rule, part: Local, view: GroupView) -> bool:
+def _tiles(rule: Rule, part: Local, cluster: RankMap) -> bool:
     return part == tuple(range(part[0], part[0] + len(part))) and part[0] % len(part) == 0
 
 
-def _devices(rule: Rule, part: Local, view: GroupView) -> bool:
-    first, last = part[0], part[-1] + 1
-    return part == tuple(range(first, last)) and first % view.cores == 0 and last % view.cores == 0
+def _devices(rule: Rule, part: Local, cluster: RankMap) -> bool:
+    first, last, cores = part[0], part[-1] + 1, cluster.ranks_per_device
+    return part == tuple(range(first, last)) and first % cores == 0 and last % cores == 0
 
 
-def _peers(rule: Rule, part: Local, view: GroupView) -> bool:
+def _peers(rule: Rule, part: Local, cluster: RankMap) -> bool:
     reached, left = [part[0]], set(part[1:])
     for rank in reached:
-        near = {other for other in left if view.linked(rank, other)}
+        near = {other for other in left if _linked(cluster, rank, other)}
         left -= near
         reached.extend(sorted(near))
     return not left
 
 
-def _servers(rule: Rule, view: GroupView) -> bool:
+def _linked(cluster: RankMap, a: int, b: int) -> bool:
+    """Return whether two local indices share a device or a wire."""
+    here, there = a // cluster.ranks_per_device, b // cluster.ranks_per_device
+    return here == there or cluster.wiring.linked(here, there)
+
+
+def _servers(rule: Rule, local: Parts, cluster: RankMap) -> bool:
+    servers = cluster.machine.ultraserver.servers[-1] if cluster.machine.ultraserver else 1
     touched: dict[int, list[int]] = {}
-    for node in sorted(view.local):
-        touched.setdefault(node // view.servers, []).append(node % view.servers)
-    return all(_coupled(nodes, rule.sizes, view.servers) for nodes in touched.values())
+    for node in sorted(local):
+        touched.setdefault(node // servers, []).append(node % servers)
+    return all(_coupled(nodes, rule.sizes, servers) for nodes in touched.values())
 
 
 def _coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bool:
@@ -124,17 +121,17 @@ def _coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bool:
     return len(nodes) in allowed and neighbours
 
 
-_LOCAL: dict[RuleKind, Callable[[Rule, Local, GroupView], bool]] = {
-    "sizes": lambda rule, part, view: len(part) in rule.sizes,
-    "multiple": lambda rule, part, view: len(part) % rule.sizes[0] == 0,
+_LOCAL: dict[RuleKind, Callable[[Rule, Local, RankMap], bool]] = {
+    "sizes": lambda rule, part, cluster: len(part) in rule.sizes,
+    "multiple": lambda rule, part, cluster: len(part) % rule.sizes[0] == 0,
     "tiles": _tiles,
-    "sets": lambda rule, part, view: part in rule.sets,
+    "sets": lambda rule, part, cluster: part in rule.sets,
     "devices": _devices,
     "peers": _peers,
 }
-_WHOLE: dict[RuleKind, Callable[[Rule, GroupView], bool]] = {
-    "node": lambda rule, view: len(view.local) == 1,
-    "symmetric": lambda rule, view: len(set(view.local.values())) == 1,
+_WHOLE: dict[RuleKind, Callable[[Rule, Parts, RankMap], bool]] = {
+    "node": lambda rule, local, cluster: len(local) == 1,
+    "symmetric": lambda rule, local, cluster: len(set(local.values())) == 1,
     "servers": _servers,
 }
 
@@ -142,8 +139,7 @@ _WHOLE: dict[RuleKind, Callable[[Rule, GroupView], bool]] = {
 def judge(cluster: RankMap, ranks: Sequence[int]) -> tuple[Finding, ...]:
     """List the rules that a group breaks; see `Cluster.judge`."""
     group = _group(cluster, ranks)
-    view = _view(cluster, group)
-    return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in violations(cluster.rules, view))
+    return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in _violations(cluster, group))
 
 
 def check_group(cluster: RankMap, ranks: Sequence[int], *, strict: bool, warn: bool = True) -> tuple[Finding, ...]:
@@ -183,24 +179,12 @@ def _group(cluster: RankMap, ranks: Sequence[int]) -> Local:
     return group
 
 
-def _view(cluster: RankMap, group: Local) -> GroupView:
-    local: dict[int, list[int]] = {}
+def _parts(cluster: RankMap, group: Local) -> Parts:
+    found: dict[int, list[int]] = {}
     for rank in group:
         node, index = divmod(rank, cluster.ranks_per_node)
-        local.setdefault(node, []).append(index)
-    coupled = cluster.machine.ultraserver
-
-    def linked(a: int, b: int) -> bool:
-        here, there = a // cluster.ranks_per_device, b // cluster.ranks_per_device
-        return here == there or cluster.wiring.linked(here, there)
-
-    return GroupView(
-        local={node: tuple(indices) for node, indices in local.items()},
-        ranks_per_node=cluster.capacity_per_node,
-        cores=cluster.ranks_per_device,
-        servers=coupled.servers[-1] if coupled else 1,
-        linked=linked,
-    )
+        found.setdefault(node, []).append(index)
+    return {node: tuple(indices) for node, indices in found.items()}
 
 
 def _refusal(cluster: RankMap, finding: Finding) -> TopologyError:
@@ -246,7 +230,7 @@ def legal_groups(cluster: RankMap, size: int) -> tuple[Local, ...]:
 
 
 def _passes(cluster: RankMap, group: Local) -> bool:
-    return not any(rule.severity == "error" for rule in violations(cluster.rules, _view(cluster, group)))
+    return not any(rule.severity == "error" for rule in _violations(cluster, group))
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,6 @@
 """Conversion of the tables of a machine file to records, by the annotations of the records' fields.
 
-Every mistake is a ValueError that begins with the key in full, and says what was expected and what was found.
+Every mistake is a ValueError that begins with the key in full, and names the expected and the found value.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _read(annotation: Any) -> tuple[tuple[Any, ...], Words | None]:
 
 
 def _words(annotation: Any) -> str:
-    """Return what a key of some annotation expects."""
+    """Return the expected value of a key, in words."""
     (kind, *_), words = _read(annotation)
     if kind is Figure and words is not None:
         return f"{words.expected}, or {{ value, source, confidence }}"

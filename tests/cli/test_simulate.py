@@ -368,7 +368,7 @@ def test_a_deadlock_ends_at_once(overlap, script):
         (["--cluster", "trn9"], "trn9"),
         (["--cluster", "trn1.32xlarge", "--ranks", "33"], "33 ranks do not fit: trn1.32xlarge x1 holds 32"),
         (["--cluster", "trn2.48xlarge", "--lnc", "3"], "trn2.48xlarge: lnc: expected 2 or 1, found 3"),
-        (["--cluster", "trn2.48xlarge x2", "--nodes", "3"], "nodes is said twice: 2 and 3"),
+        (["--cluster", "trn2.48xlarge x2", "--nodes", "3"], "nodes is given twice: 2 and 3"),
         ([*WHERE, "--efficiency", "1.5"], "efficiency: expected more than 0, at most 1, got 1.5"),
         ([*WHERE, "--dtype", "int4"], "dtype: no peak is known for 'int4' on Trainium1"),
         (["--profile", "gone.json"], "gone.json"),
