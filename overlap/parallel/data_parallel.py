@@ -77,7 +77,7 @@ class DataParallel(Bucketed[Averaged]):
         Args:
             rank: This rank.
             params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
-            optimizer: What changes the weights.
+            optimizer: Changes the weights.
             group: Ranks to average over; by default all.
             bucket_bytes: When a bucket is full. By default 1 MiB for the first and 25 MiB for the others, and gradients
                 of 1 MiB and more travel alone. "auto" replays recorded steps with other sizes and orders on the virtual
@@ -85,21 +85,21 @@ class DataParallel(Bucketed[Averaged]):
                 needs real time, and as many steps of all ranks.
             order: "forward" lets the weights that forward needs first overtake; "fifo" sends in the order of backward.
             hook: Takes the place of all_reduce; see `GradientBucket`.
-            exact: Add up every gradient in the order of ranks: the same bits whatever buckets, order, bound, algorithm
-                and wires. What that costs, `overlap plan all_reduce --exact` says; in one process it is nothing.
+            exact: Add up every gradient in the order of ranks: the same bits for any buckets, order, bound, algorithm
+                and wires. `overlap plan all_reduce --exact` tells the cost; in one process there is none.
             clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
-                gradient has come: what overlaps with forward is lost.
+                gradient has come: no communication is hidden under forward.
             clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is that of all.
             clip_copies: How many ranks of that group have the same values of a parameter, such as the gains of a norm
                 between tensor-parallel layers, by name: they count once.
-            unused: What a parameter without a gradient is: an "error", or "zeros", on this rank.
+            unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros".
             rebuild_buckets: Whether buckets are made anew after the first step, in the order in which it had gradients.
             uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
                 and the mean is over the ranks that still have samples.
             in_flight: How many buckets may be on the wire at once.
-            ahead: How many steps the program may be ahead of what it awaits with `await model.step()`.
-            compare_every: After how many steps ranks compare what weights they have; by default never. If they differ,
-                all fail with a `ReplicaError` that names those that have not what most have.
+            ahead: How many steps the program may be ahead of its gradients where it does `await model.step()`.
+            compare_every: Number of steps after which ranks compare their weights; by default never. If they differ,
+                all fail with a `ReplicaError` that names the ranks in the minority.
 
         Raises:
             UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
@@ -124,7 +124,7 @@ class DataParallel(Bucketed[Averaged]):
         self._backward = list(reversed(leaves))
         self._parameters = Parameters(rank, leaves, optimizer, order=self._backward)
         self._stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
-        self._factors: tuple[Future[object], ...] = ()  # what the gradients of the step that was sent last wait for
+        self._factors: tuple[Future[object], ...] = ()  # of the gradients of the step that was sent last
         self._all_hidden = False  # whether all gradients but the last were on all ranks when backward ended
         self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
         self._newest: dict[str, Future[dict[str, Array]]] = {}
@@ -162,7 +162,7 @@ class DataParallel(Bucketed[Averaged]):
         return tuple(bucket.plan for bucket in self._buckets)
 
     def memory(self) -> ModelMemory:
-        """Return what the model keeps on this rank from step to step: the sizes of the arrays that it has."""
+        """Return the sizes of the arrays that the model keeps on this rank from step to step."""
         kept = self._parameters
         return ModelMemory(
             parameters=sum(flat.nbytes for flat in kept.flat.values()),
@@ -180,9 +180,10 @@ class DataParallel(Bucketed[Averaged]):
         return newest[name]
 
     def gradient(self, name: str) -> Array:
-        """Return where the gradient of a parameter is packed: backward may write it there, and no copy is made.
+        """Return the place where the gradient of a parameter is packed: backward may write it there, and saves a copy.
 
-        It may do so in its next compute after the weight has been asked for, in each step, once; ask anew in each step.
+        Backward may write it in the next compute after the weight has been asked for, once in each step; ask for the
+        place anew in each step.
 
         Raises:
             UsageError: If there is no such parameter.
@@ -244,15 +245,15 @@ class DataParallel(Bucketed[Averaged]):
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def tensors(self) -> Tensors:
-        """Return dtype and shape of the weights, and of what the optimizer keeps of them, by name."""
+        """Return dtype and shape of the weights and of the optimizer's state, by name."""
         return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self._parameters.pieces()}
 
     def kept(self) -> list[Piece]:
-        """Return what this rank saves in a checkpoint: its share of what all have."""
+        """Return the pieces that this rank saves in a checkpoint: its share of the weights and state of all."""
         return divided(self._parameters.pieces(), self.group.rank, self.group.size)
 
     def wanted(self) -> list[Piece]:
-        """Return what this rank reads of a checkpoint: everything."""
+        """Return the pieces that this rank reads of a checkpoint: all of them."""
         return self._parameters.pieces()
 
     async def settle(self) -> None:
@@ -263,7 +264,7 @@ class DataParallel(Bucketed[Averaged]):
         await self.rank.compute(_nothing, name="settle", seconds=0.0)
 
     def notes(self) -> dict[str, object]:
-        """Return the order in which buckets travel, and what "auto" has chosen."""
+        """Return the order in which buckets travel, and the choice of "auto"."""
         return super().notes() | ({} if self.choice is None else {"choice": self.choice.to_array().tolist()})
 
     def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
@@ -287,7 +288,7 @@ class DataParallel(Bucketed[Averaged]):
         self._newest.update(dict.fromkeys(bucket.plan.names, newest))
 
     def _look(self, reduced: list[Future[Array]]) -> None:
-        """See, when backward ends, whether there is anything but the last bucket on the wire.
+        """Note, when backward ends, whether only the last bucket is still on the wire.
 
         If not, weights are updated all at once after the next step, while that bucket travels; else each of them right
         before it is needed, as forward must not wait for weights that it needs later.

@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 
 
 class LeftForBackward(TypedDict):
-    """What forward leaves for backward."""
+    """Values that forward leaves for backward."""
 
     routed: Future[object]  # Future of where the tokens of this rank went
     table: Array  # Rows from every rank to every expert, (n, E)
-    load: object  # Rows to every expert, (E,), or a future of them: what is to be balanced
-    outputs: object  # Future of what the experts returned for this rank's tokens, in sorted rows
-    saved: object  # Future of what each expert of this rank has kept
-    shared: object  # What the shared expert has kept
+    load: object  # Rows to every expert, (E,), or a future of them, for the balance
+    outputs: object  # Future of the experts' outputs for this rank's tokens, in sorted rows
+    saved: object  # Future of the values that each expert of this rank has kept
+    shared: object  # Values that the shared expert has kept
 
 
 class Experts:
     """A mixture of experts, spread evenly over a group: rank r has the experts r*E/n to (r+1)*E/n.
 
     Each token goes to the `top_k` experts that the router finds most probable, wherever these are, by an all-to-all of
-    as many rows as there are; what they return comes back by another, and is added up by gates. No token is dropped.
-    The weights are {"router": (h, E), "experts": [those of this rank], "shared": if there is one}.
+    as many rows as there are; the outputs come back by another, and are added up by gates. No token is dropped.
+    The weights are {"router": (h, E), "experts": [each of this rank], "shared": if there is one}.
 
     Forward waits once, for the other ranks' counts; the `shared` expert, which all tokens pass, is computed meanwhile
     and while the rows travel. Backward waits for nothing: the router's gradient and the shared expert's are computed
-    while the first all-to-all travels, and with halves of backward those of the experts' weights under the second.
+    while the first all-to-all travels, and with halves of backward the gradients of the experts' weights under the
+    second.
 
-    Gradients: with a loss that is the mean over a rank's tokens, those of the experts are divided by the size of the
-    group, so that they are those of the mean over all ranks. Average them further over the ranks that have the same
-    experts, if there are such; the router's and the shared expert's over all ranks, as in any data parallel layer.
+    Gradients: with a loss that is the mean over a rank's tokens, the gradients of the experts are divided by the size
+    of the group, which makes them gradients of the mean over all ranks. Average them further over the ranks that have
+    the same experts, if there are such; the router's and the shared expert's over all ranks, as in any data parallel
+    layer.
 
     Bytes sent by each rank: T*k*h elements times (n-1)/n, in each of two all-to-alls forward and two backward, if the
     load is balanced. It needs data: the counts are the router's.
@@ -72,7 +74,7 @@ class Experts:
             rank: This rank.
             group: The ranks that share the experts.
             forward: Of one expert, a plain function of its weights and rows, to as many rows of the same width, and
-                what backward needs. Experts without rows are not called, and have gradients of zero.
+                the values that backward needs. Experts without rows are not called, and have gradients of zero.
             backward: Of one expert, as for `Local`.
             experts: E, over all ranks.
             top_k: How many of them each token passes.
@@ -154,7 +156,7 @@ class Experts:
         return dx, gradients | ({} if self.shared is None else {"shared": dw_shared})
 
     def _experts_backward(self, w: object, left: LeftForBackward, received: object, back: Array) -> Pair:
-        """Issue the experts' backward, and the gradients of their rows; with halves, those travel under the second."""
+        """Issue the experts' backward, and the gradients of their rows; with halves, rows travel under the second."""
         weights, mine = pick(w, ("experts",)), left["table"][:, self._mine]
         rows, saved = int(mine.sum()), left["saved"]
         if self._backward_input is None:
@@ -170,9 +172,9 @@ class Experts:
         there = table.reshape(self.group.size, self.group.size, -1).sum(-1)
         return there, there.T
 
-    def _issue(self, what: str, function: Callable[..., object], *args: object, rows: int = 1) -> Future[object]:
-        cost = {unit: each * rows for unit, each in self._costs.get(what, {}).items()}
-        return self.rank.compute(function, *args, name=what, **cost)  # type: ignore[arg-type]
+    def _issue(self, name: str, function: Callable[..., object], *args: object, rows: int = 1) -> Future[object]:
+        cost = {unit: each * rows for unit, each in self._costs.get(name, {}).items()}
+        return self.rank.compute(function, *args, name=name, **cost)  # type: ignore[arg-type]
 
     def _exchange(self, rows: object, counts: Array, name: str) -> Future[object]:
         """Issue an all-to-all of as many rows as the counts tell."""
@@ -212,7 +214,7 @@ def _split(routed: tuple[Routing, object, object], outputs: Array, dy: Array) ->
 
 
 def _gradient(routed: tuple[Routing, object, object], d_rows: Array, d_choice: Array, d_shared: Array | None) -> Array:
-    """Add up what comes back to every token: from its experts, its router, and the shared expert."""
+    """Add up the gradients of every token: from its experts, its router, and the shared expert."""
     routing = routed[0]
     dx: Array = (by_token(routing, d_rows).sum(1) + d_choice).reshape(routing.shape)
     return dx if d_shared is None else dx + d_shared

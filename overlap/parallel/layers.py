@@ -1,12 +1,12 @@
-"""Layers that issue: what a pipeline's stages and tensor-parallel models are put together from.
+"""Layers that issue their computes and collectives: the parts of pipeline stages and tensor-parallel models.
 
-A layer remembers nothing. `forward(w, x)` issues what it takes and returns the output and what backward will need;
-`backward(w, kept, dy)` returns the gradient of `x` and those of the weights, a tree like `w`. Outputs and gradients may
-be futures, and so may be all that comes in. A layer whose forward must wait for something has an async one.
+A layer remembers nothing. `forward(w, x)` issues the forward pass and returns the output and the values for backward;
+`backward(w, kept, dy)` returns the gradients of `x` and of the weights, a tree like `w`. Outputs and gradients may
+be futures, and so may all arguments. A layer whose forward must wait for something has an async one.
 
 Layers that can compute the gradients of inputs and weights apart also have `backward_input(w, kept, dy)`, which
-returns the gradient of `x` and what is needed next, and `backward_weights(w, kept)`: what a zero-bubble schedule takes,
-and what lets a collective travel under the second half.
+returns the gradient of `x` and the values for `backward_weights(w, kept)`. Zero-bubble schedules need the two halves,
+and a collective can travel under the second one.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from .tree import Array
 
 Cost: TypeAlias = Mapping[str, float]
-"""What a compute costs on the virtual clock: `seconds`, or `flops` and `bytes_moved`, as `rank.compute` takes them."""
+"""The cost of a compute on the virtual clock: `seconds`, or `flops` and `bytes_moved`, as `rank.compute` takes them."""
 
 Pair: TypeAlias = tuple[object, object]
 
 Half: TypeAlias = tuple[bool, object]
-"""Whether the gradients of the weights are there, and they, or what they are computed from."""
+"""Whether the gradients of the weights are there, and the gradients, or the values that they are computed from."""
 
 
 class Layer(Protocol):
-    """What a stage is made of; write your own by having these two."""
+    """A part of a model; write your own by having these two."""
 
     def forward(self, w: object, x: object) -> Pair | Awaitable[Pair]:
-        """Issue the forward pass; return the output, and what backward will need."""
+        """Issue the forward pass; return the output, and the values for backward."""
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue the backward pass; return the gradient of `x`, and those of the weights."""
+        """Issue the backward pass; return the gradients of `x` and of the weights."""
 
 
 class Local:
@@ -51,10 +51,11 @@ class Local:
 
     Args:
         rank: This rank.
-        forward: From weights and input to output and what backward needs.
-        backward: From weights, what forward has kept, and the gradient of the output, to that of the input and those of
-            the weights.
-        backward_input: The first half of backward; returns the gradient of the input, and what is needed next.
+        forward: From weights and input to output and the values for backward.
+        backward: From weights, the values of forward, and the gradient of the output, to the gradients of the input and
+            of the weights.
+        backward_input: The first half of backward; returns the gradient of the input, and the values for the second
+            half.
         backward_weights: The second half, from weights and that; with it, `backward` may be left out.
         costs: Of "forward", "backward", "backward_input" and "backward_weights", on the virtual clock.
 
@@ -108,9 +109,9 @@ class Local:
         """Issue the second half."""
         return self._issue("backward_weights", w, kept)
 
-    def _issue(self, what: str, *args: object) -> Future[object]:
-        function = cast("Callable[..., object]", self._functions[what])
-        return self.rank.compute(function, *args, **self._costs.get(what, {}))  # type: ignore[arg-type]
+    def _issue(self, name: str, *args: object) -> Future[object]:
+        function = cast("Callable[..., object]", self._functions[name])
+        return self.rank.compute(function, *args, **self._costs.get(name, {}))  # type: ignore[arg-type]
 
 
 def check_backward(backward: object, backward_input: object, backward_weights: object) -> None:
@@ -137,7 +138,7 @@ async def forward_of(layer: Layer, w: object, x: object) -> Pair:
 
 
 def first_half(layer: Layer, w: object, kept: object, dy: object) -> tuple[object, Half]:
-    """Issue what the gradient of the input takes; all of backward, where that cannot be split."""
+    """Issue the gradient of the input; all of backward, where that cannot be split."""
     if not splits(layer):
         dx, dw = layer.backward(w, kept, dy)
         return dx, (True, dw)
@@ -146,7 +147,7 @@ def first_half(layer: Layer, w: object, kept: object, dy: object) -> tuple[objec
 
 
 def second_half(layer: Layer, w: object, half: Half) -> object:
-    """Issue what is left; return the gradients of the weights."""
+    """Issue the rest of backward; return the gradients of the weights."""
     is_there, value = half
     return value if is_there else cast("Any", layer).backward_weights(w, value)
 
@@ -165,11 +166,11 @@ class Replicated:
         self.layer, self.group = layer, group
 
     def forward(self, w: object, x: object) -> Pair | Awaitable[Pair]:
-        """Do what the layer does."""
+        """Issue the layer's forward."""
         return self.layer.forward(w, x)
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
-        """Do what the layer does, and sum the gradients of the weights."""
+        """Issue the layer's backward, and sum the gradients of the weights."""
         dx, dw = self.layer.backward(w, kept, dy)
         summed = {
             name: self.group.all_reduce(cast("Future[object]", pick(dw, path)), name=f"gradient of {name}")
@@ -179,17 +180,17 @@ class Replicated:
 
 
 class Sequential:
-    """Layers one after the other, by name; the weights are a dict of theirs.
+    """Layers one after the other, by name; the weights are a dict of the layers' weights.
 
-    With `parts`, the rows of what comes in are cut, and each layer issues all parts before the next layer issues any:
+    With `parts`, the rows of the input are cut, and each layer issues all parts before the next layer issues any:
     so the collective of one part travels while the other is computed (Domino, arXiv 2409.15241). In backward, a layer's
-    weights come after all of its inputs, so that their gradients are computed under what the others send.
+    weights come after all of its inputs, so that their gradients hide the collectives.
 
     Args:
         rank: This rank.
         layers: By name, in order.
         parts: How many.
-        axis: Of the array that comes in. Sequence-parallel layers share axis 0 among ranks; cut another there.
+        axis: Of the input. Sequence-parallel layers share axis 0 among ranks; cut another there.
 
     Raises:
         UsageError: If there are no layers, or `parts` cannot be meant.
@@ -226,7 +227,7 @@ class Sequential:
         return self._join(dys), gradients
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue what the gradient of the input takes; of layers whose backward cannot be split, all of it."""
+        """Issue the gradient of the input; of layers whose backward cannot be split, all of backward."""
         dys, halves = self._cut(dy), dict[str, list[Half]]()
         for name in reversed(self.layers):
             dys, halves[name] = self._first_halves(name, w, kept, dys)

@@ -1,4 +1,4 @@
-"""Ranks that train apart for a while: Local SGD, and DiLoCo, whose outer reductions run under the next inner steps."""
+"""Local SGD and DiLoCo: ranks train apart, and outer reductions run under the next inner steps."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ class LocalSteps(Strategy):
         group: Group | None = None,
         ahead: int = 2,
     ) -> None:
-        """Take the weights over: copies of `params`, those of the group's first rank.
+        """Take the weights over: copies of `params` of the group's first rank.
 
         Args:
             rank: This rank.
             params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
             optimizer: Of inner steps.
-            outer: Of outer steps; what it is given for a gradient is the mean change, with the sign of one.
+            outer: Of outer steps; its gradient is the mean change, with the sign of one.
             period: Inner steps from one outer step to the next.
             delay: Inner steps under which the outer reduction travels; 0 waits for it. Less than the period.
             fragments: In how many parts the weights take turns; every n-th parameter is in one. It divides the period.
             group: Ranks to train with; by default all.
-            ahead: How many steps the program may be ahead of what it awaits with `await model.step()`.
+            ahead: How many steps the program may be ahead of its computes where it does `await model.step()`.
 
         Raises:
             UsageError: If an argument cannot be meant.
@@ -121,7 +121,7 @@ class LocalSteps(Strategy):
         """Let this rank's weights make an inner step; begin and end outer steps that are due. Issues, and never waits.
 
         Returns:
-            What may be awaited, to keep the program at most `ahead` steps ahead of its computes.
+            An awaitable that keeps the program at most `ahead` steps ahead of its computes.
 
         Raises:
             UsageError: If a parameter has had no gradient.
@@ -158,15 +158,15 @@ class LocalSteps(Strategy):
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def tensors(self) -> Tensors:
-        """Return dtype and shape of the common weights, and of what the outer optimizer keeps of them, by name."""
+        """Return dtype and shape of the common weights and of the outer optimizer's state, by name."""
         return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self.wanted()}
 
     def kept(self) -> list[Piece]:
-        """Return what this rank saves of what all have."""
+        """Return the pieces that this rank saves of the common weights and state."""
         return divided(self.wanted(), self.group.rank, self.group.size)
 
     def wanted(self) -> list[Piece]:
-        """Return what all ranks have alike."""
+        """Return the pieces of the common weights and state, which all ranks read."""
         return [piece for fragment in self._fragments for piece in fragment.pieces()]
 
     def notes(self) -> dict[str, object]:
@@ -174,14 +174,14 @@ class LocalSteps(Strategy):
         return {"fragments": [fragment.notes() for fragment in self._fragments]}
 
     def own(self) -> dict[str, Array]:
-        """Return this rank's weights, what the inner optimizer keeps of them, and outer steps under way."""
+        """Return this rank's weights, the inner optimizer's state, and outer steps under way."""
         mine = {f"weights:{piece.tensor}": piece.data for piece in self._parameters.pieces()}
         for number, fragment in enumerate(self._fragments):
             mine |= {f"fragment:{number}:{key}": array for key, array in fragment.own().items()}
         return mine
 
     async def settle(self) -> None:
-        """Wait until all steps that have been issued are made, and what travels is there."""
+        """Wait until all issued steps are made, and outer reductions under way are over."""
         await self._newest
         for fragment in self._fragments:
             if fragment.pending is not None:
@@ -190,7 +190,7 @@ class LocalSteps(Strategy):
     def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
         """Go on from that step, by the arguments of `Checkpointed`.
 
-        With other ranks than those that saved, all begin with the common weights, and inner optimizers anew.
+        If other ranks have saved it, all begin with the common weights, and inner optimizers anew.
         """
         self.steps = steps
         told = cast("Sequence[Mapping[str, object]]", notes["fragments"])
@@ -260,7 +260,7 @@ class LocalSGD(LocalSteps):
         group: Group | None = None,
         ahead: int = 2,
     ) -> None:
-        """Take the weights over; arguments as for `LocalSteps`. 16 steps are those of Lin et al., arXiv:1808.07217."""
+        """Take the weights over; arguments as for `LocalSteps`. 16 steps as in Lin et al., arXiv:1808.07217."""
         super().__init__(
             rank, params, optimizer=optimizer, outer=SGD(1.0), period=period, delay=delay, fragments=fragments,
             group=group, ahead=ahead,
@@ -311,7 +311,7 @@ def _check(*, period: int, delay: int, fragments: int, ahead: int, parameters: i
 class Fragment:
     """Weights of one dtype whose outer steps are made together.
 
-    Memory: two copies of them and what the outer optimizer keeps; while an outer step is on the wire, two more. All
+    Memory: two copies of them and the outer optimizer's state; while an outer step is on the wire, two more. All
     methods are called on the compute stream.
 
     Attributes:
@@ -337,11 +337,11 @@ class Fragment:
 
     @property
     def moved_bytes(self) -> int:
-        """What an outer step reads and writes, as far as it is more than a copy."""
+        """Bytes that an outer step reads and writes, beside a copy."""
         return 4 * self.plan.nbytes
 
     def pieces(self) -> list[Piece]:
-        """Return the common weights, and what the outer optimizer keeps of them, as they lie in memory."""
+        """Return the common weights and the outer optimizer's state, as they lie in memory."""
         found: list[Piece] = []
         for slot in self.plan.slots:
             place = slice(slot.start, slot.stop)
@@ -351,15 +351,15 @@ class Fragment:
         return found
 
     def notes(self) -> dict[str, object]:
-        """Return what all ranks know of its outer steps."""
+        """Return the counters of its outer steps, which all ranks have alike."""
         return {"sent_at": self.sent_at, "due": self.due, "rounds": self.rounds, "pending": self.pending is not None}
 
     def own(self) -> dict[str, Array]:
-        """Return what is on the wire, once it is there."""
+        """Return the mean change under way, once it has come."""
         return {} if self.pending is None else {"sent": self._sent, "mean": self.pending.result()}
 
     def resume(self, notes: Mapping[str, Any], own: Mapping[str, Array] | None, rank: Rank) -> None:
-        """Go on with what a checkpoint tells; without what was on the wire, as if it had not been sent."""
+        """Go on from a checkpoint; without the change that was under way, as if it had not been sent."""
         self.sent_at, self.rounds = notes["sent_at"], notes["rounds"]
         if own is None:
             self._take_common()
@@ -373,19 +373,19 @@ class Fragment:
             flat[here] = self._whole[there]
 
     def begin(self) -> None:
-        """Take note of the weights that all ranks begin with."""
+        """Copy the weights that all ranks begin with."""
         if self._nothing is None:
             self._whole[:] = self._local()
 
     def change(self) -> Array:
-        """Return by how much the common weights exceed this rank's: what a gradient is to the outer optimizer."""
+        """Return the common weights less this rank's: the gradient of the outer optimizer."""
         if self._nothing is not None:
             return self._nothing
         self._sent = self._local()
         return self._whole - self._sent
 
     def apply(self, round_: int, since: bool, mean: Array) -> None:
-        """Make an outer step with the mean change of all ranks; keep what this rank has learned since it was sent.
+        """Make an outer step with the mean change of all ranks; keep the progress of this rank since it was sent.
 
         Args:
             round_: From 1.

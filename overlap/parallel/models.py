@@ -59,7 +59,7 @@ class Models:
         self._of(name).reduce(name, grad)
 
     def step(self) -> list[object]:
-        """Let all of them make a step; return what theirs return."""
+        """Let all of them make a step; return the results of their `step`."""
         return [model.step() for model in self._models]
 
     async def finish(self) -> list[object]:

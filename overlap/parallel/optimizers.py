@@ -1,4 +1,4 @@
-"""Optimizers on flat arrays: what they keep for each element, and how they change a run of parameters in place.
+"""Optimizers on flat arrays: their state for each element, and the change of a run of parameters in place.
 
 They know nothing of names, layers and ranks. So they serve whole parameters, buckets and shards alike, with the same
 bits: every element is computed from its own values only.
@@ -33,10 +33,10 @@ _WIDE_BLOCK = 1 << 16
 
 
 class Optimizer(Protocol):
-    """What a strategy needs of an optimizer; write your own by having these two."""
+    """An optimizer as strategies need it; write your own by having these two."""
 
     def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
-        """Return what is kept for `size` parameters before the first step: flat arrays of that size, by name.
+        """Return the state of `size` parameters before the first step: flat arrays of that size, by name.
 
         Args:
             size: How many elements.
@@ -55,7 +55,7 @@ class Optimizer(Protocol):
 
 
 def check_optimizer(argument: str, optimizer: object) -> None:
-    """Refuse what is no optimizer.
+    """Refuse a value that is no optimizer.
 
     Raises:
         UsageError: Naming the argument.

@@ -1,4 +1,4 @@
-"""Where a model's weights and its optimizer's state live: flat arrays, one set for each dtype."""
+"""Weights and optimizer state in flat arrays, one set for each dtype, and the memory that a model takes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Parameters:
     Attributes:
         views: The weights by name, in the shapes that they were given in; read-only for everybody else.
         flat: All weights of a dtype; written by `update` only.
-        state: What the optimizer keeps of them: flat arrays by name.
+        state: The optimizer's state: flat arrays by name.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Parameters:
             runs: Where they are, and where their gradients are in the bucket.
             gradient: Of the bucket, flat.
             step: From 1.
-            check: Whether to look for what is not finite, while it is in the caches anyway.
+            check: Whether to look for elements that are not finite, while they are in the caches anyway.
 
         Returns:
             Whether nothing was found; else the update has not been made, or not all of it.
@@ -116,7 +116,7 @@ class Parameters:
             self._optimizer.update(self.flat[dtype][here], gradient.reshape(-1), kept, step)
 
     def pieces(self) -> list[Piece]:
-        """Return all weights and all that the optimizer keeps of them, as they lie in memory."""
+        """Return all weights and the optimizer's state, as they lie in memory."""
         found: list[Piece] = []
         for name, view in self.views.items():
             place = self._slices[name]
@@ -126,7 +126,7 @@ class Parameters:
         return found
 
     def moved_bytes(self, plan: BucketPlan) -> int:
-        """Return what an update of a bucket reads and writes: the gradient, the weights, and all state twice."""
+        """Return the bytes that an update of a bucket reads and writes: gradient, weights, and all state twice."""
         kept = sum(2 * each.dtype.itemsize for each in self.state[plan.dtype].values())
         return plan.size * (3 * plan.dtype.itemsize + kept)
 
@@ -145,7 +145,7 @@ class ModelMemory:
 
     parameters: float  # Weights
     gradients: float  # Where they are kept for the optimizer
-    optimizer: float  # What it keeps
+    optimizer: float  # The optimizer's state
 
     @property
     def total(self) -> float:
@@ -153,7 +153,7 @@ class ModelMemory:
         return self.parameters + self.gradients + self.optimizer
 
     def beside(self, expected: ModelMemory) -> str:
-        """Return a table of this, as measured, beside what a formula says."""
+        """Return a table of these measured sizes beside the sizes by formula."""
         rows = [("", "measured", "formula")]
         for name in (*(field.name for field in fields(self)), "total"):
             rows.append((name, f"{getattr(self, name):,.0f} B", f"{getattr(expected, name):,.0f} B"))
@@ -162,7 +162,7 @@ class ModelMemory:
 
 
 def expected_memory(stage: Stage, ranks: int, *, parameters: int, optimizer: int) -> ModelMemory:
-    """Return what each of N ranks keeps of P bytes of parameters, as many of gradients, and S of optimizer state.
+    """Return the memory of each of N ranks for P bytes of parameters, as many of gradients, and S of optimizer state.
 
     ======  ============  ============  ============
     stage   parameters    gradients     optimizer

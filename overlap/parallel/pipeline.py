@@ -52,16 +52,16 @@ class Passed:
 class Pipeline:
     """Stages of a model on the ranks of a group, run by a schedule.
 
-    Every rank issues its actions in the order of the schedule, and stays `ahead` actions ahead of what it computes: so
-    what an action receives travels while those before it compute, and no more activations are held than the schedule
-    says, and `ahead` beyond. Nothing waits at the end of a batch: the next one is issued behind it.
+    Every rank issues its actions in the order of the schedule, and stays `ahead` actions ahead of its computes: so the
+    input of an action travels while earlier actions compute, and a rank holds at most `ahead` activations more than the
+    schedule says. Nothing waits at the end of a batch: the next one is issued behind it.
 
-    Gradients are added up over the microbatches in the order of the schedule. Those of a stage are complete, and handed
-    to the `model`, with its last backward, while earlier stages still compute.
+    Gradients are added up over the microbatches in the order of the schedule. The gradients of a stage are complete,
+    and handed to the `model`, with its last backward, while earlier stages still compute.
 
     Attributes:
-        schedule: What is run.
-        params: The weights by stage; put others there if nobody else keeps them.
+        schedule: The order of actions.
+        params: The weights by stage; without a `model`, put new ones there.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class Pipeline:
         Args:
             rank: This rank.
             schedule: For as many ranks as the group has; see `schedules.make`.
-            layers: Those of this rank by stage: `schedule.stages_of(group.rank)` says which. Each is one layer, which
-                may be a `Sequential` of others.
+            layers: The layers of this rank by stage: `schedule.stages_of(group.rank)` says which. Each is one layer,
+                which may be a `Sequential` of others.
             params: Their weights by stage: trees of arrays.
             loss: From the last stage's output and the microbatch's target to the gradient of that output, and the loss:
-                means over the microbatch. It runs on the compute stream, behind the last forward. Or what issues it,
-                such as `VocabularyLoss`.
-            boundary: Shape and dtype of what passes from stage to stage of one microbatch; a list, if that differs.
+                means over the microbatch. It runs on the compute stream, behind the last forward. Or an object that
+                issues it, such as `VocabularyLoss`.
+            boundary: Shape and dtype of one microbatch between stages; a list, if they differ.
             group: The ranks of the pipeline, such as `mesh["pp"]`; by default all.
-            model: Who keeps the weights, by the names "stage.name" that a dict of `params` gives them, and takes their
+            model: Keeps the weights, by the names "stage.name" that a dict of `params` gives them, and takes their
                 gradients. By default they stay as they are, and `run` returns the gradients.
-            loss_cost: What the loss costs on the virtual clock.
-            ahead: How many actions are issued before those before them have been computed.
+            loss_cost: The cost of the loss on the virtual clock.
+            ahead: How many actions are issued before earlier ones have been computed.
 
         Raises:
             UsageError: If the schedule is for another number of ranks, or splits a backward that a layer has in one
@@ -121,7 +121,7 @@ class Pipeline:
         Args:
             x: On the rank with the first stage, the batch, cut along axis 0 into equal microbatches, or a list of them;
                 ignored elsewhere.
-            target: On the rank with the last stage, what the loss compares with, cut likewise; ignored elsewhere.
+            target: On the rank with the last stage, the targets of the loss, cut likewise; ignored elsewhere.
 
         Raises:
             UsageError: If a batch is missing where it is needed, or does not divide into microbatches.
@@ -196,7 +196,7 @@ class Pipeline:
 
 @runtime_checkable
 class IssuedLoss(Protocol):
-    """A loss that issues what it takes, such as `VocabularyLoss`."""
+    """A loss that issues its computes and collectives, such as `VocabularyLoss`."""
 
     def issue(self, scores: object, target: object) -> Future[object]:
         """Issue the gradient and the loss; return a future of both."""
@@ -208,7 +208,7 @@ class Pass:
     Args:
         pipeline: Whose it is.
         xs: Microbatches, where the first stage is.
-        targets: What the loss compares with, where the last stage is.
+        targets: Of the loss, where the last stage is.
 
     Attributes:
         losses: Of the microbatches that have passed the last stage here.
@@ -227,7 +227,7 @@ class Pass:
         self._passing = StagePassing(pipeline.group, pipeline.schedule, pipeline.boundaries, pipeline.stream)
 
     async def issue(self, action: Action) -> object:
-        """Issue one action; return a tree that holds the future of what comes last. Waits only where a layer does."""
+        """Issue one action; return a tree with the future of the last compute. Waits only where a layer does."""
         stage, kind, i = action
         if kind is Kind.FORWARD:
             return await self._forward(stage, i)
@@ -286,7 +286,7 @@ class Pass:
     # -- weights and their gradients -----------------------------------------------------------------------------
 
     def _newest(self, stage: int) -> object:
-        """Return a stage's weights, from who keeps them."""
+        """Return a stage's newest weights."""
         pipeline = self._pipeline
         like, model = pipeline.params[stage], pipeline.model
         if model is None:
@@ -294,7 +294,7 @@ class Pass:
         return rebuild(like, {name: model[_joined(stage, name)] for name in pipeline.names[stage]})
 
     def _add(self, stage: int, dw: object) -> object:
-        """Add up a stage's gradients; with those of the last microbatch they are complete."""
+        """Add up a stage's gradients; after the last microbatch they are complete."""
         pipeline = self._pipeline
         if stage not in self._sums:
             self._sums[stage] = RunningSum(pipeline.work, pipeline.params[stage])
@@ -307,7 +307,7 @@ class Pass:
         return summed
 
     def _alone(self, dx: object) -> object:
-        """Return a gradient that may lie here for long without what it came with, which its own weights' turn frees."""
+        """Return a gradient apart from the values it came with, so that it may lie here for long and they are freed."""
         return self._pipeline.work.compute(_itself, dx, name="turn", moved_bytes=0) if isinstance(dx, Future) else dx
 
 

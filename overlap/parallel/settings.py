@@ -1,4 +1,4 @@
-"""What a model that averages gradients may be asked for, checked."""
+"""Arguments of models that average gradients, checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IN_FLIGHT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The arguments that `DataParallel` and `Sharded` share; they say what these mean.
+    """The arguments that `DataParallel` and `Sharded` share; their docstrings explain them.
 
     Raises:
         UsageError: If one of them cannot be meant, naming it.
@@ -93,7 +93,7 @@ def group_of(rank: Rank, group: Group | None) -> Group:
 
 
 def check_count(argument: str, value: object, *, least: int = 1) -> None:
-    """Refuse what is no whole number from `least`.
+    """Refuse a value that is no whole number from `least`.
 
     Raises:
         UsageError: Naming the argument.

@@ -50,7 +50,7 @@ class Sharded(Bucketed[Scattered]):
     Attributes:
         rank: That it runs on.
         group: Whose gradients it averages.
-        stage: What is shared out.
+        stage: Of ZeRO: 1, 2 or 3.
         steps: How many `step` calls there have been.
     """
 
@@ -85,14 +85,14 @@ class Sharded(Bucketed[Scattered]):
             rank: This rank.
             params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
                 The root's values count. They are copied: drop them to save their memory.
-            optimizer: What changes the weights; it is given parts of buckets.
+            optimizer: Changes the weights; it is given parts of buckets.
             stage: Of ZeRO: 1, 2 or 3.
             group: Ranks to share with; by default all.
             bucket_bytes: When a bucket is full; in stage 3 buckets are gathered whole, so about as large as a layer is
                 best. By default as in `DataParallel`.
             depth: In stage 3, how many buckets ahead of their use parameters are gathered.
             shared: In stage 3, ranks of one host have gathered parameters together, once: see `Calls` of a group.
-            order: "forward" lets what forward needs first overtake; "fifo" sends in the order of backward.
+            order: "forward" lets the weights that forward needs first overtake; "fifo" sends in the order of backward.
             hook: Takes the place of reduce_scatter; see `GradientBucket`.
             exact: Add up every gradient in the order of ranks: the same bits as `DataParallel(..., exact=True)` on any
                 wires.
@@ -101,14 +101,14 @@ class Sharded(Bucketed[Scattered]):
                 `DataParallel`.
             clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is that of all.
             clip_copies: How many ranks of that group have the same values of a parameter, by name: they count once.
-            unused: What a parameter without a gradient is: an "error", or "zeros", on this rank. Then each ``with
-                no_sync()`` is one micro-batch.
+            unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros". Then each
+                ``with no_sync()`` is one micro-batch.
             rebuild_buckets: Whether buckets travel, after the first step, in the order in which it filled them. They
-                keep what is in them, which ranks have shared out.
+                keep their contents, which ranks have shared out.
             uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
                 and the mean is over the ranks that still have samples. In stage 3 each rank must make one.
             in_flight: In stages 2 and 3, how many buckets of gradients may be on the wire at once: each takes memory.
-            ahead: How many steps the program may be ahead of what it awaits with `await model.step()`.
+            ahead: How many steps the program may be ahead of its updates where it does `await model.step()`.
 
         Raises:
             UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
@@ -131,7 +131,7 @@ class Sharded(Bucketed[Scattered]):
         self._use([self._bucket(plan) for plan in plans])
         flats = [_flat(rank, plan, leaves) for plan in plans]
         first: Future[list[Array]] | None = None
-        if self.group.size > 1:  # what is compared is issued before all that waits for weights
+        if self.group.size > 1:  # the comparison is issued before all that waits for weights
             first = rank.spawn(self._broadcast, flats, self._alike(), name="first weights")
         for place, bucket in enumerate(self._buckets):
             bucket.begin(flats[place] if first is None else cast("Future[Array]", first[place]))
@@ -187,7 +187,7 @@ class Sharded(Bucketed[Scattered]):
 
         The next ones take them along. So the mean over ranks is one of sums over micro-batches: divide the loss by
         their number. In stage 1 they are added up before they travel; in stages 2 and 3, where no rank has room for
-        all, those of each micro-batch travel.
+        all, the gradients of each micro-batch travel.
         """
         with super().no_sync():
             rounds = self._rounds
@@ -196,7 +196,7 @@ class Sharded(Bucketed[Scattered]):
                 self._end_round()
 
     def _end_round(self) -> None:
-        """Send what is left of a micro-batch."""
+        """Send the buckets of a micro-batch that have not been sent."""
         for _ in self._buckets[self._next :]:
             self._send_next()
 
@@ -238,7 +238,7 @@ class Sharded(Bucketed[Scattered]):
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def tensors(self) -> Tensors:
-        """Return dtype and shape of the weights, and of what the optimizer keeps of them, by name."""
+        """Return dtype and shape of the weights and of the optimizer's state, by name."""
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
         for bucket in self._buckets:
             for slot in bucket.plan.slots:
@@ -248,11 +248,11 @@ class Sharded(Bucketed[Scattered]):
         return found
 
     def kept(self) -> list[Piece]:
-        """Return what this rank saves in a checkpoint: its part."""
+        """Return the pieces that this rank saves in a checkpoint: its part."""
         return [piece for bucket in self._buckets for piece in bucket.pieces(whole=False)]
 
     def wanted(self) -> list[Piece]:
-        """Return what this rank reads of a checkpoint: its part; in stages 1 and 2 all parameters."""
+        """Return the pieces that this rank reads of a checkpoint: its part; in stages 1 and 2 all parameters."""
         return [piece for bucket in self._buckets for piece in bucket.pieces(whole=True)]
 
     async def settle(self) -> None:
@@ -262,13 +262,13 @@ class Sharded(Bucketed[Scattered]):
 
     def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
         """Go on from that step; see `Bucketed`."""
-        self._gathering.ends()  # what has been gathered is of other weights
+        self._gathering.ends()  # gathered parameters are of other weights
         return super().resume(steps, notes, own)
 
     # -- memory ------------------------------------------------------------------------------------------------
 
     def memory(self) -> ModelMemory:
-        """Return what the model keeps on this rank from step to step: the sizes of the arrays that it has."""
+        """Return the sizes of the arrays that the model keeps on this rank from step to step."""
         return ModelMemory(
             parameters=sum((bucket.param if bucket.whole is None else bucket.whole).nbytes for bucket in self._buckets),
             gradients=sum(bucket.grad.nbytes for bucket in self._buckets),
@@ -276,7 +276,7 @@ class Sharded(Bucketed[Scattered]):
         )
 
     def expected_memory(self) -> ModelMemory:
-        """Return what the formula of ZeRO says of this model, stage and group."""
+        """Return the memory of this model, stage and group by the formula of ZeRO."""
         plans = [bucket.plan for bucket in self._buckets]
         kept = sum(
             each.itemsize * plan.size for plan in plans for each in self._optimizer.fresh(0, plan.dtype).values()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Ahead:
     """The result of `model.step()`: `await` it to wait until the program is only so many steps ahead.
 
-    Nobody has to: it is for loops that would issue thousands of steps before the first has run.
+    It need not be awaited: it is for loops that would issue thousands of steps before the first has run.
 
     Args:
         pending: Futures to wait for.
@@ -140,7 +140,7 @@ class Strategy(ABC):
         return agreement(self.rank, self.group, "params", told)
 
     def _first_weights(self, parameters: Parameters) -> list[Future[object]]:
-        """Give all ranks the weights of the first, once it is known that they have the same parameters."""
+        """Give all ranks the weights of the first one, after a comparison of their parameters."""
         if self.group.size == 1:
             return []
         issued: list[Future[object]] = [self._alike()]

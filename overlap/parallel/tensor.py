@@ -1,6 +1,6 @@
 """Tensor-parallel linear layers: a matrix cut by columns or by rows over a group (Megatron-LM, arXiv 1909.08053).
 
-Column first, then what is element by element, then row: one collective forward and one backward for the two.
+Column first, then functions of single elements, then row: one collective forward and one backward for the two.
 
 ===============  =======================  ==========================
 layer            forward                  backward
@@ -15,7 +15,7 @@ The sequence-parallel ones (arXiv 2205.05198) leave each rank a block of the row
 the same bytes travel, and activations there take 1/t of the memory. Bytes sent by a rank, of t: 2(t-1)/t of the array
 for an all-reduce, (t-1)/t for the others.
 
-What travels in backward does so under the gradients of the weights; forward, `Sequential(parts=2)` hides it.
+Collectives of backward travel under the gradients of the weights; forward, `Sequential(parts=2)` hides it.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 
 class _Linear(ABC):
-    """What both have: weights {"weight": (inputs, outputs), "bias": (outputs,)}, of which the bias may be left out.
+    """A matrix cut over a group: weights {"weight": (inputs, outputs), "bias": (outputs,)}; the bias may be left out.
 
     Args:
         rank: This rank.
         group: The ranks that share the matrix.
-        inputs: Columns of what comes in, of the whole layer.
-        outputs: Columns of what goes out, of the whole layer.
+        inputs: Columns of the input of the whole layer.
+        outputs: Columns of the output of the whole layer.
         sequence: Whether each rank has a block of the rows outside the pair of layers.
-        tokens: Rows of what comes in, for the virtual clock: of all ranks, in one part.
+        tokens: Rows of the input, for the virtual clock: of all ranks, in one part.
 
     Raises:
-        UsageError: If what is cut does not divide by the ranks of the group.
+        UsageError: If the size that is cut does not divide by the ranks of the group.
     """
 
     _cut: ClassVar[str]
@@ -105,7 +105,7 @@ class _Linear(ABC):
         return self.rank.compute(fn, *args, flops=self._flops, name=name, call_site=users_frame())
 
     def _gathered(self, x: object, name: str) -> object:
-        """Issue the gather of rows; without `sequence`, return what is whole already."""
+        """Issue the gather of rows; without `sequence`, the rows are whole already."""
         if not self.sequence:
             return x
         return self.group.all_gather(cast("Array", x), name=f"gather {name}", call_site=users_frame())
@@ -123,7 +123,7 @@ class _Linear(ABC):
 
     @abstractmethod
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
-        """Issue the gradient of `x`, and what travels."""
+        """Issue the gradient of `x`, and its collective."""
 
     def backward_weights(self, w: object, kept: object) -> Future[object]:
         """Issue the gradients of the weights."""

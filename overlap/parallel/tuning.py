@@ -1,4 +1,4 @@
-"""Buckets chosen by trying: recorded steps are replayed on the virtual clock with other sizes and orders."""
+"""Choice of buckets: recorded steps are replayed on the virtual clock with other sizes and orders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MakeModel: TypeAlias = Callable[..., Model]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What a step takes, whatever buckets there are."""
+    """The times of a step that do not depend on buckets."""
 
     sizes: Mapping[str, tuple[int, str]]  # Elements and dtype of each parameter, by name, in the order of forward
     forward_s: float  # Of all layers together, and of the loss
@@ -57,7 +57,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The best of what was tried, and what the defaults take."""
+    """The best candidate, and the time of the defaults."""
 
     candidate: int  # Its index in `CANDIDATES`
     step_s: float  # Of a step, in the replay
@@ -77,7 +77,7 @@ class Choice:
 
     @classmethod
     def told(cls, array: Array) -> Choice:
-        """Return what `to_array` has made an array of."""
+        """Return the choice in an array of `to_array`."""
         candidate, step_s, default_s = map(float, array)
         return cls(candidate=int(candidate), step_s=step_s, default_s=default_s)
 
@@ -112,7 +112,7 @@ class Tuner:
             note((name, rank.now_ns()))
 
     async def choose(self) -> Array:
-        """Replay what has been recorded, in a thread, as it has a clock of its own; return the choice."""
+        """Replay the recording in a thread, as it has a clock of its own; return the choice."""
         recording = read(self._rank.recorder.spans(), self._ready[1:], self._sizes)  # the first has other buckets
         choice = await trio.to_thread.run_sync(best_of, recording, self._make)
         return choice.to_array()
@@ -121,7 +121,7 @@ class Tuner:
 def read(
     spans: Sequence[Span], ready: Sequence[Sequence[tuple[str, int]]], sizes: Mapping[str, tuple[int, str]]
 ) -> Recording:
-    """Read off a rank's spans what a step is made of.
+    """Return the times of a step from a rank's spans.
 
     Args:
         spans: Of the rank.
@@ -155,7 +155,7 @@ def _busy(own: Merged, start_ns: int, end_ns: int) -> int:
 
 
 def _wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
-    """Return latency, and seconds for each byte, of what was on the wire."""
+    """Return the latency of the wire, and its seconds for each byte."""
     moved = [(s.info, s.end_ns) for s in spans if s.kind == "comm" and s.info is not None and s.end_ns > from_ns]
     if not moved:
         return 0.0, 0.0
@@ -167,14 +167,14 @@ def _wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
 
 
 def best_of(recording: Recording, make: MakeModel) -> Choice:
-    """Replay all candidates and return the first of the best; what differs by less than 1 % is the same."""
+    """Replay all candidates and return the first one within 1 % of the best."""
     times = [replay(recording, make, size, order) for size, order in CANDIDATES]
     best = min(range(len(times)), key=lambda index: (times[index] > 1.01 * min(times), index))
     return Choice(candidate=best, step_s=times[best], default_s=times[0])
 
 
 def replay(recording: Recording, make: MakeModel, size: Size, order: str) -> float:
-    """Return what a step takes on the virtual clock, in seconds, with other buckets.
+    """Return the time of a step on the virtual clock, in seconds, with other buckets.
 
     Args:
         recording: Of real steps.

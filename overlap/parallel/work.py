@@ -1,4 +1,4 @@
-"""The library's own computes, which do nothing but move memory: packing, updating; and what they cost."""
+"""Computes of the library itself, which only move memory, and the line of the program that they belong to."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _TASKS = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (trio, o
 
 
 def users_frame() -> FrameType:
-    """Return the innermost frame outside this package; in a task of its own, which nobody has called, that of the call.
+    """Return the innermost frame outside this package; in a task of the package, the frame of the caller.
 
     Cost: 0.2 us and 0.1 us for each frame in between.
     """

@@ -1,9 +1,9 @@
-"""The training step as a program on ranks, like any user's: it issues what `amounts` says and the schedule orders.
+"""The training step as a program on ranks, like a user's: it issues the amounts of work in the order of the schedule.
 
 Each dimension of parallelism has a communication stream of its own name, so a timeline tells them apart:
 
 * tp: after (and with sequence parallelism before) each half of a layer, forward and backward; nothing hides it.
-* cp: keys and values go round the ring while attention to those that are here is computed.
+* cp: keys and values go round the ring while attention to the ones that are here is computed.
 * ep: tokens go to their experts and come back; with sequence parallel, the ranks of tp gather them there.
 * pp: activations and their gradients from stage to stage, as the schedule says.
 * dp: gradients in buckets under the backward pass of the last microbatch, weights after the update (ZeRO-1, 2); or
@@ -31,7 +31,7 @@ from .weights import Weights
 DIMENSIONS = ("tp", "ep", "cp", "dp", "pp")
 """Of parallelism, and the names of their streams."""
 
-_AHEAD = 2  # actions of the schedule that are issued before those before them have run
+_AHEAD = 2  # actions of the schedule that are issued before earlier ones have run
 
 
 async def train(rank: Rank, model: Model, layout: Layout, steps: int = 1) -> None:
@@ -39,7 +39,7 @@ async def train(rank: Rank, model: Model, layout: Layout, steps: int = 1) -> Non
 
     Args:
         rank: This rank, of `layout.world_size`.
-        model: What is trained.
+        model: To be trained.
         layout: How it lies.
         steps: How many.
     """
@@ -50,7 +50,7 @@ async def train(rank: Rank, model: Model, layout: Layout, steps: int = 1) -> Non
 
 
 class _Step:
-    """What a rank issues."""
+    """The training step of one rank."""
 
     def __init__(self, rank: Rank, amounts: Amounts) -> None:
         layout = amounts.layout
@@ -72,7 +72,7 @@ class _Step:
         self._passing = StagePassing(self._pp, layout.pipeline(), [_like(self._shard)] * self._last, "pp")
 
     async def run(self) -> None:
-        """Issue the schedule, and what changes the weights."""
+        """Issue the schedule, and the update of the weights."""
         schedule = self._layout.pipeline()
         running: deque[Future[Any]] = deque()
         for action in schedule.rows[self._place]:
@@ -111,7 +111,7 @@ class _Step:
         if stage < self._last:
             return cast("Future[Any]", x)
         found = self._compute("scores", self._amounts.scoring(), self._enter(x), gives=self._token)
-        # Megatron's loss of scores cut by words exchanges the largest, their sums, and those of the targets.
+        # Megatron's loss of scores cut by words exchanges the largest, their sums, and the scores of the targets.
         for _ in range(3 if self._layout.tp > 1 else 0):
             found = self._tp.all_reduce(found, stream="tp", name="tp all_reduce")
         return found
@@ -199,7 +199,7 @@ class _Step:
         return self._leave(self._compute(f"perceptron {what}", work, self._enter(x), held))
 
     def _sparse(self, x: object, held: object, times: float, what: str) -> object:
-        """The same with experts: tokens go to theirs and come back, while those compute that all tokens meet."""
+        """Issue a layer of experts: tokens go there and come back, while the shared experts compute."""
         amounts, gathers = self._amounts, self._amounts.gathers_routed
         whole = x if gathers else self._enter(x)
         y = self._compute(f"router {what}", amounts.router().times(times), whole, held, gives=self._routed)
@@ -215,7 +215,7 @@ class _Step:
         return y if gathers else self._leave(y)
 
     def _shared(self, x: object, held: object, times: float, what: str) -> Future[Any]:
-        """Experts that all tokens meet: from what the router sees to what is combined."""
+        """Issue the shared experts, which all tokens meet."""
         work = self._amounts.shared().times(times)
         if not self._amounts.gathers_routed:
             return self._compute(f"shared {what}", work, x, held)
@@ -227,13 +227,13 @@ class _Step:
     # -- between halves ----------------------------------------------------------------------------------------------
 
     def _enter(self, x: object) -> object:
-        """Give all ranks of tp what each of them has a part of."""
+        """Gather an array of which each rank of tp has a part."""
         if self._layout.tp == 1 or not self._layout.sequence_parallel:
             return x
         return self._tp.all_gather(cast("Array", x), stream="tp", name="tp all_gather")
 
     def _leave(self, y: Future[Any]) -> Future[Any]:
-        """Add up what all ranks of tp have, and leave each its part."""
+        """Add up the arrays of all ranks of tp, and leave each rank its part."""
         if self._layout.tp == 1:
             return y
         if self._layout.sequence_parallel:

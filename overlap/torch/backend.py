@@ -24,7 +24,7 @@ from ..processes.place import Place, find_place
 from .process_group import ProcessGroup
 from .work import backend_error
 
-# How long `destroy_process_group` waits for the other ranks to come to it too; who is later finds this one gone.
+# `destroy_process_group` waits so long for the other ranks to call it; a later one finds this one gone.
 _LEAVE_S = 5.0
 
 
@@ -78,11 +78,11 @@ def _at_exit(reference: weakref.ref[Connection]) -> None:
 
 
 def _leave(connection: Connection) -> None:
-    """Let a world end, as soon as the other ranks are done too; does not wait here for those that are late."""
+    """Let a world end, as soon as the other ranks are done too; does not wait here for late ones."""
     _forget(connection)
 
     def close() -> None:
-        with suppress(OverlapError):  # whoever waits for an operation has been given its error
+        with suppress(OverlapError):  # the waiter of an operation has been given its error
             connection.close()
 
     if connection.error is not None:
@@ -121,7 +121,7 @@ def _meet(url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -
     Raises:
         ValueError: If no launcher has started this process, or it does not say where they meet.
     """
-    if "RANK" in os.environ:  # torchrun, or whoever does as it does
+    if "RANK" in os.environ:  # torchrun, or a launcher like it
         yield from rendezvous("env://", timeout=timeout, **more)
         return
     try:

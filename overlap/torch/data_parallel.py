@@ -29,7 +29,7 @@ class _Averaged(Bucket):
 class DataParallel(TrainedModule[_Averaged]):
     """A module whose gradients are averaged over a group, without a barrier at the end of a step.
 
-    The weights are those of the group's first rank at the beginning. After `backward`, call `step` instead of the
+    The first weights are the weights of the group's first rank. After `backward`, call `step` instead of the
     optimizer's: it waits for nothing. The update of a weight is made right before the forward of the module that needs
     it, so gradients travel under the end of backward, and under the beginning of the next forward. Gradients belong to
     the model from backward to update: `parameter.grad` is None in between.
@@ -61,7 +61,7 @@ class DataParallel(TrainedModule[_Averaged]):
             group: Ranks to average over; by default all.
             bucket_bytes: When a bucket is full; by default as in `overlap.parallel.DataParallel`.
             clip_norm: Limit of the norm of all gradients. Then no weight is updated before the last gradient has come.
-            unused: What a parameter without a gradient is: an "error", or "zeros".
+            unused: Whether a parameter without a gradient is an "error", or counts as "zeros".
 
         Raises:
             UsageError: If there is no world, or an argument cannot be meant.
@@ -121,7 +121,7 @@ class DataParallel(TrainedModule[_Averaged]):
         bucket.due = False
         for parameter, mean in zip(bucket.parameters, bucket.means, strict=True):
             parameter.grad = mean
-        self._updating.step()  # passes over what has no gradient
+        self._updating.step()  # passes over parameters without a gradient
         for parameter in bucket.parameters:
             parameter.grad = None
 

@@ -1,4 +1,4 @@
-"""From a call of torch to operations of ours: options, limits, errors, and what remains when they end."""
+"""Calls of torch turned into operations of ours: options, limits, calling lines, errors, copies at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FUSED_BYTES = 128 << 10
 
 
 class Issuing:
-    """What all operations of a process group stand on."""
+    """The common part of all operations of a process group."""
 
     _group: Group
     _timeout: timedelta
@@ -65,7 +65,7 @@ class Issuing:
         return [Joined([future], place)]
 
     def _parted(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
-        """Part by index what one operation does better for all, from what travels by itself, or is refused there."""
+        """Return the indices of tensors that travel better as one operation, and of tensors that travel alone."""
         size = self._group.size
         fits = [
             out.numel() in (x.numel(), x.numel() * size, x.numel() // size) for out, x in zip(outs, xs, strict=True)
@@ -106,12 +106,12 @@ class Issuing:
 
 
 def listed(tensors: Any) -> Tensors:
-    """Return a list of tensors, of what is one or a single tensor."""
+    """Return a list of tensors, from a list or a single tensor."""
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
 def nested(tensors: Any, argument: str) -> Tensors:
-    """Return the one list of tensors, of what is a list of them or a list of such lists."""
+    """Return the one list of tensors, from a list of tensors or a list of one such list."""
     if tensors and isinstance(tensors[0], torch.Tensor):
         return list(tensors)
     if len(tensors) != 1:
@@ -149,18 +149,18 @@ def reduction(op: Any) -> tuple[str, Any]:
 
 
 def seconds(timeout: timedelta | None, default: timedelta) -> float:
-    """Return a limit in seconds; what is not positive means the default."""
+    """Return a limit in seconds; a limit that is not positive means the default."""
     if timeout is None or timeout <= timedelta(0):
         timeout = default
     return timeout.total_seconds()
 
 
-# And what torch wraps its functions in: those that are deprecated, and contexts.
+# And the modules that wrap functions of torch: deprecated ones, and contexts.
 _LIBRARIES = (
     *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__))),
     *(str(module.__file__) for module in (typing_extensions, warnings, contextlib)),
 )
-# By code object: whether it is torch's or ours. What a program has grows no further than its functions.
+# By code object: whether it is torch's or ours. It grows no further than the functions of the program.
 _KNOWN: dict[CodeType, bool] = {}
 
 

@@ -1,4 +1,4 @@
-"""What models on our ranks have in common: gradients leave in buckets while backward goes on, and forward waits late.
+"""Modules under training: gradients leave in buckets while backward goes on, and forward waits late.
 
 A hook of each parameter sees its gradient come; when a bucket is full, it leaves. `step` waits for nothing: a hook of
 each module waits, right before its forward, for the weights that it needs.
@@ -33,8 +33,8 @@ class Bucket:
     Attributes:
         plan: Which, and where their gradients lie in it.
         parameters: They, in the order of the plan.
-        came: Names of those whose gradients have come in this step.
-        priority: Lower for what forward needs earlier.
+        came: Names of the parameters whose gradients have come in this step.
+        priority: Lower for parameters that forward needs earlier.
         due: Whether a step has been made whose update has not.
     """
 
@@ -66,7 +66,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         module: It.
         rank: That it runs on.
         group: Ranks that train it together.
-        optimizer: Of what this rank updates; learning-rate schedules are given this.
+        optimizer: Of the weights that this rank updates; learning-rate schedules are given this.
     """
 
     optimizer: torch.optim.Optimizer
@@ -95,7 +95,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
             each.register_forward_pre_hook(lambda each, _: self._before(each))
         self._needs = {each: self._own(each) for each in module.modules()}
 
-    # -- what the two kinds do their own way -----------------------------------------------------------------------
+    # -- for each of the two kinds ---------------------------------------------------------------------------------
 
     @abstractmethod
     def _bucket(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> B: ...
@@ -106,14 +106,14 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
 
     @abstractmethod
     def _ready(self, bucket: B) -> None:
-        """Wait until the weights of a bucket are those of the last step."""
+        """Wait until the weights of a bucket have made the last step."""
 
     @abstractmethod
     def _updated(self) -> None:
         """Wait until the optimizer has made the last step; issue nothing, for a rank may do so alone."""
 
     def _end_step(self) -> None:
-        """Do what follows the last gradient of a step."""
+        """Act on the last gradient of a step."""
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         self._settle_homes()
 
     def finish(self) -> nn.Module:
-        """Wait until all weights are those of the last step; return the module."""
+        """Wait until all weights have made the last step; return the module."""
         for bucket in self._buckets:
             self._ready(bucket)
         return self.module
@@ -159,7 +159,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
             self._syncs = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the weights, as the module does, when they are those of the last step."""
+        """Return the weights after the last step, as the module does."""
         return self.finish().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +206,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
             self._ready(bucket)
 
     def _settle_homes(self) -> None:
-        """After the first step, let modules that are called wait for what others own that are not.
+        """After the first step, let modules that are called wait for weights of modules below them that are not called.
 
         Such as nn.MultiheadAttention, which uses the weights of its projection without calling it.
         """
@@ -252,7 +252,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
 def as_of_now(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return an optimizer with the same state and parameters, and the settings that this one has now.
 
-    An update may be made after a learning-rate schedule has gone on: it must not use what is meant for the next step.
+    An update may be made after a learning-rate schedule has gone on: it must not use the settings of the next step.
     """
     frozen = copy.copy(optimizer)
     frozen.param_groups = [dict(group) for group in optimizer.param_groups]

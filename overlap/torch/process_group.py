@@ -43,7 +43,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         self._seq = 0
         self._barriers = 0
 
-    # -- who it is -----------------------------------------------------------------------------------------------
+    # -- identity -----------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
         """Return the name that it is registered by."""
@@ -67,11 +67,11 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
 
     @property
     def group_desc(self) -> str:
-        """What it is for, as its maker said."""
+        """Its description, as torch gave it."""
         return self._description
 
     def getGroupDesc(self) -> str:
-        """Return what it is for, as its maker said."""
+        """Return its description, as torch gave it."""
         return self._description
 
     def _set_group_desc(self, description: str) -> None:
@@ -108,7 +108,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
             self._leave()
 
     def abort(self) -> None:
-        """Fail what is under way, here and on the other ranks of the group."""
+        """Fail all operations under way, here and on the other ranks of the group."""
         self._group.abort("the process group was aborted")
         if self._abort is not None:
             self._abort()
@@ -209,8 +209,8 @@ def _look(store: dist.Store, key: str, size: int, timeout: timedelta, *, every: 
     if not missing:
         store.set(f"{key}/verdict", "all")
         return
-    who = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-    told = f"{who} failed to pass monitoredBarrier in {limit_ms} ms"
+    ranks = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    told = f"{ranks} failed to pass monitoredBarrier in {limit_ms} ms"
     store.set(f"{key}/verdict", told)
     raise dist.DistBackendError(told)
 

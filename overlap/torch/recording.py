@@ -1,4 +1,4 @@
-"""What torch computes, in the timeline: forward and backward of modules, and steps of optimizers, as spans."""
+"""Spans of torch's computes in the timeline: forward and backward of modules, and steps of optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .model import rank_of
 def record(
     module: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, rank: Rank | None = None
 ) -> Callable[[], None]:
-    """Show in the timeline when a module's parts compute, beside what travels.
+    """Show in the timeline when a module's parts compute, beside the communication.
 
     Parts without parts of their own are recorded, such as "forward 0.linear" and "backward 0.linear"; each call of the
     module while it trains begins a step. A backward ends where that of the next part begins; it costs some
@@ -27,7 +27,7 @@ def record(
         rank: Whose timeline; by default that of `init_process_group("overlap")`.
 
     Returns:
-        What ends the recording.
+        A function that ends the recording.
 
     Raises:
         UsageError: If there is no world.
@@ -54,13 +54,13 @@ class _Recording:
     def __init__(self, rank: Rank) -> None:
         self._rank, self._now = rank, rank.now_ns
         self._began_ns = 0
-        self._backward: tuple[str, int] | None = None  # what backward computes, and since when
+        self._backward: tuple[str, int] | None = None  # the part of backward that runs, and since when
         self._last_ns = 0  # when it was last seen to compute
         self._step: Any = None
         self._steps = 0
 
     def begin_step(self, training: bool) -> None:
-        """Let what is issued from now on belong to another step."""
+        """Begin another step: operations that are issued from now on belong to it."""
         self.end_step()
         if training and torch.is_grad_enabled():
             self._step = self._rank.step(self._steps)
@@ -68,7 +68,7 @@ class _Recording:
             self._steps += 1
 
     def end_step(self) -> None:
-        """Let what is issued from now on belong to no step."""
+        """End the step: operations that are issued from now on belong to none."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None

@@ -44,7 +44,7 @@ class Reductions(Issuing):
     def reduce(
         self, tensors: Any, root: Any = None, op: Any = None, timeout: timedelta | None = None, opts: Any = None
     ) -> Work:
-        """Combine a tensor of all ranks on the root; what the tensors of the others then hold is not said."""
+        """Combine a tensor of all ranks on the root; the other ranks' tensors are undefined then."""
         opts = opts if opts is not None else None if isinstance(root, int) else root
         tensor = one_tensor(listed(tensors), "tensors")
         (name, factor), limit = self._reduction(opts if opts is not None else op, timeout)
@@ -76,7 +76,7 @@ class Reductions(Issuing):
         return Work(self._reduce_scatter(output, x, name, limit), [output])
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """Do so with several tensors."""
+        """Combine several tensors of all ranks; rank r keeps the r-th part of each."""
         (name, factor), limit = self._reduction(opts, None)
         scaled = [x if factor is None else x * factor for x in inputs]
         fused, rest = self._parted(outputs, scaled)

@@ -25,7 +25,7 @@ class _Shared(Bucket):
 
     Attributes:
         whole: Its weights side by side, filled up to a multiple of the ranks; the parameters are views of it.
-        shard: This rank's part: what the optimizer is given.
+        shard: This rank's part, which the optimizer is given.
         mean: Of the gradients of that part, of the step that was sent last.
         gathered: Brings the whole to every rank, if it is under way.
         gradients: As `whole`; where the gradients of a step are put together.
@@ -52,7 +52,7 @@ class _Shared(Bucket):
         self.update: Future[Any] | None = None
 
     def free(self) -> None:
-        """Give the memory of the whole back; what refers to it stays. Who reads the parameters meanwhile reads NaN."""
+        """Give the memory of the whole back; references to it stay. The parameters read as NaN meanwhile."""
         if self.present and self.gathered is None and not self.users:
             self.take_back()
             self.present = False
@@ -61,7 +61,7 @@ class _Shared(Bucket):
             self._resize(0)
 
     def take_back(self) -> None:
-        """Let this rank's part be what the program has made of the whole while it was lent."""
+        """Copy this rank's part from the whole, which the program may have written while it was lent."""
         if self.lent:
             self.lent = False
             self.shard.data.copy_(self.whole[self.mine])
@@ -77,7 +77,7 @@ class _Shared(Bucket):
 
     def _resize(self, n_bytes: int) -> None:
         """Give the whole so much memory."""
-        # The weights are the same again when a backward pass reads what it kept of them, which torch cannot know: it
+        # The weights are the same again when a backward pass reads its references to them, which torch cannot know: it
         # has no public way to change their memory without a new version, which that pass would refuse.
         with torch.autograd._unsafe_preserve_version_counter(self.whole):
             self.whole.untyped_storage().resize_(n_bytes)
@@ -101,7 +101,7 @@ class Sharded(TrainedModule[_Shared]):
 
     Gradients are scattered while backward goes on. Each part is updated on the rank's compute stream, beside the
     program, and gathered from there under the computes before those that need it. The optimizer sees flat parts of
-    buckets: those that treat each element alike (SGD, Adam, AdamW) give the results of `DataParallel`.
+    buckets: optimizers that treat each element alike (SGD, Adam, AdamW) give the results of `DataParallel`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Sharded(TrainedModule[_Shared]):
             group: Ranks to share with; by default all.
             bucket_bytes: When a bucket is full; by default as in `overlap.parallel.DataParallel`.
             depth: In stage 3, how many buckets ahead of their use parameters are gathered.
-            unused: What a parameter without a gradient is: an "error", or "zeros".
+            unused: Whether a parameter without a gradient is an "error", or counts as "zeros".
 
         Raises:
             UsageError: If there is no world, or an argument cannot be meant.
@@ -183,7 +183,7 @@ class Sharded(TrainedModule[_Shared]):
     def _apply(self, bucket: _Shared, mean: torch.Tensor, optimizer: torch.optim.Optimizer, _: object) -> Array:
         """Update this rank's part, on the compute stream; returns it."""
         bucket.shard.grad = mean
-        optimizer.step()  # passes over what has no gradient
+        optimizer.step()  # passes over parameters without a gradient
         bucket.shard.grad = None
         return view_of(bucket.shard)
 
@@ -196,7 +196,7 @@ class Sharded(TrainedModule[_Shared]):
     # -- parameters --------------------------------------------------------------------------------------------------
 
     def finish(self) -> nn.Module:
-        """Wait until all weights are those of the last step; return the module, whose weights may be written."""
+        """Wait until all weights have made the last step; return the module, whose weights may be written."""
         module = super().finish()
         for bucket in self._buckets:
             bucket.lent = True
@@ -244,7 +244,7 @@ class Sharded(TrainedModule[_Shared]):
                     self._gather(following)
 
     def _after(self, module: nn.Module, out: Any) -> None:
-        """Give back what forward has used, and ask for it again before backward uses it."""
+        """Give back the weights that forward has used, and ask for them again before backward."""
         for tensor in [each for each in _tensors(out) if each.requires_grad][:1]:
             tensor.register_hook(lambda _: self._before_backward(module))
         for bucket in self._needs[module]:
@@ -252,7 +252,7 @@ class Sharded(TrainedModule[_Shared]):
             self._free(bucket)
 
     def _free(self, bucket: _Shared) -> None:
-        """Give memory back, once it is known who needs what: in the first step, nobody has seen which modules call."""
+        """Give memory back, from the second step on: in the first one it is not known which modules are called."""
         if self._called is None:
             bucket.free()
 

@@ -11,7 +11,7 @@ import torch
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# What numpy has no type for travels as the type of ml_dtypes of that name: torch gives the bits away as integers.
+# Types that numpy lacks travel as the types of ml_dtypes of that name: torch gives the bits away as integers.
 _NARROW = {
     getattr(torch, name): (torch.int16 if np.dtype(kind).itemsize == 2 else torch.uint8, np.dtype(kind))
     for name, kind in (
@@ -52,10 +52,10 @@ def flat_input(tensor: torch.Tensor) -> Array:
 
 
 def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]:
-    """Return where the elements of a tensor are to be written in order, and what then brings them to their places.
+    """Return memory to write the elements of a tensor to, in order, and a function that brings them to their places.
 
     Returns:
-        A flat view and None where the tensor is contiguous; else a flat copy and what copies it back.
+        A flat view and None where the tensor is contiguous; else a flat copy and a function that copies it back.
     """
     view = view_of(tensor)
     if view.flags.c_contiguous:

@@ -1,6 +1,6 @@
 """Handles of operations in torch's words: `wait`, `get_future`, and errors that Python and C++ both see.
 
-A `Work` is what torch's functions return and wait for. Its future is completed in a thread of its own, because what is
+Torch's functions return a `Work` and wait for it. Its future is completed in a thread of its own, because functions
 chained to it by `then` may issue operations and wait for them, which the event loop that ends them must not.
 """
 
@@ -19,7 +19,7 @@ from ..errors import DeadlineError
 
 
 class Handle(Protocol):
-    """What a Work stands on: a future of ours, or several as one."""
+    """The operation under a Work: a future of ours, or several as one."""
 
     @property
     def done(self) -> bool:
@@ -36,7 +36,7 @@ class Handle(Protocol):
 
 
 class Joined:
-    """Operations that end as one, once all of them have, and what remains to be done then: copies into place.
+    """Operations that end as one, once all of them have, followed by copies into place.
 
     Args:
         handles: The operations; later ones may end first.
@@ -55,7 +55,7 @@ class Joined:
 
     @property
     def done(self) -> bool:
-        """Whether all have ended, and what followed."""
+        """Whether all have ended, and the copies as well."""
         return self._over.is_set()
 
     def result(self, timeout: float | None = None) -> None:
@@ -105,8 +105,8 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
     """One operation of torch.
 
     Args:
-        handle: What it stands on.
-        tensors: The value of its future: what was written.
+        handle: The operation under it.
+        tensors: The value of its future: the written tensors.
         source: Says which group rank a message came from, for receives.
     """
 
@@ -166,7 +166,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         """Return a future of the tensors, whose error C++ sees too."""
         if self._future is None:
             begun: torch.futures.Future[None] = torch.futures.Future()
-            self._future = begun.then(self._value)  # only what is raised in `then` is an error for C++
+            self._future = begun.then(self._value)  # C++ only sees errors that are raised in `then`
             if self._handle.done:
                 begun.set_result(None)
             else:
@@ -192,11 +192,11 @@ def _in_a_thread(begun: torch.futures.Future[None]) -> None:
 
 
 def _told(outcome: Any) -> None:
-    """Take what a thread has returned; what callbacks raise is in the futures that `then` returned."""
+    """Ignore the outcome of a thread; errors of callbacks are in the futures that `then` returned."""
 
 
 def backend_error(error: BaseException) -> BaseException:
-    """Return what to raise for an operation that failed with `error`, which becomes its cause."""
+    """Return the exception for an operation that failed with `error`, which becomes its cause."""
     if not isinstance(error, Exception) or isinstance(error, dist.DistError):
         return error
     text = timed_out(error.timeout_s, error) if isinstance(error, DeadlineError) else str(error)

@@ -1,4 +1,4 @@
-"""What must be the same on all ranks, as digests that can be compared."""
+"""Comparison of parameters, orders and weights between ranks, by digests."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _SLOTS = 64
 
 
 def digests(items: Iterable[str]) -> NDArray[np.int64]:
-    """Return the number of items, and a digest of each; beyond the slots that there are, one of all the others."""
+    """Return the number of items, and a digest of each; where slots run out, the last digest is of all the rest."""
     told = list(items)
     parts = [*told[: _SLOTS - 2], "\n".join(told[_SLOTS - 2 :])]
     made = [int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "big", signed=True) for part in parts]
     return np.array([len(told), *made, *[0] * (_SLOTS - 1 - len(made))], np.int64)
 
 
-def check_alike(what: str, mine: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], own: int) -> None:
-    """Compare what all ranks told with what this one has.
+def check_alike(subject: str, mine: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], own: int) -> None:
+    """Compare the digests of all ranks with the items of this one.
 
     Args:
-        what: That is compared, and what to do about it, for the message: "params: ...".
+        subject: The name of the items, and advice, for the message: "params: ...".
         mine: The items of this rank.
         gathered: The digests of all ranks, in the order of `ranks`.
         ranks: World ranks.
@@ -56,21 +56,21 @@ def check_alike(what: str, mine: Sequence[str], gathered: NDArray[np.int64], ran
                 if at < min(len(mine), _SLOTS - 2)
                 else (f"there are {len(mine)} here and {int(theirs[0])} there")
             )
-            raise UsageError(f"{what} differ between rank {own} and rank {rank}: {item}")
+            raise UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}")
 
 
-def agreement(rank: Rank, group: Group, what: str, mine: Sequence[str]) -> Future[None]:
-    """Return a future that fails, on every rank of a group, unless all tell the same.
+def agreement(rank: Rank, group: Group, subject: str, mine: Sequence[str]) -> Future[None]:
+    """Return a future that fails, on every rank of a group, unless all have the same items.
 
     Args:
         rank: This rank.
-        group: Those that compare.
-        what: That is compared; see `check_alike`.
+        group: The ranks that compare.
+        subject: The name of the items; see `check_alike`.
         mine: The items of this rank.
     """
     place = users_frame()
-    gathered = group.all_gather(digests(mine), name=f"compare {what}", call_site=place)
-    check = partial(check_alike, what, mine, ranks=group.ranks, own=rank.rank)
+    gathered = group.all_gather(digests(mine), name=f"compare {subject}", call_site=place)
+    check = partial(check_alike, subject, mine, ranks=group.ranks, own=rank.rank)
     real = rank.empty(1).flags.writeable  # else there is nothing to compare
     return rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0, call_site=place)
 
@@ -86,12 +86,12 @@ def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step:
 
     Args:
         rank: This rank.
-        group: Those that should have the same weights.
+        group: The ranks that should have the same weights.
         views: The weights by name.
         step: After which they are compared, from 1, for the message.
 
     Returns:
-        What fails on every rank, with a `ReplicaError`, if they differ.
+        A future that fails on every rank, with a `ReplicaError`, if they differ.
     """
     nbytes = sum(view.nbytes for view in views.values())
     told = MemoryWork(rank).compute(partial(_digests, views), name="digest of weights", moved_bytes=nbytes)
@@ -102,7 +102,7 @@ def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step:
 
 
 def odd_ones(digests: Sequence[int]) -> list[int]:
-    """Return who has something else than most; of two halves, the one that does not hold the first.
+    """Return the ranks in the minority; of two halves, the one without the first rank.
 
     >>> odd_ones([7, 7, 5, 7])
     [2]

@@ -61,9 +61,9 @@ class Averaged(Bucket):
         self._mine: Array | None = None  # this rank's gradient, if it has not been looked at
 
     def send(self, step: int) -> None:
-        """Pack the gradients and send them; zeros stand for those that nobody has handed over."""
+        """Pack the gradients and send them; zeros stand for missing ones."""
         assert not self.waits, "an update reads the buffer first"
-        places = [self._flat[part] for part in self.parts]  # views for this step: those of the last may be locked
+        places = [self._flat[part] for part in self.parts]  # views for this step: the last step's may be locked
         packed = self._pack(step, None, partial(self._in_parts, places))
         self.arrived = [
             self._reduce(packed[index], step, self._group.all_reduce, "bucket", out=place, stream=self._stream)

@@ -96,7 +96,7 @@ class Bucket:
             _fill(view, gradient, add=added)
 
     def _pack(self, step: int, after: object, form: Callable[[Array], object]) -> Future[Any]:
-        """Issue the packing of the gradients that have been handed over; zeros stand for those that have not.
+        """Issue the packing of the gradients that have been handed over; zeros stand for missing ones.
 
         Args:
             step: Of the model, from 1.

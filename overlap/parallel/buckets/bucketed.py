@@ -41,7 +41,7 @@ class Bucketed(Strategy, Generic[B]):
         steps: How many `step` calls there have been.
     """
 
-    _update_stream: str | None = None  # compute stream of updates, and of what they need
+    _update_stream: str | None = None  # compute stream of updates, and of their factors
 
     def __init__(self, rank: Rank, params: Tree, group: Group | None, settings: Settings) -> None:
         super().__init__(rank, params, group, settings.ahead)
@@ -75,7 +75,7 @@ class Bucketed(Strategy, Generic[B]):
         self._buckets = buckets
         self._home = {name: bucket for bucket in buckets for name in bucket.plan.names}
 
-    # -- what a strategy adds ------------------------------------------------------------------------------------
+    # -- for each strategy ----------------------------------------------------------------------------------------
 
     def _prepare(self, bucket: B) -> None:
         """Let a bucket be ready for the gradients of the next step."""
@@ -153,7 +153,7 @@ class Bucketed(Strategy, Generic[B]):
         """Let all weights make a step, once their gradients are there. Issues, and never waits.
 
         Returns:
-            What may be awaited, to keep the program at most `ahead` steps ahead of its gradients.
+            An awaitable that keeps the program at most `ahead` steps ahead of its gradients.
 
         Raises:
             UsageError: If a parameter has had no gradient, and `unused` does not allow that.
@@ -202,7 +202,7 @@ class Bucketed(Strategy, Generic[B]):
         self._joins = False
 
     def _mean_factor(self) -> tuple[Future[object], ...]:
-        """Return what makes the mean over all ranks one over those that have samples."""
+        """Return the factor from the mean over all ranks to the mean over the ranks that have samples."""
         active, self._active = self._active, None
         if active is None:
             return ()
@@ -215,7 +215,7 @@ class Bucketed(Strategy, Generic[B]):
     # -- the norm ------------------------------------------------------------------------------------------------
 
     def _clip(self) -> tuple[Future[object], ...]:
-        """Return what limits the norm of all gradients."""
+        """Return the factor that limits the norm of all gradients."""
         limit, stream = self._settings.clip_norm, self._update_stream
         if limit is None or not self._real:
             return ()
@@ -247,7 +247,7 @@ class Bucketed(Strategy, Generic[B]):
         return order | {"hooks": bool(hooked), "lost": lost}
 
     def own(self) -> dict[str, Array]:
-        """Return what this rank's hook keeps."""
+        """Return the state of this rank's hooks."""
         hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
         return {name: array for each in hooked for name, array in each.own().items()}
 
@@ -256,11 +256,11 @@ class Bucketed(Strategy, Generic[B]):
 
         Args:
             steps: That had been made.
-            notes: What `notes` has told.
-            own: What `own` has told on this rank; None if there were other ranks.
+            notes: The result of `notes` when it was saved.
+            own: The result of `own` on this rank; None if other ranks saved it.
 
         Returns:
-            What is not as it was, for people to read; empty if everything is.
+            The difference to the saved model, for people to read; empty if there is none.
         """
         self.steps = steps
         order = [name for name in cast("Sequence[str]", notes.get("order", ())) if name in self._home]

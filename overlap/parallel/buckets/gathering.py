@@ -48,10 +48,10 @@ class Gathering:
 class Prefetched(Gathering):
     """Stage 3: whole parameters are gathered ahead of their use, and dropped after it.
 
-    A visit is a run of uses of one bucket. The visits of a step are taken to be those of the step before. With the
-    first use of one, the gather of the visit `depth` further on is issued; it starts once everything before the present
-    visit has been computed. So parameters of at most `depth + 1` buckets are there at once, however far the program is
-    ahead of its computes: nobody but those computes holds them, and when they are done the memory is free.
+    A visit is a run of uses of one bucket. The visits of a step are expected to be the visits of the step before. With
+    the first use of one, the gather of the visit `depth` further on is issued; it starts once everything before the
+    present visit has been computed. So parameters of at most `depth + 1` buckets are there at once, however far the
+    program is ahead of its computes: only the computes hold them, and when these are done the memory is free.
 
     Args:
         depth: How many visits ahead; with 0 each gather starts when the compute before it ends.
@@ -124,5 +124,5 @@ class Prefetched(Gathering):
 
 
 def _let_go(bucket: Scattered, whole: Future[Array]) -> None:
-    """Let the next update of a bucket wait until a gather has read it, and nobody hold what was gathered."""
+    """Let the next update of a bucket wait for a gather, and drop the gathered parameters."""
     bucket.unused.append(bucket.passed(whole))

@@ -105,7 +105,7 @@ def blame(group: Group, name: str, mine: Array | None, view: Array, step: int, p
 
 
 def _seen(array: Array) -> tuple[int, int, int]:
-    """Return how many elements are not finite, where the first is, and what it is."""
+    """Return the number of elements that are not finite, the place of the first, and its kind."""
     at = first_not_finite(array)
     if at is None:
         return _FINITE
@@ -134,7 +134,7 @@ def _error(
 _BLOCK = 1 << 14  # elements squared at once: 128 KiB of float64, which a core's second-level cache holds
 
 Part: TypeAlias = tuple[slice, int]
-"""Where a parameter is in a flat gradient, and how many ranks add the same values to the norm."""
+"""The place of a parameter in a flat gradient, and the number of ranks that add the same values to the norm."""
 
 
 def square_sums(parts: Sequence[Sequence[Part]], *reduced: Array) -> NDArray[np.float64]:
@@ -155,7 +155,7 @@ def square_sums(parts: Sequence[Sequence[Part]], *reduced: Array) -> NDArray[np.
 
 
 def clip_factor(limit: float, squares: NDArray[np.float64]) -> float:
-    """Return what gradients are multiplied with so that their global norm is at most `limit`.
+    """Return the factor that brings the global norm of gradients down to `limit`.
 
     min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ (torch/nn/utils/clip_grad.py).
 

@@ -1,4 +1,4 @@
-"""What a hook needs around it: what it is given of a bucket, and a look at what it makes."""
+"""Hooks at work: the call for one bucket, checks of the result, and the state for checkpoints."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Hooked:
         hook: From the bucket to its mean.
         rank: This rank.
         group: Whose mean it is.
-        plan: What is in the bucket.
+        plan: The gradients in the bucket.
         priority: Of its operations.
-        counts: What each rank needs of the mean, where no rank needs all; see `GradientBucket`.
+        counts: Elements of the mean that each rank needs, where no rank needs all; see `GradientBucket`.
 
     Attributes:
-        state: What the hook keeps from step to step.
+        state: The hook's own, from step to step.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Hooked:
         self._counts = None if counts is None else tuple(counts)
 
     def start(self, packed: Future[Array], step: int) -> Future[Array]:
-        """Return a future of the mean: of all of it, or of what this rank needs."""
+        """Return a future of the mean: of all of it, or of this rank's part."""
         return self._rank.spawn(self._run, packed, step, name=f"hook of bucket {self._plan.index}")
 
     @property
     def unsavable(self) -> str:
-        """What of the state no checkpoint can have, for people to read; empty if there is nothing."""
+        """The part of the state that checkpoints cannot hold, for people to read; empty if there is none."""
         found = unsavable(self.state)
         return found and f"it has not what the hook keeps as {found}"
 
@@ -97,7 +97,7 @@ class Hooked:
         return self._part(reduced, buffer)
 
     def _part(self, reduced: Array, buffer: Array) -> Array:
-        """Return what this rank needs of what the hook has made."""
+        """Return this rank's part of the hook's result."""
         place = slice(0, buffer.size)
         if self._counts is not None:
             start = sum(self._counts[: self._group.rank])

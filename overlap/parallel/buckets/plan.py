@@ -1,4 +1,4 @@
-"""Buckets: which gradients travel together, as plain data, and what a hook is given of one."""
+"""Plans of buckets, the gradients that travel together, and the argument of hooks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _plan(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GradientBucket:
-    """What a hook is given: one bucket of one step, on one rank."""
+    """One bucket of one step, on one rank: the argument of a hook."""
 
     rank: Rank  # That it runs on
     # Whose mean it returns. Operations on it take a stream of the bucket's own, so hooks of several buckets may wait
@@ -135,10 +135,10 @@ class GradientBucket:
     index: int  # Of the bucket; the same on all ranks
     step: int  # Of the model, from 1
     names: tuple[str, ...]  # Of the parameters in it
-    shapes: tuple[tuple[int, ...], ...]  # Theirs, in that order
+    shapes: tuple[tuple[int, ...], ...]  # Of the parameters, in that order
     buffer: Array  # This rank's gradient: flat, 1-D. The hook may overwrite it; the next step writes it again.
     # How many elements of the mean each rank needs, one rank's behind another's, where none needs all: a hook may
-    # return those of its rank alone. None if each needs all.
+    # return the elements of its rank alone. None if each needs all.
     counts: tuple[int, ...] | None = None
     priority: int = 0  # For its operations; lower is more urgent
     # The hook's own, kept from step to step as long as the bucket lives.

@@ -39,7 +39,7 @@ class Gauge:
 
 
 class _Gathered(dict[str, "Array"]):
-    """Whole parameters by name, for as long as somebody has them."""
+    """Whole parameters by name, freed when no compute holds them."""
 
     __slots__ = ("__weakref__",)
 
@@ -71,8 +71,8 @@ class Scattered(Bucket):
         grad: All gradients in stage 1, this rank's part in stages 2 and 3.
         state: The optimizer's state of this rank's part.
         reduced: This rank's part of the mean gradient, of the step that was sent last.
-        updated: This rank's part of the newest parameters; in stages 1 and 2 all of those to begin with.
-        unused: Gathers whose result nobody has asked for, but which may still read this rank's part.
+        updated: This rank's part of the newest parameters; in stages 1 and 2 all parameters to begin with.
+        unused: Gathers whose result was not asked for, but which may still read this rank's part.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Scattered(Bucket):
     def send(self, step: int, after: Future[Array] | None, *, keeps: bool) -> None:
         """Pack the gradients, as soon as `after` is done, and scatter their mean.
 
-        Zeros stand for gradients that nobody has handed over.
+        Zeros stand for missing gradients.
 
         Args:
             step: Of the model, from 1.
@@ -249,7 +249,7 @@ class Scattered(Bucket):
         """Return this rank's part of the parameters and of the optimizer's state, as they lie in memory.
 
         Args:
-            whole: Return all parameters that are kept here, those of other ranks' parts included.
+            whole: Return all parameters that are kept here, other ranks' parts included.
         """
         found: list[Piece] = []
         for slot in self.plan.slots:

@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from ..hooks.operations import Values
 
 _STREAM = "overlap.checkpoints"
-_OWN = "own:"  # begins the names of what one rank has for itself, with its number
+_OWN = "own:"  # begins the names of the arrays that one rank alone has, with its number
 
 T = TypeVar("T")
 
 _WRITING: WeakKeyDictionary[Rank, dict[tuple[int, ...], Future[None]]] = WeakKeyDictionary()
-"""What is being written, by the ranks of the group: it is on the stream that all checkpoints of the group use."""
+"""Checkpoints under way, by the ranks of the group: all checkpoints of a group use one stream."""
 
 
 class Checkpointed(Protocol):
-    """What a model must have to be saved; all strategies here do."""
+    """A model that can be saved, as all strategies here can."""
 
     steps: int  # How many it has made
 
@@ -57,16 +57,16 @@ class Checkpointed(Protocol):
         """Return dtype and shape of all that all ranks have together, by name."""
 
     def kept(self) -> Sequence[Piece]:
-        """Return what this rank saves: each element is one rank's."""
+        """Return the pieces that this rank saves: each element is one rank's."""
 
     def wanted(self) -> Sequence[Piece]:
-        """Return what this rank needs to go on, in the model's own memory."""
+        """Return the pieces that this rank needs to go on, in the model's own memory."""
 
     def notes(self) -> Mapping[str, object]:
-        """Return what else all ranks of the model have alike, as JSON can tell it."""
+        """Return other values that all ranks of the model have alike, as JSON can tell them."""
 
     def own(self) -> Own:
-        """Return what this rank alone keeps."""
+        """Return the arrays that this rank alone has."""
 
     async def settle(self) -> None:
         """Wait until all updates that have been issued are done."""
@@ -76,23 +76,23 @@ class Checkpointed(Protocol):
 
         Args:
             steps: That had been made.
-            notes: What `notes` has told.
-            own: What `own` has told on this rank, to be kept; None if there were other ranks.
+            notes: The result of `notes` when it was saved.
+            own: The result of `own` on this rank, to be kept; None if other ranks saved it.
 
         Returns:
-            What is not as it was, for people to read; empty if everything is.
+            The difference to the saved model, for people to read; empty if there is none.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a model goes on from."""
+    """The checkpoint that a model goes on from."""
 
     step: int  # How many steps it had made
     ranks: int  # That saved it
     exact: bool  # Whether training goes on with the bits that it would have had without the break
-    why: str = ""  # What makes the difference, if not
-    extra: Mapping[str, object] = field(default_factory=dict)  # What was saved with it
+    why: str = ""  # The reason, if not
+    extra: Mapping[str, object] = field(default_factory=dict)  # Values that were saved with it
 
 
 class Checkpoints:
@@ -132,15 +132,15 @@ class Checkpoints:
             part: Which part of a model this rank has, if they share it otherwise than by data parallelism, such as
                 "stage 0, tp 1": the same on all ranks of the group whose gradients are averaged. A checkpoint has all
                 parts, or is not there, and is restored by ranks that have the same parts.
-            cuts: Where this rank's weights lie in the whole model, by the model's names of them; what is not in it is
-                whole, under its own name. Then ranks that share a model otherwise, with more or fewer of them for
-                matrices and stages, go on from it. `ColumnLinear.cuts` and `RowLinear.cuts` tell those of a layer.
+            cuts: Where this rank's weights lie in the whole model, by the model's names of them; others are
+                whole, under their own names. Then ranks that share a model otherwise, with more or fewer of them for
+                matrices and stages, go on from it. `ColumnLinear.cuts` and `RowLinear.cuts` tell the cuts of a layer.
             whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
                 it goes through the first rank's memory. Otherwise each rank's share is a file.
             keep: How many complete ones stay.
 
         Raises:
-            UsageError: If nobody has said where, `keep` is no number from 1, or both a part and cuts are given.
+            UsageError: If no folder is known, `keep` is no number from 1, or both a part and cuts are given.
         """
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UsageError(f"keep: expected a whole number from 1, got {keep!r}")
@@ -159,14 +159,14 @@ class Checkpoints:
     async def save(self, model: Checkpointed, extra: Mapping[str, object] | None = None) -> None:
         """Save a model as it is after its last step; goes on as soon as there is a copy, which is written meanwhile.
 
-        What takes time: waiting for the updates under way, a copy of this rank's share, and, if it is not done, for the
+        Time is taken by waiting for the updates under way, a copy of this rank's share, and, if it is not done, for the
         checkpoint before. A rank that cannot write ends the world, and the checkpoint never appears.
 
         In virtual time nothing is written.
 
         Args:
-            model: What to save.
-            extra: What else is needed to go on, such as the place in the data, as JSON can tell it; the first rank's
+            model: To be saved.
+            extra: Other values that are needed to go on, such as the place in the data, for JSON; the first rank's
                 counts.
 
         Raises:
@@ -214,7 +214,7 @@ class Checkpoints:
         one is passed over, for the one before it.
 
         Args:
-            model: One that has made no step, and whose weights nobody has asked for.
+            model: Without a step yet, and before the first use of its weights.
 
         Raises:
             UsageError: On every rank: if it is no model, or the checkpoint is of another; if there are some and none
@@ -235,7 +235,7 @@ class Checkpoints:
         return None
 
     async def _go_on(self, model: Checkpointed, step: int, manifest: Mapping[str, Any]) -> Restored:
-        """Let a model have what is in a checkpoint."""
+        """Load a checkpoint into a model."""
         reader, notes = Reader(folder_of(self._folder, step), manifest), manifest["notes"]
         await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors())
         mine = np.array([manifest["ranks"] == self._group.size and self._part in notes], np.int8)
@@ -330,7 +330,7 @@ class Checkpoints:
             raise UsageError(f"model: {folder} is of another model: {wrong}")
 
     def _read(self, reader: Reader, wanted: Sequence[Piece]) -> Own:
-        """Read what the model wants into its memory; return what this rank had for itself."""
+        """Read the wanted pieces into the model's memory; return the arrays that this rank alone had."""
         for piece in wanted:
             reader.fill(self._naming.placed(piece))
         own = self._own_prefix

@@ -6,9 +6,8 @@
                                 rank-1-of-2.safetensors        or model.safetensors alone
                                 manifest.json
 
-What is being written has another name until then, so whatever moment a kill chooses, a checkpoint is there whole or
-not at all. The manifest tells the tensors, which piece of them is in which file, and a checksum (XXH3) of each file and
-of itself.
+Until then the folder has another name, so a checkpoint is there whole or not at all, whenever the program is killed.
+The manifest tells the tensors, which piece of them is in which file, and a checksum (XXH3) of each file and of itself.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _SEAL = "xxh3_128"
 _FORMAT = 3
 _HEADER_LIMIT_BYTES = 100 << 20  # as the safetensors library has it
 
-# What safetensors calls the types of numpy and ml_dtypes (safetensors 0.8, src/tensor.rs).
+# The names in safetensors of the types of numpy and ml_dtypes (safetensors 0.8, src/tensor.rs).
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "BOOL": "bool",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16",
@@ -69,7 +68,7 @@ def complete_steps(parent: str | os.PathLike[str]) -> list[int]:
 
 
 def check_types(tensors: Tensors) -> None:
-    """Refuse what safetensors cannot keep.
+    """Refuse tensors of types that safetensors does not have.
 
     Raises:
         UsageError: Naming the dtypes.
@@ -87,7 +86,7 @@ def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Piece], not
         rank: This one.
         ranks: All of them.
         pieces: This rank's.
-        notes: What JSON can tell, by the name of the part of a model.
+        notes: Values for JSON, by the name of the part of a model.
 
     Raises:
         OSError: If it cannot be written.
@@ -102,7 +101,7 @@ def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Piece], not
 
 
 def merge(folder: Path, ranks: int) -> None:
-    """Make one file of those of all ranks, which has each tensor in its shape, under its name."""
+    """Make one file of the files of all ranks, which has each tensor in its shape, under its name."""
     manifest = _manifest(folder, ranks, 0, {})
     reader = Reader(folder, manifest)
     tensors = {name: reader.whole(name) for name in reader.tensors}
@@ -114,7 +113,7 @@ def merge(folder: Path, ranks: int) -> None:
 
 
 def commit(written: Path, parent: Path, step: int, ranks: int, extra: Mapping[str, object], *, keep: int) -> None:
-    """Let what has been written appear as the checkpoint of its step; remove what it makes useless.
+    """Let a written folder appear as the checkpoint of its step; remove older checkpoints and unfinished folders.
 
     Raises:
         UsageError: If the part of a rank is not seen here.
@@ -147,7 +146,7 @@ def _checksum(path: Path) -> str:
 
 
 def _write(path: Path, tensors: Mapping[str, Array], told: Mapping[str, object]) -> None:
-    from safetensors import SafetensorError, TensorSpec, serialize_file  # only who saves needs it
+    from safetensors import SafetensorError, TensorSpec, serialize_file  # needed to save only
 
     arrays = {key: np.ascontiguousarray(array) for key, array in tensors.items()}
     specs = {
@@ -156,7 +155,7 @@ def _write(path: Path, tensors: Mapping[str, Array], told: Mapping[str, object])
     }
     try:
         serialize_file(specs, path, metadata={"overlap": json.dumps(told)})
-    except SafetensorError as error:  # what the system says of a full disk as well
+    except SafetensorError as error:  # a full disk, among others
         raise OSError(f"{path}: {error}") from error
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
@@ -193,7 +192,7 @@ def _sealed(told: Mapping[str, Any]) -> str:
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
-    """Return what a manifest tells; one without a checksum is of an earlier version, and is believed."""
+    """Return the contents of a manifest; one without a checksum is of an earlier version, and is trusted."""
     try:
         told: dict[str, Any] = json.loads(path.read_text("utf-8"))
         seal = told.pop(_SEAL, None)
@@ -205,7 +204,7 @@ def _unsealed(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return what a checkpoint tells of itself.
+    """Return the contents of a checkpoint's manifest.
 
     Raises:
         DamagedError: If that cannot be understood.
@@ -248,7 +247,7 @@ class Reader:
         self._headers: dict[str, tuple[dict[str, Any], int]] = {}
 
     def check(self, name: str) -> None:
-        """Compare a file with what was written.
+        """Compare a file with its size and checksum in the manifest.
 
         Raises:
             DamagedError: If it is something else.
@@ -296,7 +295,7 @@ class Reader:
         return block
 
     def _fill(self, key: str, wanted: Piece) -> None:
-        """Read a piece of what was stored; elements that several ranks have saved are read once."""
+        """Read a piece of a stored tensor; elements that several ranks have saved are read once."""
         at = wanted.start
         for start, stop, name, entry in sorted(self._found.get(key, [])):
             part = wanted.between(max(at, start), stop)
@@ -346,7 +345,7 @@ def _dtype(name: str) -> np.dtype[np.generic]:
 
 
 def _sync(folder: Path) -> None:
-    """Put what has been named on the disk, where folders can be told to."""
+    """Flush the names in a folder to the disk, where the file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some file systems refuse

@@ -1,4 +1,4 @@
-"""How the tensors of one rank are called in a checkpoint: in a part by itself, or as blocks of the whole model's."""
+"""Names in checkpoints: of a rank's tensors, and of the arrays in the state of hooks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Naming:
-    """How the names of one rank's model become those of a checkpoint: in a part by itself, or as cuts of the whole.
+    """The names of one rank's tensors in a checkpoint: in a part by itself, or as cuts of the whole model.
 
     Args:
         part: Name of the part, before all names; or empty.
-        cuts: By the model's name of a weight; what is not in it is whole, under its own name. None, without cuts.
+        cuts: By the model's name of a weight; other weights are whole, under their own names. None, without cuts.
 
     Attributes:
         prefix: Of the names of this rank's tensors.
@@ -70,7 +70,7 @@ class Naming:
         return replace(piece, tensor=self.prefix + cut.name, cut=cut if cut.of > 1 else None)
 
     def tensors(self, tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return what the whole model has of the tensors of this rank's."""
+        """Return dtype and shape of the whole model's tensors of which this rank has blocks."""
         found = {}
         for name, (dtype, shape) in tensors.items():
             cut = self.cut_of(name)

@@ -1,4 +1,4 @@
-"""What a model is made of, for checkpoints: pieces of tensors, whoever has them and however they are cut."""
+"""Pieces of tensors, and their places in the whole model, for checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Piece:
 
     @property
     def key(self) -> str:
-        """What tells the tensor, or this block of it, from others."""
+        """The name of the tensor, or of this block of it."""
         cut = self.cut
         return self.tensor if cut is None else f"{self.tensor}|{cut.axis}:{cut.index}/{cut.of}"
 
@@ -54,7 +54,7 @@ class Piece:
 
 
 def state_name(key: str, weight: str) -> str:
-    """Return the name of what an optimizer keeps of a weight."""
+    """Return the name of an optimizer's state of a weight."""
     return f"optimizer:{key}:{weight}"
 
 
@@ -69,7 +69,7 @@ def renamed(tensor: str, weight: str) -> str:
 
 
 def divided(pieces: Sequence[Piece], rank: int, ranks: int) -> list[Piece]:
-    """Return a rank's share, in bytes, of what all ranks have alike: every element is one rank's."""
+    """Return a rank's share, in bytes, of pieces that all ranks have alike: every element is one rank's."""
     sizes = [piece.data.nbytes for piece in pieces]
     total, found = sum(sizes), []
     for piece, before in zip(pieces, accumulate(sizes, initial=0), strict=False):
@@ -96,7 +96,7 @@ class Cut:
     of: int = 1  # How many blocks there are, all of one size; 1 is the whole weight
 
     def __post_init__(self) -> None:
-        """Refuse what is no block.
+        """Refuse numbers that make no block.
 
         Raises:
             UsageError: Naming the number.

@@ -8,18 +8,18 @@ it for each bucket in each step; a hook of your own is one function::
         return mean.astype(np.float32)
 
 =================  ==============  ============================  ===============================================
-hook               bytes sent      collectives, one after other  what the mean loses
+hook               bytes sent      collectives, one after other  loss of the mean
 =================  ==============  ============================  ===============================================
 bfloat16           1/2             1 (2 if stochastic)           all but 8 bits, to nearest or unbiased
-float16            1/2             2, the first of 4 bytes       all but 11 bits, and what is 2^-29 of the largest
-float8             1/4             3, the first of 4 bytes       all but 4 bits, and what is 2^-17 of the largest
-top_k              2 * density *   1                             nothing in the end: what is not sent is kept for
+float16            1/2             2, the first of 4 bytes       all but 11 bits, and values below 2^-29 of the top
+float8             1/4             3, the first of 4 bytes       all but 4 bits, and values below 2^-17 of the top
+top_k              2 * density *   1                             nothing in the end: the rest is kept for
                    (ranks - 1)                                   later steps
 power_sgd          rank (n + m)    2                             nothing in the end, likewise
                    / (n m)
 =================  ==============  ============================  ===============================================
 
-Bytes are those of an all-reduce of float32. What hooks compute runs on a compute stream of its own, `hooks`, beside the
+Bytes are those of an all-reduce of float32. Computes of hooks run on a compute stream of their own, `hooks`, beside the
 backward pass.
 """
 

@@ -46,7 +46,7 @@ class Format:
         return np.arange(256, dtype=np.uint8).view(self.dtype).astype(np.float32)
 
     def narrow(self, values: Floats) -> Values:
-        """Round to nearest, ties to even; beyond the top is the top, and what is not finite stays that."""
+        """Round to nearest, ties to even; values beyond the top become the top; infinities and NaN stay."""
         bits = values.view(np.uint32)
         magnitude = np.minimum(bits & np.uint32(0x7FFFFFFF), np.float32(self.top).view(np.uint32))
         shift = np.uint32(23 - self.mantissa)
@@ -57,7 +57,7 @@ class Format:
         code >>= shift
         code -= np.uint32((127 - self.bias) << self.mantissa)  # wraps where the next lines overwrite it
         small = magnitude < np.float32(2.0 ** (1 - self.bias)).view(np.uint32)
-        # Beside this number float32 has steps as wide as those of the smallest float8: adding it rounds to them.
+        # Beside this number float32 has steps as wide as the steps of the smallest float8: adding it rounds to them.
         step = np.float32(2.0 ** (24 - self.bias - self.mantissa))
         code[small] = (magnitude[small].view(np.float32) + step).view(np.uint32) - step.view(np.uint32)
         code |= (bits >> np.uint32(24)) & np.uint32(0x80)
@@ -82,7 +82,7 @@ def float8(format: Literal["e4m3", "e5m2"] = "e4m3") -> Callable[[GradientBucket
 
     Each rank gets the float8 pieces that it has to add up, adds them in float32, and sends its sum on as float8. A
     bucket has one scale, a power of two, which all ranks take from the largest gradient among them, so their replicas
-    stay equal. Values saturate, and never wrap; what is not finite becomes NaN in "e4m3".
+    stay equal. Values saturate, and never wrap; infinities become NaN in "e4m3".
 
     Gradients below 2**-15 of the largest lose bits, those below 2**-18 are lost ("e5m2": 2**-30, 2**-32). Formats and
     their figures: Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433.

@@ -1,4 +1,4 @@
-"""Send gradients as bfloat16, rounded to nearest, or stochastically as Trainium's hardware does."""
+"""Hooks that send gradients as bfloat16 or float16."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INFINITE = np.uint32(0x7F800000)  # and NaN: as bits of float32, without the si
 def bfloat16(
     rounding: Literal["nearest", "stochastic"] = "nearest",
 ) -> Callable[[GradientBucket], Awaitable[Values]]:
-    """Return a hook that halves what travels; additions are in float32.
+    """Return a hook that halves the bytes sent; additions are in float32.
 
     Args:
         rounding: "nearest" (ties to even) rounds every gradient once, and their mean. "stochastic" rounds up or down by
@@ -70,7 +70,7 @@ def stochastic(values: Values, random: np.random.Generator) -> Values:
         random: Draws 16 bits for each.
 
     Returns:
-        (n,) bfloat16. What it can hold stays as it is; finite values beyond its range become its largest.
+        (n,) bfloat16. Values that it can hold stay; finite values beyond its range become its largest.
     """
     bits = values.astype(np.float32, copy=False).view(np.uint32)
     chance = np.frombuffer(random.bytes(2 * bits.size), np.uint16)
@@ -103,11 +103,11 @@ _TOP = float(np.finfo(np.float16).max)
 
 
 def float16() -> Callable[[GradientBucket], Awaitable[Values]]:
-    """Return a hook that halves what travels and keeps 11 bits of each gradient; additions are in float32.
+    """Return a hook that halves the bytes sent and keeps 11 bits of each gradient; additions are in float32.
 
     A bucket has one scale, a power of two, which all ranks take from the largest gradient among them: that is one more
-    collective, of 8 bytes, before the gradients can travel. Nothing ever overflows, so there is no step to skip; what
-    is infinite or NaN stays so. Gradients below 2**-29 of the largest lose bits, those below 2**-40 are lost.
+    collective, of 8 bytes, before the gradients can travel. Nothing ever overflows, so there is no step to skip;
+    infinities and NaN stay. Gradients below 2**-29 of the largest lose bits, those below 2**-40 are lost.
     """
 
     async def hook(bucket: GradientBucket) -> Values:

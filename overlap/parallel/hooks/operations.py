@@ -1,4 +1,4 @@
-"""What every hook does: compute beside the backward pass, and exchange pieces of which ranks add up one each."""
+"""Operations of hooks: computes beside the backward pass, exchange of pieces, scales of narrow types."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def beside(bucket: GradientBucket, fn: Callable[..., T], *args: object, pa
         bucket: Whose hook it is.
         fn: A plain function.
         args: Its arguments.
-        passes: How often it walks over memory of the bucket's size: what it costs on the virtual clock.
+        passes: Number of walks over memory of the bucket's size: the cost on the virtual clock.
         name: For the timeline.
     """
 
@@ -60,7 +60,7 @@ def cut(bucket: GradientBucket, values: Values) -> Values:
 
 
 async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Values], Values]) -> Values:
-    """Send each rank its piece of all narrowed buckets, let it add them up, and gather what came out.
+    """Send each rank its piece of all narrowed buckets, let it add them up, and gather the results.
 
     Nothing is ever added in a narrow type. Every rank gets the same bits. Where each rank needs its piece alone,
     nothing is gathered.
@@ -79,7 +79,7 @@ async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Va
 
 
 async def mean(bucket: GradientBucket, sent: Values) -> Values:
-    """Return the mean of what all ranks send, as far as this rank needs it; added in float32, of narrow types."""
+    """Return the mean of the values of all ranks, or this rank's part of it; narrow types are added in float32."""
     if bucket.counts is None:
         return await bucket.group.all_reduce(sent, op="mean", priority=bucket.priority)
     return await bucket.group.reduce_scatter(sent, op="mean", counts=bucket.counts, priority=bucket.priority)
@@ -113,7 +113,7 @@ def scaled(values: Values, scale: float) -> Floats:
 
 
 def unscaled(values: Floats, scale: float, dtype: np.dtype[np.generic]) -> Values:
-    """Return what was scaled as it was, in the type of the bucket; `values` may be overwritten."""
+    """Return scaled values without the scale, in the type of the bucket; `values` may be overwritten."""
     values *= np.float32(1.0 / scale)
     return values.astype(dtype, copy=False)
 

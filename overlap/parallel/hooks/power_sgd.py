@@ -66,11 +66,11 @@ def power_sgd(rank: int = 4, *, warm_up: int = 10, seed: int = 0) -> Callable[[G
 
 @dataclass(frozen=True)
 class _Plan:
-    """What of a bucket is sent as two thin matrices, and what whole."""
+    """The parts of a bucket that are sent as two thin matrices, and the parts that are sent whole."""
 
     shapes: list[tuple[int, int, int]] = field(default_factory=list)  # (rows, columns, thin columns) of each matrix
     places: list[slice] = field(default_factory=list)  # Where each is in the bucket
-    whole: list[slice] = field(default_factory=list)  # Where what is sent whole is
+    whole: list[slice] = field(default_factory=list)  # Places of the parts that are sent whole
 
     @classmethod
     def of(cls, shapes: Sequence[tuple[int, ...]], rank: int) -> _Plan:
@@ -90,7 +90,7 @@ class _Plan:
         return [_orthogonal(numbers.standard_normal((m, r), np.float32)) for _, m, r in self.shapes]
 
     def first(self, state: dict[str, Any], gradient: Values) -> Floats:
-        """Add the error to the matrices, which then hold a; return all a Q, and behind them what is sent whole."""
+        """Add the error to the matrices, which then hold a; return all a Q, and behind them the whole parts."""
         a: Floats = state["error"]
         a += gradient.astype(np.float32, copy=False)
         thin = [self._matrix(a, i) @ q for i, q in enumerate(state["q"])]
@@ -134,12 +134,12 @@ class _Plan:
 
 
 def _orthogonal(matrix: Floats) -> Floats:
-    """Return a basis of the columns by Gram and Schmidt; what is left of a dependent one is 0."""
+    """Return a basis of the columns by Gram and Schmidt; a dependent column becomes 0."""
     basis = matrix.astype(np.float32)  # a copy
     for column in range(basis.shape[1]):
         mine = basis[:, column]
         before = np.linalg.norm(mine)
-        for _ in range(2):  # once more for what rounding has left
+        for _ in range(2):  # once more because of rounding
             mine -= basis[:, :column] @ (basis[:, :column].T @ mine)
         length = np.linalg.norm(mine)
         mine *= 0 if length <= 1e-6 * before else 1 / length

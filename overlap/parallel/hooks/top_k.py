@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def top_k(density: float = 0.01) -> Callable[[GradientBucket], Awaitable[Values]]:
     """Return a hook that sends a share of a bucket's gradients, the largest, with error feedback.
 
-    What a rank does not send it adds to its next gradient (`bucket.state["error"]`, float32, as large as the bucket):
-    nothing is lost. Karimireddy et al., "Error feedback fixes SignSGD", arXiv:1901.09847. With a learning rate that
-    changes, errors of early steps count with the later rate.
+    A rank adds the gradients that it does not send to its next ones (`bucket.state["error"]`, float32, as large as the
+    bucket): nothing is lost. Karimireddy et al., "Error feedback fixes SignSGD", arXiv:1901.09847. With a learning rate
+    that changes, errors of early steps count with the later rate.
 
     Cost: an entry travels as 8 bytes (place and value) to every other rank, so this pays below a density of about 1 /
     ranks. Finding the largest takes some 10 ns an element.
@@ -47,7 +47,7 @@ def top_k(density: float = 0.01) -> Callable[[GradientBucket], Awaitable[Values]
 
 
 def _largest(error: Floats, entries: int, values: Values) -> Values:
-    """Add what was left to the values; return places and values of the largest, and leave the others."""
+    """Add the error to the values; return places and values of the largest, and leave the others in the error."""
     error += values.astype(np.float32, copy=False)
     where = np.argpartition(np.abs(error), error.size - entries)[error.size - entries :]  # NaN counts as the largest
     where.sort()

@@ -1,8 +1,8 @@
 """Pipeline schedules as data: made, proved, timed on paper, drawn. Pure.
 
-From the bottom up: `action` is one thing a rank does. `proof` says whether rows of them make a schedule, `timing` when
-each of them runs, and `grid` draws that. `schedule` holds the rows, `families` makes the published ones, `folded` those
-whose stages lie like a V.
+From the bottom up: `action` is one thing a rank does. `timing` says when each of them runs, and draws
+that; `proof` says whether rows of them make a schedule. `schedule` holds the rows, `families` makes the published
+schedules, `folded` the ones whose stages lie like a V.
 """
 
 from __future__ import annotations

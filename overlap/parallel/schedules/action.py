@@ -13,9 +13,9 @@ _TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 class Kind(StrEnum):
-    """What is computed of one microbatch at one stage.
+    """The kind of compute of one microbatch at one stage.
 
-    Beware of other papers' letters: the zero-bubble paper (arXiv 2401.10241) calls our I "B".
+    Papers differ in their letters: the zero-bubble paper (arXiv 2401.10241) calls our I "B".
     """
 
     FORWARD = "F"
@@ -28,7 +28,7 @@ class Action(NamedTuple):
     """One microbatch at one stage."""
 
     stage: int  # From 0, over all ranks
-    kind: Kind  # What is computed
+    kind: Kind  # Of compute
     microbatch: int  # From 0
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Action(NamedTuple):
         return cls(int(found[1]), Kind(found[2]), int(found[3]))
 
     def needs(self, last_stage: int) -> tuple[tuple[Action, ...], ...]:
-        """Return what must be over before this: of each tuple, one.
+        """Return the actions that must be over before this one: of each tuple, one.
 
         F(s, i) needs F(s-1, i). I or B(s, i) needs F(s, i), and I or B(s+1, i). W(s, i) needs I(s, i). Nothing else
         orders stages.

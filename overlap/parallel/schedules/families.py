@@ -1,6 +1,6 @@
-"""The published schedules, from GPipe to DualPipe-V, with what is known of each.
+"""Published schedules, from GPipe to DualPipe-V, with the idle time of each.
 
-The formulas are of time that a rank is idle in a step, of p ranks; F, I and W are what one microbatch takes at one
+The formulas tell the time that a rank is idle in a step, of p ranks; F, I and W are the times of one microbatch at one
 stage, B is I + W.
 """
 
@@ -39,7 +39,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> PipelineSchedule:
 
 
 def zb_h1(ranks: int, microbatches: int) -> PipelineSchedule:
-    """1F1B whose weight gradients fill what would be idle: W(i) runs r inputs' gradients later (arXiv 2401.10241).
+    """1F1B whose weight gradients fill idle time: W(i) runs r inputs' gradients later (arXiv 2401.10241).
 
     Idle: (p-1)(F+I-W), for m >= p and a W that takes no longer than F or I; for any, by replay, (p-1) max(F+I-W, F, I).
     Every rank holds up to p microbatches, until their W.
@@ -120,7 +120,7 @@ class Family:
     """A published schedule, by its name."""
 
     make: Callable[[int, int, int], PipelineSchedule]  # From ranks, microbatches and chunks, the schedule
-    # From ranks, microbatches and durations, what a rank is idle for by the formula; None where that is not said to
+    # From ranks, microbatches and durations, the idle time of a rank by the formula; None where the formula does not
     # hold. Messages are taken to take no time.
     bubble: Callable[[int, int, Durations], int | None]
     chunks: int | None = 1  # Stages on each rank; None: as many as are asked for, from 1
@@ -174,7 +174,7 @@ def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None)
         name: One of `FAMILIES`.
         ranks: Of the pipeline.
         microbatches: Into how many each batch is cut.
-        chunks: Stages on each rank, for "interleaved-1f1b"; by default 2, or what the schedule has.
+        chunks: Stages on each rank, for "interleaved-1f1b"; by default 2, or as many as the schedule has.
 
     Raises:
         UsageError: If the name is unknown, or a number cannot be meant.

@@ -28,7 +28,7 @@ def dualpipe_v(ranks: int, microbatches: int) -> PipelineSchedule:
     """DualPipe over the V: forwards of one microbatch beside backwards of another (arXiv 2412.19437, cut in half).
 
     A forward and a backward of a pair stand after one another here, so that the exchanges of each can travel while the
-    other computes; as one, they would take what the two take. Of F, I and W that take as long as each other a rank is
+    other computes; as one, they would take as long as the two. Of F, I and W that take as long as each other a rank is
     idle for p-1 of them, and holds up to 2p+1 activations of a stage.
 
     Raises:
@@ -64,7 +64,7 @@ class _Row:
                 self.actions.append(Action(stage, kind, number))
 
     def count(self, stage: int, kind: Kind) -> int:
-        """Return how many there are, those included that were not appended."""
+        """Return how many there are, including the ones that were not appended."""
         return self._counts.get((stage, kind), 0)
 
     def back(self, stage: int, *, split: bool) -> None:
@@ -81,7 +81,7 @@ class _Row:
 
 
 def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """The order of torch's ScheduleZBVZeroBubble: that of at least 2p-1 microbatches, without those too many."""
+    """The order of torch's ScheduleZBVZeroBubble: for at least 2p-1 microbatches, without the surplus."""
     row, whole = _Row(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
     down, up, rest = row.down, row.up, ranks - rank
     row.add(down, *[F] * (2 * rest - 1))
@@ -124,7 +124,7 @@ def _dualpipe_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
         row.back(up, split=False)
         row.add(up, F)
         row.back(down, split=False)
-    for number in range(2 * turn):  # the second half of them without weights' gradients, which fill what follows
+    for number in range(2 * turn):  # the second half of them without weights' gradients, which follow later
         row.back(down if number % 2 else up, split=number >= turn)
     for _ in range(rest):
         row.weight()

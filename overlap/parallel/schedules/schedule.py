@@ -1,4 +1,4 @@
-"""A pipeline schedule: for every rank, what it computes in which order. Data, proved when it is made."""
+"""A pipeline schedule: the actions of every rank in their order. Data, proved when it is made."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class PipelineSchedule:
         return tuple(stage for stage, owner in enumerate(self.owners) if owner == rank)
 
     def timing(self, durations: Durations | None = None) -> Timing:
-        """Return when each action runs, and what ranks are idle for; F, I and W take one unit by default."""
+        """Return when each action runs, and the idle time of ranks; F, I and W take one unit by default."""
         return replay(self.rows, self.owners, durations or Durations())
 
     def grid(self, durations: Durations | None = None, *, width: int | None = None) -> list[str]:
-        """Return the lines of a drawing, ranks by time; what does not fit in `width` characters goes below."""
+        """Return the lines of a drawing, ranks by time; the rest of lines longer than `width` characters goes below."""
         durations = durations or Durations()
         return time_grid(self.rows, self.timing(durations), durations, width=width)
 

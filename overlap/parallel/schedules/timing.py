@@ -1,4 +1,4 @@
-"""When each action of a pipeline schedule runs, if actions take what is said, and messages nothing or a fixed time."""
+"""Times of a pipeline schedule on paper, with fixed durations, and their drawing as a grid of ranks by time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .action import Action, Kind, Rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """What one microbatch takes at one stage, in any unit of time."""
+    """Durations of the actions of one microbatch at one stage, in any unit of time."""
 
     forward: int = 1  # F
     input_gradient: int = 1  # I
@@ -18,7 +18,7 @@ class Durations:
     hop: int = 0  # From the end of an action to when its message is there, on another rank
 
     def of(self, kind: Kind) -> int:
-        """Return what an action of a kind takes."""
+        """Return the duration of an action of a kind."""
         if kind is Kind.BACKWARD:
             return self.input_gradient + self.weight_gradient
         if kind is Kind.INPUT_GRADIENT:
@@ -28,15 +28,15 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When everything runs."""
+    """The start of every action, and the time that ranks are busy."""
 
     starts: dict[Action, int]  # Of every action
     makespan: int  # From the first start to the last end
-    busy: tuple[int, ...]  # Of every rank, what its actions take together
+    busy: tuple[int, ...]  # Of every rank, the durations of its actions together
 
     @property
     def bubble(self) -> tuple[int, ...]:
-        """What every rank is idle for, from the first start anywhere to the last end anywhere."""
+        """The idle time of every rank, from the first start anywhere to the last end anywhere."""
         return tuple(self.makespan - busy for busy in self.busy)
 
 
@@ -82,14 +82,14 @@ def _ready(action: Action, rank: int, ends: dict[Action, int], owners: tuple[int
 def time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | None = None) -> list[str]:
     """Return the lines of the grid, a column for each unit of time.
 
-    `F3` is the forward of microbatch 3, `2F3` that at stage 2 where ranks have several; `--` goes on with what is to
+    `F3` is the forward of microbatch 3, `2F3` that at stage 2 where ranks have several; `--` continues the action to
     its left, and `.` is idle.
 
     Args:
         rows: Of the schedule.
         timing: When its actions run.
-        durations: What they take.
-        width: Characters in a line; what does not fit goes into further blocks below. By default all is one block.
+        durations: Of the actions.
+        width: Characters in a line; the rest goes into further blocks below. By default all is one block.
     """
     plain = all(len({action.stage for action in row}) == 1 for row in rows)
     table = [_cells(row, timing, durations, plain=plain) for row in rows]
