@@ -74,6 +74,22 @@ def index(text: str) -> int:
     return int(text)
 
 
+def integer(text: str) -> int:
+    """Read a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"expected an integer, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    """Read a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"expected a number, got {text!r}") from None
+
+
 def seconds(text: str) -> float:
     """Read a positive number of seconds."""
     try:

@@ -12,17 +12,9 @@ from ...cost.parameters import itemsize_of
 from ...cost.select import DIRECT, NAMES, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
-from ...units import format_bytes, format_ns, index, parse_bytes, switch, wrapped
+from ...units import format_bytes, format_ns, index, integer, parse_bytes, switch, wrapped
 from ..output import as_json
 from ..stepgrid import step_grid
-
-
-def _rank(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"expected a rank, got {text!r}") from None
-
 
 OPTIONS = {
     "bytes": Option(
@@ -32,7 +24,7 @@ OPTIONS = {
         read=str, metavar="NAME", help='machine, such as "trn2.48xlarge x4", or a .toml file; always needed'
     ),
     "dtype": Option(read=str, metavar="NAME", help="type of the elements; default: float32"),
-    "root": Option(read=_rank, metavar="RANK", help="group rank of the root; default: 0"),
+    "root": Option(read=integer, metavar="RANK", help="group rank of the root; default: 0"),
     "peer_direct": Option(
         read=switch, help="network adapters read device memory themselves (default; matters on dl1)",
         off="host memory is in between",

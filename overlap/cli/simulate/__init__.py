@@ -1,38 +1,29 @@
-"""`overlap simulate SCRIPT`: the same program on a modelled cluster, in virtual time, once or over many settings.
+"""`overlap simulate SCRIPT`: runs a program on a modelled cluster in virtual time, once or over many settings."""
 
-`setting` is what can be set, by options and by sweeps; `simulation` runs the program once, `step_summary` reads what
-came of it, `page` prints that. `points` are the settings of a sweep, `sweep` goes through them, `sweep_table` prints
-and stores the rows. `recorded` makes a program of traces. `training` predicts the step of a model instead,
-`training_page` and `training_json` tell it.
-"""
+# setting: the options, which sweeps vary too;  simulation: runs the program, and measures its median step
+# page: prints that step;  sweep: points, rows and their table;  recorded: a program made of traces
+# training: the step of a model instead of a program;  training_page: prints it
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
 from ...errors import UsageError
 from ...notice import notify
+from ...units import wrapped
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
 from ..options import add_options, values
-from ..output import output_path, written
+from ..output import STDOUT, as_json, output_path, result_path, written
 from ..program import Program, add_program, named, told_traces
-from .page import assumptions, described, drawing, page, wrapped
-from .points import Point, axes, points
+from .page import assumptions, described, drawing, page
 from .recorded import add_recorded, is_recorded, recorded
-from .setting import PARAMETERS, Setting
+from .setting import PARAMETERS, checked
 from .simulation import SAMPLES, Simulation, simulate
-from .sweep import SweepRow, best, sweep
-from .sweep_table import csv_text, json_rows, table
+from .sweep import Point, SweepRow, axes, best, csv_text, json_rows, points, sweep, table
 from .training import add_training, asks_for_training, simulate_training
-
-SCHEMA_VERSION = 1
-"""Version of what `--json` writes; it rises when a field changes its meaning or goes."""
-
-_STDOUT = "-"
 
 _DESCRIPTION = """\
 Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
@@ -92,8 +83,7 @@ def main(args: argparse.Namespace) -> int:
     if args.width is not None and args.width < 40:
         raise UsageError(f"--width: {args.width} is too narrow; at least 40 columns are needed")
     for option in ("json", "csv"):
-        if getattr(args, option) != _STDOUT:
-            setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
+        setattr(args, option, result_path(getattr(args, option), option=f"--{option}"))
     if asks_for_training(args):
         args.trace = output_path(args.trace)
         return simulate_training(args, values(args, PARAMETERS))
@@ -103,13 +93,13 @@ def main(args: argparse.Namespace) -> int:
 def _once(args: argparse.Namespace) -> int:
     if args.csv is not None:
         raise UsageError("--csv: only a --sweep has rows")
-    setting, program, trace = Setting.of(values(args, PARAMETERS)), _program(args), output_path(args.trace)
-    aside = redirect_stdout(sys.stderr) if args.json == _STDOUT else nullcontext()
+    setting, program, trace = checked(values(args, PARAMETERS)), _program(args), output_path(args.trace)
+    aside = redirect_stdout(sys.stderr) if args.json == STDOUT else nullcontext()
     with aside, told_traces(args.trace, trace, verdict=False):
         simulation = simulate(program, setting, trace=trace)
-    if args.json != _STDOUT:
+    if args.json != STDOUT:
         _show(args, simulation)
-    told = args.json is None or _write(args.json, _as_json(_found(simulation)), "--json")
+    told = args.json is None or written(as_json(_found(simulation)), args.json, option="--json")
     return 0 if told else EXIT_FAILED
 
 
@@ -119,7 +109,6 @@ def _program(args: argparse.Namespace) -> Program:
 
 def _found(simulation: Simulation) -> dict[str, object]:
     return {
-        "schema_version": SCHEMA_VERSION,
         "wall_s": simulation.wall_s,
         "meta": [run.timeline.meta for run in simulation.runs],
         "runs": [described(run.outcome) for run in simulation.runs],
@@ -142,7 +131,7 @@ def _show(args: argparse.Namespace, simulation: Simulation) -> None:
 def _sweep(args: argparse.Namespace) -> int:
     if args.trace is not None:
         raise UsageError("--trace: a sweep has many timelines; simulate one point with --trace")
-    if args.csv == args.json == _STDOUT:
+    if args.csv == args.json == STDOUT:
         raise UsageError("--csv, --json: only one of them can be stdout")
     swept, fixed = axes(args.sweep), values(args, PARAMETERS)
     program = _program(args)  # or refuse, before anything runs
@@ -150,21 +139,20 @@ def _sweep(args: argparse.Namespace) -> int:
 
     def run(point: Point) -> Simulation:
         again = named(args, *point.arguments, command="simulate") if point.arguments else program
-        return simulate(again, Setting.of(point.values))
+        return simulate(again, checked(point.values))
 
     rows, interrupted = sweep(grid, run)
     winner = best(rows)
-    if _STDOUT not in (args.csv, args.json):
+    if STDOUT not in (args.csv, args.json):
         _show_rows(args, rows, winner)
-    told = args.csv is None or _write(args.csv, csv_text(rows, winner), "--csv")
+    told = args.csv is None or written(csv_text(rows, winner), args.csv, option="--csv")
     if args.json is not None:
         found = {
-            "schema_version": SCHEMA_VERSION,
             "sweep": {axis.name: axis.texts for axis in swept},
             "complete": not interrupted,
             "rows": json_rows(rows, winner),
         }
-        told = _write(args.json, _as_json(found), "--json") and told
+        told = written(as_json(found), args.json, option="--json") and told
     if interrupted:
         notify(f"interrupted; {len(rows)} of {len(grid)} points are done")
         return EXIT_INTERRUPTED
@@ -176,7 +164,7 @@ def _show_rows(args: argparse.Namespace, rows: Sequence[SweepRow], winner: Sweep
 
     console = Console(width=args.width)
     if common := _common(rows):
-        print("\n".join(wrapped(f"assumed at every point: {'; '.join(common)}", width=console.width)))
+        print("\n".join(wrapped(f"assumed at every point: {'; '.join(common)}", min(console.width, 80), rest="  ")))
     ascii = args.ascii or console.options.ascii_only
     print("\n".join(["", *table(rows, winner, width=console.width, ascii=ascii)]), flush=True)
 
@@ -185,15 +173,3 @@ def _common(rows: Sequence[SweepRow]) -> list[str]:
     """Return the assumptions that all points share: what is swept stands in the table."""
     told = [assumptions(row.run.request) for row in rows if row.run]
     return [text for text in told[0] if all(text in other for other in told)] if told else []
-
-
-def _as_json(found: dict[str, object]) -> str:
-    return json.dumps(found, indent=2, sort_keys=True) + "\n"
-
-
-def _write(path: str, text: str, option: str) -> bool:
-    """Return whether it could be written; if not, the user has been told."""
-    if path != _STDOUT:
-        return written(text, path, option=option)
-    print(text, end="")
-    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from topology import Cluster
@@ -13,13 +12,12 @@ from ...config import RunConfig
 from ...simulation import AlikeBy, Profile
 from ...timeline.draw.view import TimelineView
 from ...timeline.spans import Timeline
-from ...units import format_bytes, format_ns
-from .step_summary import Busiest, Shape, StepSummary
+from ...units import format_bytes, format_ns, wrapped
+from .simulation import Busiest, Shape, StepSummary
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-_WIDTH = 80
 _LISTED = 4  # shapes that are named one by one
 
 
@@ -29,7 +27,7 @@ def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
-        *wrapped(f"{_machine(request)}, {_ranks(outcome.world_size)}, virtual time"),
+        *wrapped(f"{_machine(request)}, {_ranks(outcome.world_size)}, virtual time", rest="  "),
         *_field("assumed", "; ".join(assumptions(request))),
         *_field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
         *_field("  compute", f"{exact(row.compute_ns)}"),
@@ -158,8 +156,3 @@ def described(outcome: StepSummary) -> dict[str, object]:
 
 def _field(name: str, text: str) -> list[str]:
     return wrapped(text, first=f"  {name:<16}", rest=" " * 18)
-
-
-def wrapped(text: str, *, first: str = "", rest: str = "  ", width: int = _WIDTH) -> list[str]:
-    """Fold a text to the width of the page, or to a smaller one."""
-    return wrap(text, min(width, _WIDTH), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

@@ -14,9 +14,8 @@ from ...planning.recorded import Growth, Tape, growth_of, play, tape_of
 from ...runtime.rank import Rank
 from ...timeline.files.merge import merged
 from ...timeline.files.tracefile import read_trace
-from ...units import format_ns
+from ...units import format_ns, wrapped
 from ..program import Program
-from .page import wrapped
 
 _ENDINGS = (".json", ".json.gz", ".et", ".et.gz")
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
@@ -99,7 +98,8 @@ def _described(files: Sequence[str], tape: Tape, growth: Growth, factor: float) 
     ranks = "rank" if tape.world_size == 1 else "ranks"
     lines = wrapped(
         f"{files[0]}{several}: {tape.world_size} {ranks}{some}{where}, {step} {format_ns(tape.step_ns)}; {computes} "
-        f"computes and {operations} operations of all ranks"
+        f"computes and {operations} operations of all ranks",
+        rest="  ",
     )
     taken = "what was recorded" if factor == 1 else f"{factor:g} times what was recorded"
     told = f"computes take {taken}; {_grown(growth)}; algorithms are chosen anew"

@@ -1,18 +1,144 @@
-"""One simulation: the user's program, run in virtual time under a setting, and the timelines that it leaves."""
+"""Simulations of a user's program in virtual time, and the measures of their median steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from topology import Cluster
 
 from ...config import RunConfig, imposed, overriding
+from ...cost.parameters import measured
 from ...errors import UsageError
+from ...timeline.measure.metrics import Breakdown, breakdowns, median_step, windows_of
+from ...timeline.span import CollectiveInfo, Span
 from ...timeline.spans import Timeline
 from ..program import Program, as_main
-from .setting import Setting
-from .step_summary import StepSummary, measure
+from .setting import revised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Shape:
+    """What collectives have in common that cost the same."""
+
+    op: str  # Name of the collective
+    nbytes: int  # The larger of input and result
+    dtype: str  # Of the elements; may be empty
+    ranks: int  # Size of the group
+
+    @classmethod
+    def of(cls, info: CollectiveInfo) -> Shape:
+        """Return the shape of a recorded operation."""
+        return cls(op=info.op, nbytes=info.nbytes, dtype=info.dtype, ranks=len(info.ranks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busiest:
+    """The shape whose operations took longest on a rank, added up."""
+
+    shape: Shape  # Which
+    algorithms: tuple[str, ...]  # What they became
+    count: int  # How many there were
+    transfer_ns: int  # What they took once all ranks were there
+    wait_ns: int  # What they waited before that for the last rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One simulated run, measured at the longest rank of its median step."""
+
+    world_size: int  # Ranks
+    step: int | None  # The median step; None if the program marks none: then it is the whole run
+    steps: int  # How many there were
+    # Where the time went on the rank whose step is longest; of several the one with the most exposed communication,
+    # then with the most compute, then the first.
+    longest: Breakdown
+    busiest: Busiest | None  # Of the longest rank; None without communication
+    shapes: tuple[Shape, ...]  # Everything that was communicated in the step, on any rank
+    extrapolated: tuple[Shape, ...]  # Those outside published measurements
+    samples: float | None  # That a step trains on, if the program says so
+
+    @property
+    def step_ns(self) -> int:
+        """How long the step takes."""
+        return self.longest.wall_ns
+
+    @property
+    def exposed_share(self) -> float:
+        """Part of the step in which there is only communication, from 0 to 1."""
+        return self.longest.exposed_ns / self.step_ns if self.step_ns else 0.0
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Throughput, if the program says how many samples a step has."""
+        return self.samples / (self.step_ns / 1e9) if self.samples is not None and self.step_ns else None
+
+
+def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = None) -> StepSummary:
+    """Read a timeline of virtual time.
+
+    Args:
+        timeline: Of one run.
+        cluster: That it was simulated on.
+        samples: That a step trains on, if known.
+
+    Raises:
+        UsageError: If the timeline is empty.
+    """
+    step = median_step(timeline)
+    rows = breakdowns(timeline, step=step)
+    longest = min(rows, key=lambda row: (-row.wall_ns, -row.exposed_ns, -row.compute_ns, row.rank))
+    spans = list(_communicated(timeline, step))
+    shapes = tuple(sorted({Shape.of(info) for span in spans if (info := span.info)}))
+    return StepSummary(
+        world_size=timeline.world_size,
+        step=step,
+        steps=len(timeline.steps()),
+        longest=longest,
+        busiest=_busiest(span.info for span in spans if span.rank == longest.rank),
+        shapes=shapes,
+        extrapolated=tuple(each for each in shapes if not _measured(cluster, each)),
+        samples=samples,
+    )
+
+
+def _communicated(timeline: Timeline, step: int | None) -> Iterable[Span]:
+    """Return the communication that began within the step of its rank."""
+    comm = (span for span in timeline.spans if span.kind == "comm")
+    if step is None:
+        return comm
+    windows = windows_of(timeline, step)
+    return (s for s in comm if s.rank in windows and windows[s.rank][0] <= s.start_ns < windows[s.rank][1])
+
+
+def _busiest(infos: Iterable[CollectiveInfo | None]) -> Busiest | None:
+    by_shape: dict[Shape, list[CollectiveInfo]] = {}
+    for info in infos:
+        if info is not None:
+            by_shape.setdefault(Shape.of(info), []).append(info)
+    if not by_shape:
+        return None
+    shape, same = min(by_shape.items(), key=lambda item: (-_transfer_ns(item[1]), item[0]))
+    return Busiest(
+        shape=shape,
+        algorithms=tuple(sorted({info.algorithm for info in same})),
+        count=len(same),
+        transfer_ns=_transfer_ns(same),
+        wait_ns=sum(info.last_rank_wait_ns for info in same),
+    )
+
+
+def _transfer_ns(infos: Iterable[CollectiveInfo]) -> int:
+    return sum(info.transfer_ns for info in infos)
+
+
+def _measured(cluster: Cluster, shape: Shape) -> bool:
+    return measured(cluster, shape.ranks, shape.op, shape.nbytes, shape.dtype)
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
 
 SAMPLES = "samples_per_step"
 """Global name by which a program says how many samples, of all ranks together, one step trains on."""
@@ -35,12 +161,12 @@ class Simulation:
     wall_s: float  # Seconds of real time that it took
 
 
-def simulate(program: Program, setting: Setting, *, trace: str | None = None) -> Simulation:
+def simulate(program: Program, setting: Mapping[str, Any], *, trace: str | None = None) -> Simulation:
     """Run a program once.
 
     Args:
         program: Runs it.
-        setting: Of which cluster, under which assumptions; it wins over what the program asks for.
+        setting: Values of `setting.checked`, which win over the program.
         trace: Where to write the timelines.
 
     Raises:
@@ -50,7 +176,7 @@ def simulate(program: Program, setting: Setting, *, trace: str | None = None) ->
     seen: list[tuple[RunConfig, Timeline]] = []
 
     def revise(asked: RunConfig) -> RunConfig:
-        requests.append(setting.revise(asked))
+        requests.append(revised(setting, asked))
         return requests[-1]
 
     def watch(timeline: Timeline) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
+from dataclasses import asdict
 
 from ...planning.estimates import Estimate
 from ...planning.layout import Layout
@@ -13,7 +13,7 @@ from ...planning.sensitivity import SLOWER, Sensitivity
 from ...planning.trust import Band, band_of, band_of_step
 from ...planning.wires import busy
 from ...timeline.draw.columns import columns
-from ...units import format_bytes, format_ns
+from ...units import format_bytes, format_ns, wrapped
 
 _LISTED = 8  # operations, and parts of the critical path, that are named one by one
 
@@ -45,7 +45,7 @@ def _head(one: Estimate, width: int) -> Iterator[str]:
     title = (
         f"{model.name} ({_number(model.parameters)} parameters{active}) on {one.cluster.name}, {ranks}, virtual time"
     )
-    yield from _wrapped(title, width)
+    yield from wrapped(title, width)
     yield from _field("layout", _laid_out(layout, model.sequence), width)
     sway = f"computes reach {virtual.efficiency:.4g} of the {layout.dtype} peak"
     imbalance = f"; the busiest experts get {layout.imbalance:g} times the mean" if layout.ep > 1 else ""
@@ -105,7 +105,7 @@ def _operations(one: Estimate, width: int) -> list[str]:
     bands = sorted({(key[4].rows, key[4].of) for key in merged})
     told = "; ".join(f"{rows} rows of {of}" for rows, of in bands)
     note = f"error: median and worst on published rows that nothing was fitted to ({told}); ~ of other shapes than this"
-    return [*lines, *wrap(note, width, break_on_hyphens=False)]
+    return [*lines, *wrapped(note, width)]
 
 
 def _path(one: Estimate, width: int) -> list[str]:
@@ -161,12 +161,11 @@ def _verdict(one: Estimate, price: float | None, wall_s: float, width: int) -> I
     most = max(parts.by_dimension().items(), key=lambda each: each[1].exposed_ns, default=None)
     mostly = f", mostly {_reason(most)}" if most is not None and exposed else ""
     fits = " DOES NOT FIT: the fullest rank needs more memory than there is." if one.fits is False else ""
-    yield from wrap(
+    yield from wrapped(
         f"step {format_ns(parts.step_ns)} (+-{typical:.1%} typical, {worst:.1%} at worst, by communication alone): "
         f"compute {parts.compute_ns / parts.step_ns:.0%}, exposed {exposed / parts.step_ns:.0%}{mostly}, "
         f"idle {parts.idle_ns / parts.step_ns:.0%}.{fits}",
         width,
-        break_on_hyphens=False,
     )
 
 
@@ -181,9 +180,9 @@ def search_page(names: Sequence[str], found: Found, *, width: int) -> Iterator[s
     """Yield what a search did: how many layouts were left out, why, and the best ones."""
     done = "" if found.complete else ", and was interrupted"
     title = f"searched for {', '.join(names)}: {found.tried} layouts, {len(found.simulated)} simulated{done}"
-    yield from wrap(title, width, break_on_hyphens=False)
+    yield from wrapped(title, width)
     for why, layouts in sorted(found.left_out.items(), key=lambda each: -len(each[1])):
-        yield from wrap(f"  {len(layouts)} left out: {why}", width, subsequent_indent="    ", break_on_hyphens=False)
+        yield from wrapped(f"  {len(layouts)} left out: {why}", width, rest="    ")
     yield ""
     ordered = sorted(found.simulated, key=lambda each: each[1])
     best_s = ordered[0][1]
@@ -214,8 +213,73 @@ def _ms(ns: float) -> str:
 
 
 def _field(name: str, text: str, width: int) -> list[str]:
-    return wrap(f"{name:<13} {text}", width, subsequent_indent=" " * 14, break_on_hyphens=False)
+    return wrapped(f"{name:<13} {text}", width, rest=" " * 14)
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    return wrap(text, width, break_on_hyphens=False)
+# -- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def described(
+    one: Estimate, moved: Sequence[Sensitivity], price: float | None, searched: tuple[list[str], Found] | None
+) -> dict[str, object]:
+    """Return all that the page says, and more digits of it."""
+    parts = one.parts
+    typical, worst = band_of_step(one.cluster, parts)
+    return {
+        "model": asdict(one.model) | {"parameters": one.model.parameters},
+        "layout": asdict(one.layout) | {"microbatches": one.layout.microbatches},
+        "cluster": one.cluster.name,
+        "ranks": one.layout.world_size,
+        "assumed": one.virtual.meta() | {"alike": "stages"},
+        "step_ns": round(parts.step_ns),
+        "error": {"typical": typical, "worst": worst},
+        "compute_ns": round(parts.compute_ns),
+        "overlapped_ns": round(parts.overlapped_ns),
+        "idle_ns": round(parts.idle_ns),
+        "dimensions": {
+            name: {"wire_ns": round(a.wire_ns), "waiting_ns": round(a.waiting_ns), "moving_ns": round(a.busy_ns)}
+            for name, a in parts.by_dimension().items()
+        },
+        "operations": [
+            {
+                "dimension": each.dimension,
+                "op": each.op,
+                "bytes": each.nbytes,
+                "dtype": each.dtype,
+                "ranks": list(each.ranks),
+                "count": amount.count,
+                "wire_ns": round(amount.wire_ns),
+                "waiting_ns": round(amount.waiting_ns),
+                "moving_ns": round(amount.busy_ns),
+                "error": asdict(band_of(one.cluster, each)),
+            }
+            for each, amount in parts.operations.items()
+        ],
+        "critical_path": [
+            {"doing": doing, "name": name, "ns": round(ns)}
+            for (doing, name), ns in sorted(parts.path.items(), key=lambda each: -each[1])
+        ],
+        "busy": {
+            kind: asdict(each)
+            for kind, each in busy(one.cluster, one.layout, parts, peer_direct=one.virtual.peer_direct).items()
+        },
+        "memory": asdict(one.memory) | {"total": one.memory.total, "there": one.cluster.memory_bytes()},
+        "fits": one.fits,
+        "samples_per_s": one.samples_per_s,
+        "tokens_per_s": one.tokens_per_s,
+        "model_flops_utilisation": one.utilisation,
+        "cost_of_sample": None if price is None else one.cost_of_sample(price),
+        "sensitivities": [asdict(each) for each in moved],
+        "simulated_microbatches": one.simulated,
+        "search": None if searched is None else _searched(*searched),
+    }
+
+
+def _searched(names: list[str], found: Found) -> dict[str, object]:
+    return {
+        "names": names,
+        "tried": found.tried,
+        "complete": found.complete,
+        "simulated": [asdict(layout) | {"step_ns": round(step_s * 1e9)} for layout, step_s in found.simulated],
+        "left_out": {why: len(layouts) for why, layouts in found.left_out.items()},
+    }
