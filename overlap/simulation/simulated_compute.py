@@ -15,7 +15,6 @@ from ..runtime.future import Failure, call_when_done
 from ..runtime.memory.buffer_locks import explain
 from . import ComputeCosts, Conditions, Order, Traffic
 from .faulty_world import Doom
-from .replayed import Replaying
 
 _place_of = attrgetter("number", "lane")
 
@@ -32,7 +31,7 @@ class Starts:
         self.doom = doom
         self.alone = traffic.fabric.interference.off
         replayed = costs.profile.replayed if costs.profile else None
-        self.replaying = Replaying(replayed) if replayed else None
+        self.replaying = replayed.player() if replayed else None
         self._waiting: list[SimulatedCompute] = []
 
     def soon(self, stream: SimulatedCompute) -> None:
@@ -139,7 +138,7 @@ class SimulatedCompute(ComputeStream):
             return
         assert operation.cost is not None
         usual_ns, kind = operation.cost
-        before_ns, cost_ns = replaying.next((self.number, self.lane, operation.name), usual_ns)
+        before_ns, cost_ns = replaying((self.number, self.lane, operation.name), usual_ns)
         operation.cost = cost_ns, kind
         self._kernel.at(self._kernel.now_ns + before_ns, self.number, partial(self._start_late, operation))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...errors import UsageError
-from ..columnar import NONE, SpanColumns, Wholes, runs
+from ..columnar import NONE, Mask, SpanColumns, Wholes, runs
 from ..ranklist import listed
 from ..span import Kind
 from ..spans import Timeline
@@ -215,6 +215,15 @@ def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
         raise UsageError(f"step: nobody recorded step {step}; recorded are {listed(timeline.steps()) or 'none'}")
     all_of_it = min(start for start, _ in windows.values()), max(end for _, end in windows.values())
     return windows | {rank: all_of_it for rank in timeline.ranks() if rank not in steps}
+
+
+def begin_inside(columns: SpanColumns, windows: Mapping[int, Interval]) -> Mask:
+    """Return which spans begin in the window of their rank; no span does whose rank has no window."""
+    ranks = np.array(sorted(windows), np.int64)
+    low_ns, high_ns = np.array([windows[rank] for rank in ranks.tolist()], np.int64).reshape(-1, 2).T
+    at = np.minimum(np.searchsorted(ranks, columns.rank), len(ranks) - 1)
+    begun: Mask = (low_ns[at] <= columns.start_ns) & (columns.start_ns < high_ns[at]) & (ranks[at] == columns.rank)
+    return begun
 
 
 def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:

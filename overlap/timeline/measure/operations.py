@@ -1,15 +1,17 @@
-"""What each operation costs, by place in the program: how often, how large, queued, waited, moved, exposed."""
+"""Costs of operations by place in the program: how often, how large, queued, waited, moved, exposed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...collectives.kinds import Collective
-from ..span import CollectiveInfo, Span
+from ..columnar import SpanColumns, runs
 from ..spans import Timeline
-from .intervals import intersect, length, merge
-from .metrics import Coverage, coverage
+from .intervals import Merged, intersect, length, union
+from .metrics import begin_inside, coverage
 
 _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for each in Collective}
 
@@ -20,14 +22,14 @@ class Operations:
 
     op: str  # Name of the operation
     call_site: str  # "file:line", or ""
-    algorithm: str  # What it became
+    algorithm: str  # Which it was carried out with
     ranks: int  # Size of the largest group
     count: int  # How many spans
     nbytes: int  # Of all spans
     queued_ns: int  # From the call to the start
     waiting_ns: int  # For the last rank
     transfer_ns: int  # In which bytes moved
-    exposed_ns: int  # Of the two, what no compute of the rank covers; operations at the same time count each
+    exposed_ns: int  # Of the two, the time that no compute of the rank covers; simultaneous operations count each
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -36,43 +38,43 @@ class Operations:
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """The same as nccl-tests defines it for wires."""
+        """Bandwidth of the wires as nccl-tests defines it."""
         kind = _COLLECTIVES.get(self.op)
         return self.algbw_bytes_per_s * (kind.bus_factor(self.ranks) if kind and self.ranks else 1.0)
 
 
 def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
-    """Add up what the operations cost that begin in the window of their rank, the most exposed first.
+    """Add up the costs of the operations that begin in the window of their rank, the most exposed first.
 
     Arguments and errors are those of `metrics.coverage`.
     """
-    covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
-    found: dict[tuple[str, str, str], list[tuple[Span, CollectiveInfo]]] = {}
-    hull = min(cover.window[0] for cover in covers.values()), max(cover.window[1] for cover in covers.values())
-    for span in timeline.near(hull):
-        info, cover = span.info, covers.get(span.rank)
-        if info is not None and cover is not None and cover.window[0] <= span.start_ns < cover.window[1]:
-            found.setdefault((info.op, info.call_site, info.algorithm), []).append((span, info))
-    told = [_added(key, members, covers) for key, members in found.items()]
+    covers = coverage(timeline, step=step, ranks=ranks)
+    inside = begin_inside(timeline.columns, {cover.rank: cover.window for cover in covers})
+    found = timeline.columns.take(inside & timeline.columns.is_operation)
+    order = np.lexsort((found.rank, found.algorithm, found.call_site, found.op))
+    found = found.take(order)
+    firsts = runs(found.op, found.call_site, found.algorithm)
+    parts = np.split(np.arange(len(found)), firsts[1:]) if len(firsts) else []
+    exposed = {cover.rank: cover.exposed for cover in covers}
+    told = [_added(found.take(rows), exposed) for rows in parts]
     return sorted(told, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
 
 
-def _added(
-    key: tuple[str, str, str], members: Sequence[tuple[Span, CollectiveInfo]], covers: dict[int, Coverage]
-) -> Operations:
-    infos = [info for _, info in members]
-    by_rank: dict[int, list[tuple[int, int]]] = {}
-    for span, _ in members:
-        by_rank.setdefault(span.rank, []).append((span.start_ns, span.end_ns))
+def _added(spans: SpanColumns, exposed: Mapping[int, Merged]) -> Operations:
+    """Add up operations that are alike."""
+    by_rank = spans.rows_by_rank(np.ones(len(spans), bool)).items()
+    exposed_ns = sum(
+        length(intersect(union(spans.start_ns[rows], spans.end_ns[rows]), exposed[rank])) for rank, rows in by_rank
+    )
     return Operations(
-        op=key[0],
-        call_site=key[1],
-        algorithm=key[2],
-        ranks=max(len(info.ranks) for info in infos),
-        count=len(infos),
-        nbytes=sum(info.nbytes for info in infos),
-        queued_ns=sum(info.queue_wait_ns for info in infos),
-        waiting_ns=sum(info.last_rank_wait_ns for info in infos),
-        transfer_ns=sum(info.transfer_ns for info in infos),
-        exposed_ns=sum(length(intersect(merge(each), covers[rank].exposed)) for rank, each in by_rank.items()),
+        op=spans.texts[spans.op[0]],
+        call_site=spans.texts[spans.call_site[0]],
+        algorithm=spans.texts[spans.algorithm[0]],
+        ranks=max(len(spans.groups[group][1]) for group in np.unique(spans.group).tolist()),
+        count=len(spans),
+        nbytes=int(spans.nbytes.sum()),
+        queued_ns=int((spans.start_ns - spans.issued_ns).sum()),
+        waiting_ns=int((spans.met_ns - spans.start_ns).sum()),
+        transfer_ns=int((spans.end_ns - spans.met_ns).sum()),
+        exposed_ns=exposed_ns,
     )

@@ -13,7 +13,7 @@ import numpy as np
 from ..columnar import SpanColumns, Wholes, runs
 from ..spans import Timeline
 from .meetings import PAIRED, meetings
-from .metrics import windows_of
+from .metrics import begin_inside, windows_of
 from .verdict import Verdict
 
 
@@ -104,11 +104,8 @@ def _slow_ns(timeline: Timeline, step: int | None) -> dict[int, int]:
 def _operations(timeline: Timeline, step: int | None) -> tuple[Wholes, SpanColumns]:
     """Return the ranks that are looked at, and the operations that begin in the window of their rank."""
     windows, columns = windows_of(timeline, step), timeline.columns
-    ranks = np.array(sorted(windows), np.int64)
-    low_ns, high_ns = np.array([windows[rank] for rank in ranks.tolist()], np.int64).T
-    at = np.minimum(np.searchsorted(ranks, columns.rank), len(ranks) - 1)
-    inside = (low_ns[at] <= columns.start_ns) & (columns.start_ns < high_ns[at]) & (ranks[at] == columns.rank)
-    return ranks, columns.take(inside & columns.is_operation)
+    found = columns.take(begin_inside(columns, windows) & columns.is_operation)
+    return np.array(sorted(windows), np.int64), found
 
 
 def _by_meeting(operations: SpanColumns) -> tuple[Wholes, SpanColumns]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -101,18 +100,28 @@ def measured_ns(nodes: Sequence[Node]) -> list[float]:
     for number, node in enumerate(nodes):
         begin_ns, end_ns = window_ns(node)
         edges += [(end_ns, 0, number), (begin_ns, 1, number)] if begin_ns < end_ns else []
+    in_lanes = any(node.lane is not None for node in nodes)
     work, since_ns, running = [0.0] * len(nodes), 0, set[int]()
     for at_ns, begins, number in sorted(edges):
-        first: dict[object, int] = {}
-        for each in sorted(running, key=lambda number: nodes[number].urgency):
-            lane = nodes[each].lane
-            first.setdefault(("alone", each) if lane is None else lane, each)
-        busy = Counter(rank for each in first.values() for rank in nodes[each].ranks)
-        for each in first.values():
+        moving = _first_of_lanes(nodes, running) if in_lanes else running
+        busy: dict[int, int] = {}
+        for each in moving:
+            for rank in nodes[each].ranks:
+                busy[rank] = busy.get(rank, 0) + 1
+        for each in moving:
             work[each] += (at_ns - since_ns) / max(busy[rank] for rank in nodes[each].ranks)
         since_ns = at_ns
         (running.add if begins else running.discard)(number)
     return work
+
+
+def _first_of_lanes(nodes: Sequence[Node], running: Collection[int]) -> list[int]:
+    """Return the numbers of the most urgent transfer of each lane, and of all transfers without a lane."""
+    first: dict[object, int] = {}
+    for number in sorted(running, key=lambda number: nodes[number].urgency):
+        lane = nodes[number].lane
+        first.setdefault(("alone", number) if lane is None else lane, number)
+    return list(first.values())
 
 
 def _tell_apart(nodes: Iterable[Node]) -> set[Node]:
