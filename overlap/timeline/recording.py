@@ -1,4 +1,4 @@
-"""Recording what a rank does: a tuple and an append; the rest happens when somebody reads."""
+"""Recorders of spans: recording one is a tuple and an append; everything else happens when the spans are read."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from .columnar import INDEXES, KINDS, NONE, WHOLES, Group, SpanColumns, Table
 from .span import Kind, Span
 
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
-"""Name, and if possible the ranks: groups of one name (the axes of a mesh) are told apart by them."""
+"""The name of a group, and if possible its ranks: groups of one name (the axes of a mesh) differ in their ranks."""
 
 RawMatch: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
-"""(op, algorithm, group, seq, nbytes, dtype, met_ns): what ranks of one collective share."""
+"""(op, algorithm, group, seq, nbytes, dtype, met_ns): the part that all ranks of one collective share."""
 
 RawCollective: TypeAlias = (
     tuple[RawMatch, int, int, str | CodeType, int, int | None]
     | tuple[RawMatch, int, int, str | CodeType, int, int | None, int | None]
 )
-"""(meeting, issued_ns, priority, code, instruction, awaited_ns, step): one rank's part; a text for the code is the call
-site. Without `awaited_ns`, nobody has waited for it."""
+"""(match, issued_ns, priority, code, instruction, awaited_ns, step): one rank's part; a text for the code is the call
+site. Without `awaited_ns`, the program has not waited for the operation."""
 
 RawCompute: TypeAlias = tuple[str | CodeType, int, int, int | None]
 """(code, instruction, issued_ns, step); a text for the code is the call site."""
 
 RawSpan: TypeAlias = tuple[Kind, str, str, int, int, RawCollective | RawCompute | int | None]
-"""(kind, lane, name, start_ns, end_ns, info); comm has a `RawCollective` or None, compute a `RawCompute` or, as steps
-have, the step's index."""
+"""(kind, lane, name, start_ns, end_ns, info). The info of comm is a `RawCollective` or None; that of a step is its
+index; that of a compute is a `RawCompute` or the index of its step."""
 
 DEFAULT_CAPACITY = 20_000
 """Spans kept per rank: about 8 MB when every one is a collective."""
 
 
 STEPS_CAPACITY = 50 * DEFAULT_CAPACITY
-"""The same where the last N steps are asked for: a bound for programs whose steps never end."""
+"""Spans kept per rank where the last N steps are asked for: a bound for programs whose steps never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSteps:
-    """Which steps of a long run are recorded; what belongs to no step always is."""
+    """The steps of a long run that are recorded; spans outside of steps always are."""
 
-    last: int | None = None  # So many of the last; None: what fits into `DEFAULT_CAPACITY` spans
-    every: int = 1  # Those whose index divides by it
+    last: int | None = None  # Number of last steps; None: as many as fit into `DEFAULT_CAPACITY` spans
+    every: int = 1  # Only steps whose index is a multiple of this
 
     @classmethod
     def given(cls, text: str | None) -> KeptSteps | None:
-        """Read what somebody has asked for, if anybody has."""
+        """Read the setting of a run; None if it is not set."""
         return None if text is None else cls.parse(text)
 
     @classmethod
@@ -60,7 +60,7 @@ class KeptSteps:
         """Read "last:100", "every:10" or "last:100,every:10".
 
         Raises:
-            ValueError: It is neither.
+            ValueError: The text is none of these.
         """
         found: dict[str, int] = {}
         for part in text.split(","):
@@ -75,9 +75,9 @@ class Recorder:
     """Records the spans of one rank in a bounded ring; the oldest go first.
 
     Attributes:
-        rank: the rank in the world.
-        append: takes one `RawSpan`, from any thread. It costs about 0.1 microseconds: the tuple is stored as it is, and
-            read only by `spans`.
+        rank: The rank in the world.
+        append: Takes one `RawSpan`, from any thread. It costs about 0.1 microseconds: the tuple is stored as it is, and
+            read only when columns are asked for.
     """
 
     __slots__ = ("_appended", "_looks", "_ring", "append", "rank")
@@ -94,18 +94,18 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """How many spans fell out of the ring; those of steps that were not to be recorded were never in it."""
+        """How many spans fell out of the ring; spans of steps that are not recorded were never in it."""
         appended = next(self._appended) - self._looks
         self._looks += 1
         return appended - len(self._ring)
 
     @property
     def last(self) -> RawSpan | None:
-        """The span appended last, for those who only ask whether there is a new one: it costs nothing to look."""
+        """The span appended last; a look for new spans costs nothing if there are none."""
         return self._ring[-1] if self._ring else None
 
     def since(self, seen: RawSpan | None) -> list[RawSpan]:
-        """Return what was appended after a span, or all that is left where that is gone or None. Any thread."""
+        """Return the spans appended after `seen`, or all that are left if `seen` is None or gone. From any thread."""
         if self.last is seen:
             return []
         raws = list(self._ring)
@@ -128,7 +128,7 @@ class Recorder:
 
 
 def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan], None]:
-    """An append that counts: `next` of a count is one uninterrupted step, `+= 1` from two threads would lose some."""
+    """Return an append that counts: `next` of a count is one step, while `+= 1` from two threads would lose some."""
     push = ring.append
 
     def append(raw: RawSpan) -> None:
@@ -139,7 +139,7 @@ def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan],
 
 
 def _sieved(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Callable[[RawSpan], None]:
-    """An append that counts, leaves out steps, and lets go of what is older than the last so many."""
+    """Return an append that counts, leaves out steps, and drops spans older than the last steps."""
     push, every, last = ring.append, steps.every, steps.last
     ends: deque[int] = deque()  # how many had been appended when each of the last steps ended
 
@@ -160,7 +160,7 @@ def _sieved(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Cal
 
 
 def columns_of(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
-    """Return the columns of what a rank has appended, in that order."""
+    """Return the columns of the spans that a rank has appended, in that order."""
     made = _Rows()
     rows = [made.row(raw) for raw in raws]
     table = np.array(rows, np.int64).reshape(len(rows), len(WHOLES) + len(INDEXES)).T
@@ -168,7 +168,7 @@ def columns_of(rank: int, raws: Collection[RawSpan]) -> SpanColumns:
 
 
 class _Rows:
-    """Makes a row of numbers of each raw span: `WHOLES`, then `INDEXES`."""
+    """Turns raw spans into rows of numbers: `WHOLES`, then `INDEXES`."""
 
     def __init__(self) -> None:
         self.texts, self.groups = Table[str](), Table[Group]()
@@ -199,7 +199,7 @@ class _Rows:
     def _place(self, code: str | CodeType, instruction: int) -> int:
         if isinstance(code, str):
             return self.texts[code]
-        key = id(code), instruction  # who appended it keeps the program's code alive
+        key = id(code), instruction  # the raw spans keep the code objects alive
         if key not in self._places:
             self._places[key] = self.texts[call_site(code, instruction)]
         return self._places[key]
@@ -222,13 +222,13 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 def call_site(code: CodeType, instruction: int) -> str:
     """Return "file:line" of an instruction (`frame.f_lasti`) of the user's program.
 
-    The path is relative to the current folder if it lies inside, and if there still is one. Finding the line costs too
-    much to do at each call.
+    The path is relative to the current folder if it lies inside, and if that folder still exists. Finding the line
+    costs too much to do at each call.
     """
     line = next((n for start, end, n in code.co_lines() if start <= instruction < end), code.co_firstlineno)
     path = code.co_filename
     try:
         here = os.getcwd() + os.sep
-    except FileNotFoundError:  # somebody has removed it
+    except FileNotFoundError:  # the folder was removed
         return f"{os.path.basename(path)}:{line}"
     return f"{path[len(here) :] if path.startswith(here) else os.path.basename(path)}:{line}"

@@ -1,4 +1,4 @@
-"""One span: what a rank did, when, on which lane."""
+"""A span: one interval of what a rank did on one lane, and the details of a collective."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Clock: TypeAlias = Literal["real", "virtual"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveInfo:
-    """What a communication span did, and where its time went.
+    """Details of a communication span: the operation, and where its time went.
 
     Instants are integer nanoseconds of the timeline's clock; `awaited_ns` is when the rank's program
     began to wait for it, or None. `call_site` is "file:line" of the call, or "". `ranks` are
@@ -40,7 +40,7 @@ class CollectiveInfo:
 
     @property
     def last_rank_wait_ns(self) -> int:
-        """From active here to active on every rank of the group: time that somebody else's lateness cost."""
+        """From active here to active on every rank of the group: the cost of other ranks' lateness."""
         return self.met_ns - self.start_ns
 
     @property
@@ -53,11 +53,11 @@ class CollectiveInfo:
 class Span:
     """A named interval `[start_ns, end_ns)` of one rank on one lane.
 
-    `lane` is "compute", "step", "program" (which kept the event loop busy), "wires" (instants at which something has
-    happened to the connections between processes), or the name of a communication stream.
-    `info` is set on communication that is known in detail. `step` is the index of the step in which the operation was
-    issued, however much later it ran; on a span of kind "step", its own. Of a compute, `call_site` is "file:line" of
-    the call, or "", and `issued_ns` when that was, if it is known.
+    `lane` is "compute", "step", "program" (the program kept the event loop busy), "wires" (instants at which
+    connections between processes were lost or came back), or the name of a communication stream. `info` is set on
+    communication that is known in detail. `step` is the index of the step in which the operation was issued, however
+    much later it ran; on a span of kind "step", its own. `call_site` of a compute is "file:line" of the call, or "",
+    and `issued_ns` the instant of the call, if it is known.
     """
 
     rank: int

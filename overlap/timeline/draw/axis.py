@@ -1,4 +1,4 @@
-"""Time in words: which unit to use, where ticks go."""
+"""Units and ticks of time axes, and durations as text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def in_unit(duration_ns: int, unit_ns: int) -> str:
 
 
 def figure_unit(length_ns: int) -> tuple[str, int]:
-    """Return the unit for figures up to this length: the largest of which there are ten."""
+    """Return the unit for figures up to this length: the largest that fits ten times."""
     return unit_for(length_ns // 10)
 
 
 def figure(duration_ns: float, unit_ns: int) -> str:
-    """Write a duration in such a unit with one decimal, or none where it has four digits."""
+    """Write a duration in a unit with one decimal, or none where it has four digits."""
     value = duration_ns / unit_ns
     return f"{value:.0f}" if unit_ns == 1 or value >= 999.95 else f"{value:.1f}"
 
@@ -40,7 +40,7 @@ def tick_step_ns(length_ns: int, cells: int) -> int:
 
 
 def scale(low_ns: int, high_ns: int, cells: int, *, mark: str) -> str:
-    """Draw `mark` and a label at every tick of a window that need not begin at 0, as `ruler` does."""
+    """Draw a ruler for a window that need not begin at 0."""
     step_ns = tick_step_ns(max(high_ns - low_ns, 1), cells)
     name, unit_ns = unit_for(max(abs(low_ns), abs(high_ns), 1))
     line = [" "] * cells

@@ -1,17 +1,17 @@
-"""Columns of text: words to the left, figures to the right, and the longest words give way where it is too narrow."""
+"""Tables of text: words to the left, figures to the right; the longest words are cut where the width is too small."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _LEAST = 14
-"""Characters that stay of a text that gives way; what is cut off is its beginning."""
+"""Characters that remain at least of a text that is cut; its beginning goes."""
 
 
 def columns(heads: Sequence[str], rows: Sequence[Sequence[str]], *, width: int, words: Sequence[int] = ()) -> list[str]:
     """Return the lines of a table in which the columns `words` are text.
 
-    Text is shortened as far as it may be; then figures at the end are left out until the rest fits.
+    Text is cut as far as allowed; then columns of figures at the end are left out until the rest fits.
     """
     table = [list(heads), *map(list, rows)]
     shown = list(range(len(heads)))

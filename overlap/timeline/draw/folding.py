@@ -1,4 +1,4 @@
-"""Which ranks are alike: those are one row of a drawing, with their number and how far they differ."""
+"""Rows of a drawing: ranks that are alike share one, with their number and how far they differ; and their table."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from ..measure.metrics import Breakdown
 from .axis import figure, figure_unit
 
 _ALIKE = 0.02
-"""Ranks are alike whose times differ by at most that part of the step; more where there is no room for so many rows."""
+"""Ranks are alike if their times differ by at most this part of the step; by more if there is no room for the rows."""
 _BLAMED = 0.25
-"""Of all waiting: a rank that caused as much has a row of its own."""
+"""A rank that caused this part of all waiting has a row of its own."""
 _WORTH = 0.01
-"""Of all time: less waiting than that is nobody's fault."""
+"""Part of all time: less waiting than this gives no rank a row of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Ranks that one row stands for."""
+    """The ranks that share one row."""
 
     ranks: tuple[int, ...]  # Ascending
-    drawn: int  # The one that is shown: its exposed communication is the median
-    spread: float  # By how much their times differ at most, as part of the longest wall time
+    drawn: int  # The rank that is shown: its exposed communication is the median
+    spread: float  # The largest difference of their times, as part of the longest wall time
     blamed_ns: int  # How long others waited for them
-    culprit: bool  # Whether it has a row of its own because of that
+    culprit: bool  # Whether that gives it a row of its own
 
     @property
     def label(self) -> str:
-        """What the row is called."""
+        """The label of the row."""
         return str(self.drawn) if len(self.ranks) == 1 else f"{len(self.ranks)} like {self.drawn}"
 
 
 def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) -> list[Fold]:
-    """Fold ranks into at most `room` rows (at least one), those that were waited for most first.
+    """Fold ranks into at most `room` rows (at least one), the ranks that were waited for most first.
 
-    Ranks whose compute, hidden, waiting, wire and idle times are alike share a row. Others follow the culprits by how
-    much they have exposed, most first. What counts as alike doubles until there is room. Cost: one pass over the ranks
-    for each doubling, a look at each row for each.
+    Ranks whose compute, hidden, waiting, wire and idle times are alike share a row. The culprits come first, then the
+    others by exposed communication, most first. The difference that counts as alike doubles until there is room. Cost:
+    one pass over the ranks for each doubling, with a look at each row.
     """
     wall_ns = max((row.wall_ns for row in rows), default=0) or 1
     points = {row.rank: _point(row, wall_ns) for row in rows}
@@ -63,7 +63,7 @@ def _point(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
 
 
 def _grouped(rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]], alike: float) -> list[list[Breakdown]]:
-    """Put each rank to the first group whose first rank it is like."""
+    """Put each rank into the first group whose first rank is like it."""
     groups: list[list[Breakdown]] = []
     for row in rows:
         point = points[row.rank]
@@ -83,7 +83,7 @@ def _apart(one: Sequence[float], other: Sequence[float]) -> float:
 def _made(
     ranks: list[int], points: Mapping[int, tuple[float, ...]], blamed_ns: Mapping[int, int], *, culprit: bool
 ) -> Fold:
-    """Make a fold of ranks that are in order of what they have exposed."""
+    """Make a fold of ranks that are in order of their exposed communication."""
     spread = max(max(values) - min(values) for values in zip(*(points[rank] for rank in ranks), strict=True))
     blamed = sum(blamed_ns.get(rank, 0) for rank in ranks)
     return Fold(
@@ -95,10 +95,10 @@ _TIMES = ("wall", "compute", "hidden", "hid%", "wait", "wire", "queued", "idle")
 
 
 def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[str]:
-    """Return the lines of the table: of each row the means of its ranks.
+    """Return the lines of the table under a drawing: for each row the means of its ranks.
 
-    Wall is compute (of which some hides communication), waiting, bytes on the wire, queued and idle, added up. Columns
-    that do not fit go into a second block under the first; those that are 0 for all are left out where they may be.
+    Wall is compute (some of which hides communication), waiting, bytes on the wire, queued and idle, added up. Columns
+    that do not fit go into a second block under the first; a column of zeros is left out where possible.
     """
     unit, unit_ns = figure_unit(max(row.wall_ns for _, ranks in rows for row in ranks))
     heads = [f"rank/{unit}", *_TIMES, "spread"]

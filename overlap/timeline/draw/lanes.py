@@ -1,10 +1,10 @@
-"""Lanes as characters: intervals are painted onto a row of small units, and units are read back as cells.
+"""Lanes of characters: intervals are painted onto a row of small units, and units are read back as cells.
 
-What is exposed differs from hidden communication by glyph, not only by colour: bytes on the wire stand at full height,
-waiting for a rank is shaded, and hidden communication stays low. Compute and bytes have edges at an eighth of a cell,
+Exposed communication differs from hidden communication by glyph, not only by colour: bytes on the wire stand at full
+height, waiting for a rank is shaded, and hidden communication stays low. Compute and bytes have edges at an eighth of a cell,
 hidden communication at half a cell, waiting at the cell; in plain ASCII, and with one row per rank, the unit is the
-cell. An interval shorter than a unit is still drawn as one, and what is exposed wins over what is hidden, bytes over
-waiting: the drawing errs on the side of showing.
+cell. An interval shorter than a unit is still drawn as one; exposed communication is drawn over hidden communication,
+and bytes over waiting, so that nothing exposed is overlooked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNITS_PER_CELL = 8
 
 
 Waits: TypeAlias = NDArray[np.int64]
-"""A row for each: from when to when which rank was waited for."""
+"""A row for each wait: its start, its end, and the rank that was waited for."""
 
 NO_WAITS: Waits = np.zeros((0, 3), np.int64)
 
@@ -48,7 +48,7 @@ def ascii_row(cover: Coverage, window: Interval, cells: int) -> list[Piece]:
 def block_lanes(
     cover: Coverage, window: Interval, cells: int, waits: Waits = NO_WAITS, *, color: bool
 ) -> tuple[list[Piece], list[Piece]]:
-    """Draw a compute and a communication lane with block characters; who is waited for is named where it fits."""
+    """Draw a compute and a communication lane with block characters; waits name their rank where it fits."""
     units = cells * _UNITS_PER_CELL
     compute = _paint(window, units, cover.compute)
     comm = _cells(_paint(window, units, *_layers(cover)), _comm_cell, color=color)
@@ -58,7 +58,7 @@ def block_lanes(
 def stream_lane(
     active: Merged, cover: Coverage, window: Interval, cells: int, *, ascii: bool, color: bool
 ) -> list[Piece]:
-    """Draw the communication of one stream: what of `cover` lies in the intervals in which it was active."""
+    """Draw the communication of one stream: the part of `cover` in the intervals in which the stream was active."""
     layers = [intersect(layer, active) for layer in _layers(cover)]
     if ascii:
         return [(_translated(_paint(window, cells, *layers), b".=~!"), "")]
@@ -70,7 +70,7 @@ def _layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
 
 
 def _named(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cells: int) -> list[Piece]:
-    """Write into shaded runs whose time is mostly one rank's whom that is, as far as they are long enough."""
+    """Write the rank that is waited for into shaded runs, where it is mostly one and the run is long enough."""
     if not len(waits):
         return pieces
     low, length = window[0], max(window[1] - window[0], 1)
@@ -87,7 +87,7 @@ def _named(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cell
 
 
 def whom(waits: Waits, first_ns: int, last_ns: int) -> int | None:
-    """Return who is waited for in at least half of the waiting between two instants."""
+    """Return the rank that is waited for in at least half of the waiting between two instants."""
     shared_ns = np.minimum(waits[:, 1], last_ns) - np.maximum(waits[:, 0], first_ns)
     ranks, of = np.unique(waits[shared_ns > 0, 2], return_inverse=True)
     if not len(ranks):
@@ -161,7 +161,7 @@ def _cells(row: bytes, cell: Callable[[bytes, bool], Piece], *, color: bool) -> 
 
 
 def _joined(cells: Sequence[Piece]) -> list[Piece]:
-    """Join neighbours of one style: few pieces are what makes printing fast."""
+    """Join neighbours of one style: few pieces print fast."""
     pieces: list[Piece] = []
     text, style = "", ""
     for glyph, ink in cells:
@@ -208,7 +208,7 @@ def _solid(eighths: int, ink: str, rest: str, *, right: bool, color: bool) -> Pi
 
 
 def _low(left: int, right: int) -> str:
-    """A half-height bar over the left half, the right half, or both; what is less than half full gives way."""
+    """A half-height bar over the left half, the right half, or both; a half with less than two units stays empty."""
     if min(left, right) >= 2:
         return "▄"
     return "▖" if left >= right else "▗"

@@ -1,4 +1,4 @@
-"""A page that stands alone: the verdict, and the spans of a timeline to be zoomed, searched and looked at."""
+"""HTML pages that stand alone: the verdict, and the spans of a timeline to zoom, search and look at."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..spans import Timeline
 from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 
 SPANS_AT_MOST = 200_000
-"""More make a browser slow; those that are longest are kept, and the page says so."""
+"""More spans make a browser slow; the longest are kept, and the page says so."""
 
 
 def page(timeline: Timeline, verdict: str, *, step: int | None = None, ranks: Iterable[int] | None = None) -> str:
@@ -23,12 +23,12 @@ def page(timeline: Timeline, verdict: str, *, step: int | None = None, ranks: It
 
     Args:
         timeline: The run.
-        verdict: What it comes to.
+        verdict: Its verdict.
         step: The step to show; None for the whole run.
-        ranks: To show; None for all.
+        ranks: The ranks to show; None for all.
 
     Raises:
-        UsageError: If the timeline is empty, or nobody recorded that step.
+        UsageError: If the timeline is empty, or no rank recorded that step.
     """
     data = json.dumps(page_data(timeline, step=step, ranks=ranks), separators=(",", ":"), allow_nan=False)
     title = "whole run" if step is None else f"step {step}"
@@ -45,10 +45,10 @@ def page(timeline: Timeline, verdict: str, *, step: int | None = None, ranks: It
 
 
 def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> Mapping[str, Json]:
-    """Return what the page shows: lanes, and spans as [lane, kind, name, start, end, met, details, hidden].
+    """Return the data of a page: lanes, and spans as [lane, kind, name, start, end, met, details, hidden].
 
-    Times are nanoseconds after `origin_ns`; `met` is when the bytes of an operation began to move, and `hidden` from
-    where to where its rank computed meanwhile. Operations that cross share no lane.
+    Times are nanoseconds after `origin_ns`; `met` is when the bytes of an operation began to move, and `hidden` are the
+    intervals in which its rank computed meanwhile. Operations that cross share no lane.
     """
     windows = windows_of(timeline, step)
     chosen = set(windows) if ranks is None else set(windows) & set(ranks)

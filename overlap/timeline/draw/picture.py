@@ -1,4 +1,7 @@
-"""What is where: rectangles and texts of a picture, in pixels, whatever writes them."""
+"""Pictures of a timeline: rectangles and texts in pixels, written as SVG or as PNG.
+
+SVG stands alone, with no font, style or script from elsewhere. PNG needs Pillow, an optional extra, for letters.
+"""
 
 from __future__ import annotations
 
@@ -60,16 +63,16 @@ class Scene:
 
     width: int  # In pixels
     height: int  # In pixels
-    title: str  # For those who cannot see it
+    title: str  # For readers who cannot see it
     boxes: Sequence[Box]  # Later ones over earlier ones
     labels: Sequence[Label]  # Over all boxes
 
 
 def scene_of(view: TimelineView, *, width: int = _WIDTH) -> Scene:
-    """Lay out a timeline by the rules of the terminal: who is waited for first, ranks that are alike in one row.
+    """Lay out a timeline as in the terminal: ranks that are waited for first, ranks that are alike in one row.
 
-    What is shorter than a pixel is drawn as one, and what is exposed wins over what is hidden. Cost: that of the
-    pixels, and a look at each interval.
+    An interval shorter than a pixel is drawn as one, and exposed communication over hidden communication. Cost: that
+    of the pixels, and a look at each interval.
     """
     title, rows = view.rows()
     letters = (width - 2 * _EDGE) // _LETTER
@@ -117,7 +120,7 @@ def _runs(units: bytes, left: int, y: int, *, comm: bool) -> Iterator[Box]:
 
 
 def _named(boxes: Sequence[Box], waits: Waits, window: Interval, left: int, pixels: int) -> Iterator[Label]:
-    """Write into wide stretches of waiting whom that is for."""
+    """Write the rank that is waited for into wide stretches of waiting."""
     length_ns = window[1] - window[0]
     for box in boxes:
         if box.striped:
@@ -155,7 +158,7 @@ _LEGEND = (
 
 
 def _legend(boxes: list[Box], labels: list[Label], y: int, *, width: int) -> int:
-    """Add what boxes mean, on as many lines as that needs; return where it ends."""
+    """Add the meaning of boxes, on as many lines as needed; return where it ends."""
     x = _EDGE
     for text, lane, kind in _LEGEND:
         wide = _LANE + 6 + _LETTER * len(text)
@@ -210,7 +213,7 @@ SCALE = 2
 
 
 def check_pillow() -> None:
-    """Refuse to begin without the extra.
+    """Check that the extra is installed.
 
     Raises:
         UsageError: If Pillow is not installed.

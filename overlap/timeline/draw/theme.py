@@ -1,4 +1,4 @@
-"""One palette and one set of glyphs for all that the command draws.
+"""Palette and glyphs of all drawings of the command, and their legend.
 
 Okabe-Ito colours: told apart with any colour vision, and by luminance in grey (compute 0.15, hidden communication 0.42,
 bytes on the wire 0.21, waiting 0.32). Nothing depends on colour alone: each kind has a glyph of its own, too.
@@ -22,7 +22,7 @@ WAITING = "#CC79A7"
 
 BLOCK_BAR = "█░"
 ASCII_BAR = "#."
-"""What is done of a bar, and what is not."""
+"""The done part of a bar, and the rest."""
 
 
 _LANES_BLOCK = [

@@ -1,4 +1,4 @@
-"""The picture: lanes per row on one time axis, legend, table and verdict, at any width from 40 columns."""
+"""Views of a timeline for the terminal: lanes on one time axis, legend, table and verdict, from 40 columns on."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class _Look:
 class TimelineView:
     """A timeline that rich can print: `console.print(TimelineView(timeline, step=3))`.
 
-    Ranks that are alike share a row, which shows one of them; those that others waited for most are first, on rows of
-    their own. Up to 16 rows get a compute lane and a lane for each communication stream; more get one line each. As
+    Ranks that are alike share a row, which shows one of them; the ranks that others waited for most come first, on rows
+    of their own. Up to 16 rows get a compute lane and a lane for each communication stream; more get one line each. As
     many rows are made as fit on the screen.
 
     Args:
@@ -62,11 +62,11 @@ class TimelineView:
         rows: At most so many rows, each with two lanes, whatever the height; None: as many as fit.
 
     Attributes:
-        verdict: What it comes to.
+        verdict: The verdict on the step, or on the run.
         length_ns: The longest rank's time.
 
     Raises:
-        UsageError: If the timeline is empty, or nobody recorded that step, or a rank is not in it.
+        UsageError: If the timeline is empty, or no rank recorded that step, or a rank is not in it.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class TimelineView:
             height: Rows of the screen, which bound the number of rows shown; None allows 8.
             ascii: As for the view; either one suffices.
             color: Whether to set styles; without, all kinds still differ by glyph.
-            length_ns: The axis is at least that long, so that pictures of several runs have one scale,
-            label: if their labels, too, have at least so many characters.
+            length_ns: Least length of the axis, so that pictures of several runs have one scale.
+            label: Least width of the labels, for the same reason.
         """
         columns = max(self._width or width, MIN_WIDTH)
         said = wrap(str(self.verdict), columns, break_on_hyphens=False)
@@ -138,7 +138,7 @@ class TimelineView:
         ]
 
     def rows(self, *, height: int | None = None) -> tuple[str, Sequence[tuple[str, Coverage, Waits]]]:
-        """Return what a picture shows: the title, and of each row its label, what is busy when, and who is waited for.
+        """Return the title, and of each row its label, its intervals, and the ranks that are waited for.
 
         `height` bounds the number of rows as for `lines`.
         """
@@ -147,7 +147,7 @@ class TimelineView:
         return f"{self._title}{_note(folds)}", drawn
 
     def _folded(self, height: int | None, said: int) -> list[Fold]:
-        """The rows to draw."""
+        """Return the rows to draw."""
         blamed_ns = {rank: ns for rank, _, ns in self.verdict.blamed() if rank is not None}
         if self._all:
             return [
@@ -229,7 +229,7 @@ def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
 
 
 def _note(folds: Sequence[Fold]) -> str:
-    """How the rows were chosen."""
+    """Return how the rows were chosen, as the end of the title."""
     said = []
     if len(folds) > 1 and folds[0].culprit:
         said.append("who is waited for most is first")
@@ -241,13 +241,13 @@ def _note(folds: Sequence[Fold]) -> str:
 
 
 def _names(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverage], shown: bool) -> str:
-    """The longest name of a lane, and a blank; it stands for the width of all."""
+    """Return the longest name of a lane, and a blank: the width of all names."""
     names = ["compute", "comm"] + [name[:9] for c in covers if shown for name in streams.get(c.rank, {})]
     return max(names, key=len) + " "
 
 
 def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:
-    """Return when which stream of each rank was active, for ranks with several, but not too many."""
+    """Return when each stream of a rank was active, for ranks that do not have too many streams."""
     found: dict[int, dict[str, Merged]] = {}
     columns = timeline.columns
     for rank, rows in columns.rows_by_rank(columns.is_kind("comm") & np.isin(columns.rank, list(covers))).items():

@@ -1,4 +1,4 @@
-"""One timeline of several: those of the processes of one run, brought onto one clock."""
+"""Merging the timelines of the processes of one run into one, on one clock."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..spans import CUT, Timeline
 from .parts import Header, Part
 
 _ERROR = "clock_error_ns"
-"""In `meta`: how far, at most, any instant may be from the common clock."""
+"""Key in `meta`: how far, at most, any instant may be from the common clock."""
 
 
 def on_clock(timeline: Timeline, *, error_ns: int) -> Timeline:
-    """Note how far off, at most, the common clock may be to which the timeline will be taken."""
+    """Note the largest error of the common clock that the timeline will be shifted to."""
     return replace(timeline, meta=timeline.meta | {_ERROR: str(error_ns)})
 
 
 def merged(timelines: Sequence[Timeline]) -> Timeline:
     """Join the timelines of the processes of one run, all on one clock already.
 
-    Each process knows only when its own ranks came to a collective; here it is known when the last of all did.
+    Each process knows only when its own ranks came to a collective; merging tells when the last of all came.
 
     Raises:
-        UsageError: If they cannot be of one run: other world sizes or clocks, or a rank in two of them.
+        UsageError: They cannot be of one run: their world sizes or clocks differ, or a rank is in two of them.
     """
     header = merged_header([Header.of(timeline) for timeline in timelines])
     meetings = _Meetings()
@@ -39,12 +39,12 @@ def merged(timelines: Sequence[Timeline]) -> Timeline:
 
 
 def merged_columns(parts: Sequence[Part]) -> Iterator[SpanColumns]:
-    """Yield what `merged` would give, rank by rank.
+    """Yield the columns of the merged timeline, rank by rank.
 
     Each part is read twice, and memory holds the columns of one rank, and 40 bytes of each operation.
 
     Raises:
-        UsageError: If they cannot be of one run, or one is damaged.
+        UsageError: They cannot be of one run, or one is damaged.
     """
     merged_header([part.header for part in parts])
     meetings = _Meetings()
@@ -55,10 +55,10 @@ def merged_columns(parts: Sequence[Part]) -> Iterator[SpanColumns]:
 
 
 def merged_header(headers: Sequence[Header]) -> Header:
-    """Return what can be said of all of them together.
+    """Return the header of all parts together.
 
     Raises:
-        UsageError: If they cannot be of one run.
+        UsageError: They cannot be of one run.
     """
     first, *rest = headers
     for other in rest:
@@ -79,7 +79,7 @@ def merged_header(headers: Sequence[Header]) -> Header:
 
 
 class _Meetings:
-    """When the last rank came to each collective, as far as all its ranks are known."""
+    """Finds when the last rank came to each collective of which all ranks are known."""
 
     def __init__(self) -> None:
         self._kinds = Table[tuple[Group, str, str]]()  # group, stream and operation
@@ -89,7 +89,7 @@ class _Meetings:
         self._are_all: NDArray[np.bool_] = np.zeros(0, bool)
 
     def note(self, columns: SpanColumns) -> int:
-        """Take note of who came when; return what `settled` wants to know."""
+        """Add operations of some ranks; return the number that `settled` takes for them."""
         operations = columns.take(columns.is_operation)
         texts = len(columns.texts)
         group, lane, op = (each.astype(np.int64) for each in (operations.group, operations.lane, operations.op))
@@ -101,7 +101,7 @@ class _Meetings:
         return len(self._noted) - 1
 
     def settled(self, noted: int, columns: SpanColumns) -> SpanColumns:
-        """Return the spans with what is known now, when all are noted."""
+        """Return spans that were added as `noted`, with the arrival of the last rank, once all are added."""
         if not self._of:
             self._meet()
         which = np.flatnonzero(columns.is_operation)
@@ -113,7 +113,7 @@ class _Meetings:
         return replace(columns, met_ns=met_ns)
 
     def _meet(self) -> None:
-        """Find out which operations are one: those of a kind and a number."""
+        """Match operations by kind and sequence number."""
         kind, seq, start_ns = np.concatenate(self._noted, axis=1)
         order = np.lexsort((seq, kind))
         kind, seq, start_ns = kind[order], seq[order], start_ns[order]

@@ -32,18 +32,17 @@ _LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)
 
 UNPACKED_BYTES = 64 << 20
 UNPACKED_RATIO = 100
-"""What a compressed file may unpack to: these bytes, or so many times its own; gzip packs traces 20 times, zeros 1,000
-times."""
+"""Bounds of an unpacked file: so many bytes, or times its packed size; gzip packs traces 20 times, zeros 1,000 times."""
 
 
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write a trace file, compressed if its name ends in `.gz`.
 
-    A regular file appears whole or not at all; links are followed, and what is no file (a pipe, a device) is written
-    to. Equal timelines give equal bytes.
+    A regular file appears whole or not at all; links are followed; a pipe or a device is written to. Equal timelines
+    give equal bytes.
 
     Raises:
-        UsageError: If it cannot be written there.
+        UsageError: It cannot be written there.
     """
     _write(Header.of(timeline), timeline.columns.by_rank().values(), path)
 
@@ -52,7 +51,7 @@ def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
     """Write the trace file of several parts of one run, a rank at a time; otherwise as `write_trace` does.
 
     Raises:
-        UsageError: If it cannot be written there, or they are not parts of one run.
+        UsageError: It cannot be written there, or they are not parts of one run.
     """
     _write(merged_header([part.header for part in parts]), merged_columns(parts), path)
 
@@ -89,10 +88,10 @@ def _put(pieces: Iterable[bytes], file: BinaryIO, *, packed: bool) -> None:
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
     """Read a trace file, ours or as much as can be understood of another tool's.
 
-    From another tool's come complete events (`ph: X`, or `B` and `E`) that are recognisably compute, communication or a
-    profiler step: those of PyTorch's profiler (each file is one rank; `merged` joins them), of Neuron's system
-    profiles, or of whoever names categories alike; and from Chakra's execution traces (`name.RANK.et`) operations. Of
-    a file that was cut off comes what is complete; `meta` says so.
+    Of another tool's file, complete events (`ph: X`, or `B` and `E`) are taken that are recognisably compute,
+    communication or a profiler step: from PyTorch's profiler (each file is one rank; `merged` joins them), from
+    Neuron's system profiles, or from tools that name categories alike; of Chakra's execution traces (`name.RANK.et`)
+    the operations. Of a file that was cut off, all complete events are taken; `meta` says so.
 
     Raises:
         UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
@@ -156,7 +155,7 @@ def _events(header: Header, ranks: Iterable[SpanColumns], at_end: list[tuple[int
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
-    """Give what a file holds, unpacked, and whether that is all of it."""
+    """Open a file for reading, unpacked, and tell whether that is all of it."""
     try:
         with open(path, "rb") as file:
             if file.read(2) == b"\x1f\x8b":
@@ -210,7 +209,7 @@ def _loaded(data: bytes, *, whole: bool) -> tuple[Json, bool]:
 
 
 def _unpacked(data: bytes) -> tuple[bytes, bool]:
-    """Return what a compressed file holds as far as it goes, and whether that is all."""
+    """Return the unpacked content of a compressed file as far as it goes, and whether that is all."""
     limit_bytes = max(UNPACKED_BYTES, UNPACKED_RATIO * len(data))
     text = bytearray()
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:

@@ -111,7 +111,7 @@ NO_PIECES = Pieces(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.
 
 
 def _disjoint(columns: SpanColumns, rows: Rows, doing: int) -> Pieces:
-    """Return spans in order, each from where those before it have ended."""
+    """Return spans in order, each beginning where the spans before it have ended."""
     rows = rows[np.lexsort((columns.end_ns[rows], columns.start_ns[rows]))]
     start_ns, end_ns = columns.start_ns[rows], columns.end_ns[rows]
     start_ns[1:] = np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1])
@@ -119,9 +119,9 @@ def _disjoint(columns: SpanColumns, rows: Rows, doing: int) -> Pieces:
 
 
 def _first(begin: Rows, end: Rows, units: int) -> Rows:
-    """Return, for each of so many units, which of n ranges of units is the first that has it; n where none has.
+    """Return, for each unit, the first of n ranges of units that contains it; n where none does.
 
-    A range is covered by two whose length is a power of two; what holds for one of those holds for both its halves.
+    Two ranges whose length is a power of two cover each range; such a range is split into halves, level by level.
     Cost: the units, times the logarithm of the longest range.
     """
     power = np.frexp(end - begin)[1] - 1
@@ -138,7 +138,7 @@ def _first(begin: Rows, end: Rows, units: int) -> Rows:
 
 
 def _joined(pieces: Pieces) -> Pieces:
-    """Join those that follow each other and are of one span and alike."""
+    """Join pieces that follow each other and are alike and of one span."""
     begins = np.append(True, pieces.start_ns[1:] != pieces.end_ns[:-1])[: len(pieces)]
     begins[runs(pieces.doing, pieces.row)] = True
     ends = np.append(begins[1:], True)[: len(pieces)]

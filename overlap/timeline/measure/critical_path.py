@@ -1,4 +1,4 @@
-"""The critical path: what, one after the other on whichever rank, made the step as long as it is."""
+"""The critical path: the chain of work and waiting, from rank to rank, that made a step as long as it is."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _DOING: tuple[Doing, ...] = ("compute", "program", "wire", "waiting")  # as `act
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A part of the path: what a rank did from one instant to another, which nothing else could have shortened."""
+    """A part of the path: what one rank did from one instant to another."""
 
-    rank: int  # Which
-    start_ns: int  # From when
-    end_ns: int  # To when
+    rank: int
+    start_ns: int
+    end_ns: int
     doing: Doing  # "waiting" is for a rank that is not known
     name: str  # Of the compute or operation, or ""; `call_site` is where that was called
     call_site: str
 
     @property
     def duration_ns(self) -> int:
-        """How long."""
+        """Length of the part."""
         return self.end_ns - self.start_ns
 
     def __str__(self) -> str:
@@ -41,8 +41,8 @@ class Link:
 def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Link]:
     """Return the path in order of time; its links follow each other and fill the window of the rank that ends last.
 
-    It is walked backwards: from an operation to the rank that came last to it, and there from what that did to what it
-    did before. Arguments and errors are those of `metrics.coverage`. Cost: one look at each link.
+    The path is followed backwards: from an operation to the rank that came last to it, and there from each piece of
+    work to the piece before it. Arguments and errors are those of `metrics.coverage`. Cost: one look at each link.
     """
     covers = coverage(timeline, step=step, ranks=ranks)
     window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)

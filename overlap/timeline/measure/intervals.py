@@ -1,6 +1,6 @@
 """Unions of half-open intervals `(start_ns, end_ns)`, the arithmetic under every metric. Exact: integers only.
 
-They are kept as columns, so that an operation on a million of them takes some ten milliseconds.
+Unions are columns, so that an operation on a million intervals takes some ten milliseconds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Merged(Sequence[Interval]):
     """Intervals, sorted, non-empty, pairwise disjoint and not touching.
 
     Attributes:
-        start_ns: n instants at which they begin, int64,
-        end_ns: and before which they end.
+        start_ns: The n instants at which they begin, int64.
+        end_ns: The n instants before which they end, int64.
     """
 
     __slots__ = ("end_ns", "start_ns")
@@ -73,13 +73,13 @@ def union(start_ns: Instants, end_ns: Instants) -> Merged:
 
 
 def intersect(left: Merged, right: Merged) -> Merged:
-    """Return what is covered by both. O(n log m)."""
+    """Return the intersection of two unions. O(n log m)."""
     _, start_ns, end_ns = inside(left.start_ns, left.end_ns, right)
     return Merged(start_ns, end_ns)
 
 
 def inside(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArray[np.intp], Instants, Instants]:
-    """Return the parts of n non-empty intervals that are covered: of which it is one, its start and its end."""
+    """Return the parts of n non-empty intervals that a union covers: the row, the start and the end of each part."""
     first = np.searchsorted(merged.end_ns, start_ns, "right")
     stop = np.searchsorted(merged.start_ns, end_ns, "left")
     at, other = counted(first, stop)
@@ -87,7 +87,7 @@ def inside(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArra
 
 
 def counted(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return every number from `first` up to `stop` of n ranges, none shorter than 0, and before it that of its range.
+    """Return every number from `first` up to `stop` of n ranges, none shorter than 0, and before it the range of each.
 
     `counted([4, 7], [6, 8])` is `[0, 0, 1], [4, 5, 7]`.
     """
@@ -97,17 +97,17 @@ def counted(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np
 
 
 def subtract(left: Merged, right: Merged) -> Merged:
-    """Return what `left` covers and `right` does not. O(n log m)."""
+    """Return the instants that `left` covers and `right` does not. O(n log m)."""
     return intersect(left, outside(right))
 
 
 def outside(merged: Merged) -> Merged:
-    """Return what is not covered, from the beginning of all time to its end."""
+    """Return the complement of a union, from the first instant of 64 bits to the last."""
     return Merged(np.append(_EVER.min, merged.end_ns), np.append(merged.start_ns, _EVER.max))
 
 
 def clip(merged: Merged, window: Interval) -> Merged:
-    """Return what lies in a window. O(log n), and what is returned."""
+    """Return the part of a union inside a window. O(log n), and the size of that part."""
     low, high = window
     first = int(np.searchsorted(merged.end_ns, low, "right"))
     last = int(np.searchsorted(merged.start_ns, high, "left"))
@@ -116,5 +116,5 @@ def clip(merged: Merged, window: Interval) -> Merged:
 
 
 def length(merged: Merged) -> int:
-    """Total covered length."""
+    """Return the total length that a union covers."""
     return int((merged.end_ns - merged.start_ns).sum())

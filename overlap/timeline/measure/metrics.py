@@ -1,9 +1,9 @@
-"""How much communication hid behind compute, per rank and per step, in exact integer nanoseconds.
+"""Metrics of overlap: how much communication hid behind compute, per rank and per step, in exact nanoseconds.
 
     wall = compute_only + overlapped + exposed + idle
     exposed = waiting + wire
 
-hold exactly, because every term is a length of merged intervals inside one window. The overlap ratio is that of
+hold exactly, because every term is a length of merged intervals inside one window. The overlap ratio is defined as in
 HolisticTraceAnalysis (communication_analysis.py): time both busy / communication time.
 """
 
@@ -27,15 +27,15 @@ from .intervals import Interval, Merged, clip, intersect, length, subtract, unio
 class Breakdown:
     """Where the wall time of one rank went, in one step (or the whole run when `step` is None)."""
 
-    rank: int  # Which
-    step: int | None  # Which, or None
-    wall_ns: int  # The length of its window
-    compute_ns: int  # In which it computed
-    comm_ns: int  # In which an operation was active: it waited for its last rank, or its bytes moved
-    overlapped_ns: int  # In which both was so
-    waiting_ns: int  # Of the exposed time, that in which no bytes moved: every active operation waited for a rank
-    transfer_ns: int  # In which bytes moved, exposed or not
-    queued_ns: int  # Of the idle time, that in which an operation had been called that could not begin
+    rank: int
+    step: int | None
+    wall_ns: int  # The length of the window
+    compute_ns: int  # Time in which the rank computed
+    comm_ns: int  # Time in which an operation was active: it waited for its last rank, or its bytes moved
+    overlapped_ns: int  # Time in which the rank computed while an operation was active
+    waiting_ns: int  # Exposed time in which no bytes moved: every active operation waited for a rank
+    transfer_ns: int  # Time in which bytes moved, exposed or not
+    queued_ns: int  # Idle time in which an operation had been called that could not begin
 
     @property
     def compute_only_ns(self) -> int:
@@ -44,17 +44,17 @@ class Breakdown:
 
     @property
     def exposed_ns(self) -> int:
-        """Communicating, not computing: what overlap is there to remove."""
+        """Communicating, not computing: the time that overlap can remove."""
         return self.comm_ns - self.overlapped_ns
 
     @property
     def wire_ns(self) -> int:
-        """Of the exposed time, that in which bytes moved."""
+        """Exposed time in which bytes moved."""
         return self.exposed_ns - self.waiting_ns
 
     @property
     def idle_ns(self) -> int:
-        """Neither."""
+        """Neither computing nor communicating."""
         return self.wall_ns - self.compute_ns - self.exposed_ns
 
     @property
@@ -64,18 +64,18 @@ class Breakdown:
 
     @property
     def ideal_wall_ns(self) -> int:
-        """Wall time if nobody was late, and the shorter of compute and transfer hid entirely behind the longer."""
+        """Wall time if no rank was late, and the shorter of compute and transfer hid entirely behind the longer."""
         return max(self.compute_ns, self.transfer_ns) + self.idle_ns
 
     @property
     def possible_gain_ns(self) -> int:
-        """What that would save."""
+        """The difference between the wall time and the ideal one."""
         return self.wall_ns - self.ideal_wall_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """The merged intervals of one rank inside its window: what a `Breakdown` measures and a drawing shows."""
+    """The merged intervals of one rank inside its window; a `Breakdown` measures them, and a drawing shows them."""
 
     rank: int
     step: int | None
@@ -111,7 +111,7 @@ class Coverage:
         return subtract(subtract(self.called, self.comm), self.compute)
 
     def within(self, window: Interval) -> Coverage:
-        """Return the part in another window. Cost: that of what is in it."""
+        """Return the part inside another window. Cost: proportional to that part."""
         compute, comm, transfer, called = (
             clip(merged, window) for merged in (self.compute, self.comm, self.transfer, self.called)
         )
@@ -138,9 +138,9 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
 
     The window of a step is the rank's own step span (the latest one, if an index was used twice). A program that is
     ahead of its computes leaves a step before they have run: its window ends with the last compute that was issued in
-    it, and begins when those of the steps before are over, so that the windows of such steps follow each other. A rank
-    that recorded no steps at all has the window from the first to the last instant of those that did. Without a step it
-    runs from the first start to the last end over all ranks, the same for each. Cost: a sort of the spans.
+    it, and begins when the computes of the steps before are over, so that the windows of such steps follow each other.
+    A rank that recorded no steps at all has the window from the first to the last instant of the ranks that did.
+    Without a step the window runs from the first start to the last end over all ranks. Cost: a sort of the spans.
 
     Args:
         timeline: The run.
@@ -148,7 +148,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
         ranks: World ranks to look at; None means all that have spans (and, with a step, that recorded that step).
 
     Raises:
-        UsageError: If the timeline is empty, nobody recorded that step, or `ranks` is empty or has one without spans.
+        UsageError: If the timeline is empty, no rank recorded that step, or `ranks` is empty or has one without spans.
     """
     windows = windows_of(timeline, step)
     chosen = _chosen_ranks(sorted(windows), ranks)
@@ -239,7 +239,7 @@ def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
 
 
 def _computed(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
-    """Return from where to where each rank ran the computes that were issued in a step."""
+    """Return the interval in which each rank ran the computes that were issued in each step."""
     issued = columns.take(columns.is_kind("compute") & (columns.step != NONE))
     issued = issued.take(np.lexsort((issued.step, issued.rank)))
     firsts = runs(issued.rank, issued.step)

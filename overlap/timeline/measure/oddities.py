@@ -1,4 +1,4 @@
-"""What cannot be true of a timeline, and what is shown all the same. Pure."""
+"""Oddities of a timeline: spans that cannot be true, and how they are shown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..spans import LEFT_OUT, ORIGIN, Timeline
 
 
 def oddities(timeline: Timeline) -> str:
-    """Return in one line what is wrong with a timeline, and what that means for what is shown; "" if nothing is."""
+    """Return in one line what is wrong with a timeline, and how it is shown; "" if nothing is wrong."""
     columns, ours = timeline.columns, ORIGIN not in timeline.meta
     found = [timeline.meta.get(LEFT_OUT, "")]
-    if ours:  # what others call compute may be many kernels at once
+    if ours:  # a compute of another tool may be many kernels at once
         found += [_twice_at_once(columns), _before_their_call(columns)]
     if columns.rank.size and timeline.world_size <= int(columns.rank.max()):
         found.append(f"the file says {timeline.world_size} ranks, and has rank {columns.rank.max()}; all are shown")
@@ -20,7 +20,7 @@ def oddities(timeline: Timeline) -> str:
 
 
 def _twice_at_once(columns: SpanColumns) -> str:
-    """A lane of computes that were issued is one thread; what programs record of their own may be anything."""
+    """Find crossing computes: a lane of issued computes is one thread; spans that programs record may cross."""
     issued = columns.is_kind("compute") & (columns.issued_ns != NONE)
     compute = columns.take(issued & (columns.end_ns > columns.start_ns))
     thread = compute.rank * len(compute.texts) + compute.lane

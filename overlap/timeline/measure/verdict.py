@@ -1,4 +1,4 @@
-"""The verdict: in one sentence, what a step takes, what of that is exposed, why, and what could be hidden."""
+"""Verdicts: how long a step takes, how much of it is exposed, why, and what could be hidden; and limits on them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from .metrics import Breakdown, coverage
 from .reasons import Cause, reasons
 
 _NAMED = 0.25
-"""A rank is named if it alone caused that part of the waiting; the others are told together."""
+"""A rank is named if it alone caused this part of the waiting; the others are counted together."""
 _TOLD = 0.001
-"""Of the time of all ranks: waiting that is less is not told beside bytes on the wire."""
+"""Part of the time of all ranks: less waiting is not mentioned beside bytes on the wire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a step, or a run, comes to: sums over its ranks in nanoseconds, which are told as the mean of a rank."""
+    """Totals of a step or a run over its ranks, in nanoseconds; as text, the verdict has the means of a rank."""
 
     step: int | None  # The step's index; None if it is the whole run
     ranks: int  # How many were measured
-    wall_ns: int  # That of the longest
-    walls_ns: int  # That of all, added up, as all others are
-    compute_ns: int  # In which ranks computed
-    exposed_ns: int  # In which they only communicated: `waiting_ns` plus `wire_ns`
-    waiting_ns: int  # In which they waited for a rank
-    wire_ns: int  # In which bytes moved
-    transfer_ns: int  # In which bytes moved, exposed or not
-    hideable_ns: int  # How much of the transfer each rank had compute for, were it free to move
-    idle_ns: int  # In which they neither computed nor communicated
-    causes: tuple[Cause, ...]  # Of what is exposed, the most expensive first, over all ranks
+    wall_ns: int  # Wall time of the rank that took longest
+    walls_ns: int  # Wall times of all ranks, added up, as all figures below are
+    compute_ns: int  # Computing
+    exposed_ns: int  # Only communicating: `waiting_ns` plus `wire_ns`
+    waiting_ns: int  # Waiting for a rank
+    wire_ns: int  # Exposed while bytes moved
+    transfer_ns: int  # Moving bytes, exposed or not
+    hideable_ns: int  # The part of the transfer for which each rank had compute, were it free to move
+    idle_ns: int  # Neither computing nor communicating
+    causes: tuple[Cause, ...]  # Of exposed communication over all ranks, the most expensive first
 
     @property
     def exposed_share(self) -> float:
@@ -43,20 +43,20 @@ class Verdict:
 
     @property
     def hidden_share(self) -> float | None:
-        """Of the time in which bytes moved, the part that was hidden; None if none moved."""
+        """The hidden part of the time in which bytes moved; None if none moved."""
         return 1 - self.wire_ns / self.transfer_ns if self.transfer_ns else None
 
     @property
     def possible_share(self) -> float | None:
-        """Of that time, the part for which there was compute on the same rank."""
+        """The part of the time in which bytes moved that had compute on the same rank; None if none moved."""
         return self.hideable_ns / self.transfer_ns if self.transfer_ns else None
 
     def blamed(self) -> list[tuple[int | None, Cause, int]]:
-        """Return who was waited for, with what it mostly did then and how long in all, most expensive first."""
+        """Return the ranks that were waited for, what each mostly did then, and for how long; most expensive first."""
         return _by_rank([cause for cause in self.causes if cause.rank is not None or cause.doing == "unknown"])
 
     def moved(self) -> list[tuple[Cause, int]]:
-        """Return whose bytes were exposed on the wire, by operation and place, most expensive first."""
+        """Return the operations whose bytes were exposed on the wire, by place, most expensive first."""
         found: dict[tuple[str, str], tuple[Cause, int]] = {}
         for cause in self.causes:
             if cause.doing == "wire" and cause.rank is None:
@@ -65,14 +65,14 @@ class Verdict:
         return sorted(found.values(), key=lambda each: (-each[1], str(each[0])))
 
     def __str__(self) -> str:
-        """Say it, times in the unit of the step."""
+        """Return the verdict in one line, times in the unit of the step."""
         return self.told()
 
     def told(self, *, named: int = 4) -> str:
-        """Say it in one line, times in the unit of the step.
+        """Return the verdict in one line, times in the unit of the step.
 
         Args:
-            named: How many of the ranks that were waited for are named at most.
+            named: Name at most so many of the ranks that were waited for.
         """
         name, unit_ns = figure_unit(self.wall_ns)
         what = "whole run" if self.step is None else "step"
@@ -125,7 +125,7 @@ def verdict_of(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
 
 
 def judge(rows: Sequence[Breakdown], causes: Sequence[Cause], *, step: int | None) -> Verdict:
-    """Judge what each rank's time went to, and the causes of what was exposed."""
+    """Return the verdict on the breakdowns of some ranks, and on the causes of their exposed communication."""
     return Verdict(
         step=step,
         ranks=len(rows),
@@ -145,7 +145,7 @@ def _sum(rows: Sequence[Breakdown], name: str) -> int:
 
 
 def _by_rank(causes: Sequence[Cause]) -> list[tuple[int | None, Cause, int]]:
-    """Add up by rank; of what a rank did, the most expensive stands for it."""
+    """Add up causes by rank; the most expensive thing that a rank did stands for it."""
     totals: dict[int | None, int] = {}
     did: dict[int | None, dict[str, tuple[int, Cause]]] = {}
     for cause in causes:
@@ -171,22 +171,22 @@ _NAMES = ("step", "hidden", *_MEAN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One condition."""
+    """A condition on a verdict, such as `exposed > 5%` or `step > 41ms`, that a run must not meet."""
 
     # "step" (the longest rank's time), "compute", "exposed", "waiting", "wire", "idle" (means of the ranks), or
     # "hidden" (of the time in which bytes moved).
     name: str
-    above: bool  # Whether it holds above the bound, or else below
+    above: bool  # Whether the condition holds above the bound, or else below
     bound: float  # In percent of the ranks' time, or in nanoseconds
     unit: str  # "%", "ns", "us", "ms" or "s"
 
     def holds(self, verdict: Verdict) -> bool:
-        """Whether a run has come to it; of what there is not, nothing holds."""
+        """Whether a verdict meets the condition; a figure that there is not meets none."""
         value = self._value(verdict)
         return value is not None and (value > self.bound if self.above else value < self.bound)
 
     def told(self, verdict: Verdict) -> str:
-        """Say what the run has come to, beside the bound."""
+        """Return the figure of a verdict beside the bound, as text."""
         value = self._value(verdict)
         if value is None:
             return f"{self.name}: there is none"
@@ -209,7 +209,7 @@ def parse_limit(text: str) -> Limit:
     """Read `NAME > BOUND` or `NAME < BOUND`.
 
     Raises:
-        UsageError: If it is none, or the unit does not fit the name.
+        UsageError: If the text is no condition, or the unit does not fit the name.
     """
     match = _LIMIT.fullmatch(text)
     if match is None or match[1] not in _NAMES or match[4] not in ("%", *_UNITS_NS):
