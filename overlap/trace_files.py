@@ -1,4 +1,4 @@
-"""Where the runs of this process write their traces, and which of them they have written."""
+"""Paths of trace files: where the runs of this process write their traces, and which files they have written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 _ENDINGS = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
 
-_given: dict[str, list[Path]] = {}  # what next_path has handed out, by what it was asked for
-_kept: set[Path] = set()  # of these, those that were written
+_given: dict[str, list[Path]] = {}  # the paths that `next_path` has returned, by the path asked for
+_kept: set[Path] = set()  # the paths of them that were written
 
 
 def next_path(path: str) -> Path:
@@ -22,7 +22,7 @@ def next_path(path: str) -> Path:
 
 
 def keep(file: str | os.PathLike[str]) -> None:
-    """Take note that a run has written its trace."""
+    """Note that a run has written its trace."""
     _kept.add(Path(file))
 
 
@@ -32,12 +32,12 @@ def asked(path: str) -> list[Path]:
 
 
 def written(path: str) -> list[Path]:
-    """Return those of them that were written."""
+    """Return the files that `next_path(path)` has given and runs have written."""
     return [file for file in asked(path) if file in _kept]
 
 
 def forget() -> None:
-    """Begin with the number 1 again."""
+    """Forget all paths, so that numbers begin with 1 again."""
     _given.clear()
     _kept.clear()
 

@@ -1,4 +1,4 @@
-"""A schedule drawn as a grid of ranks by steps, for 80 columns. Steps that are alike share a column."""
+"""Drawing of a schedule as a grid of ranks by steps, for 80 columns; steps that are alike share a column."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def step_grid(schedule: Schedule) -> list[str]:
 
 
 def _columns(schedule: Schedule) -> tuple[list[int], list[str]]:
-    """Return the first step of each run of steps that are alike, and what to call the run."""
+    """Return the first step and the label of each run of steps that are alike."""
     repeats = [each.repeat for each in rounds(schedule).rounds]
     firsts = np.cumsum([0, *repeats[:-1]]).tolist()
     return firsts, [f"{a}-{a + n - 1}" if n > 1 else str(a) for a, n in zip(firsts, repeats, strict=True)]

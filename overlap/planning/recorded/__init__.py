@@ -1,7 +1,7 @@
-"""A recorded run as a program, for the same cluster or a larger one.
+"""Recorded runs as programs, for the cluster that they ran on or a larger one.
 
-`tape` reads off a timeline what each rank issued and after what, `growth` says which rank of a cluster does what which
-recorded one did, `player` does it.
+`tape` infers from a timeline what each rank issued, and after what; `growth` maps the ranks of a cluster to recorded
+ranks; `player` issues the same on them.
 """
 
 from .growth import Growth, growth_of

@@ -1,4 +1,4 @@
-"""Which rank of a cluster does what which recorded rank did, and with whom. Pure."""
+"""Mapping of the ranks of a cluster, and of their groups and peers, to recorded ranks. Pure."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _PARALLEL = re.compile(r"(?:^|[^a-z]|x)(?:dp|ddp|fsdp|hsdp|data|replicas?)(?:$|[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """How recorded ranks lie among those of a cluster: a grid of outer x grown x inner, whose middle axis grows."""
+    """Places of recorded ranks in a cluster: a grid of outer x grown x inner, whose middle axis grows."""
 
     recorded: int  # Ranks of the trace
     ranks: int  # Of the cluster
     degree: int  # Of the axis that grows, in the trace
     stride: int  # Between its ranks
-    names: frozenset[str]  # Of the groups that grow; that of all ranks always does
-    # Of each rank of the trace that was not recorded, the one that was and does what it did.
+    names: frozenset[str]  # Of the groups that grow; the group of all ranks always does
+    # For each rank of the trace that was not recorded, a recorded rank that did alike.
     stand_ins: Mapping[int, int]
 
     @property
     def grown(self) -> int:
-        """The same axis, on the cluster."""
+        """Size of the axis that grows, on the cluster."""
         return self.degree * self.ranks // self.recorded
 
     def like(self, rank: int) -> int:
-        """Return the recorded rank that does what a rank of the cluster does."""
+        """Return the recorded rank that a rank of the cluster is like."""
         outer, place, inner = self._coordinates(rank, self.grown)
         known = (outer * self.degree + place % self.degree) * self.stride + inner
         return self.stand_ins.get(known, known)
 
     def group(self, rank: int, name: str, members: Sequence[int]) -> tuple[int, ...]:
-        """Return the group in which a rank of the cluster does what its like did in a group of recorded ranks."""
+        """Return the group of a rank of the cluster that corresponds to a group of the recorded rank that it is like."""
         members = self._shifted(rank, members)
         if self.grows(name, members):
             copies = range(-(-self.grown // self.degree))
@@ -48,11 +48,11 @@ class Growth:
                 sorted({at for copy in copies for each in members if (at := self._at(each, copy)) is not None})
             )
         found = [self._at(each, self._copy(rank)) for each in members]
-        assert None not in found  # `growth_of` has seen to it
+        assert None not in found  # `growth_of` has checked that
         return tuple(each for each in found if each is not None)
 
     def peer(self, rank: int, recorded: int) -> int:
-        """Return the rank of the cluster that is to a rank what a recorded one was to its like."""
+        """Return the peer of a rank of the cluster, from the peer of the recorded rank that it is like."""
         found = self._at(recorded, self._copy(rank))
         assert found is not None
         return found
@@ -78,7 +78,7 @@ class Growth:
         return None if place >= self.grown else (outer * self.grown + place) * self.stride + inner
 
     def _shifted(self, rank: int, members: Sequence[int]) -> Sequence[int]:
-        """Return the group of the recorded rank, from that of the one that stands in for it: the same row elsewhere."""
+        """Return the group of a rank that was not recorded, from that of the rank that stands in for it."""
         outer, place, inner = self._coordinates(rank, self.grown)
         own = (outer * self.degree + place % self.degree) * self.stride + inner
         if own not in self.stand_ins:
@@ -91,16 +91,16 @@ class Growth:
 def growth_of(tape: Tape, ranks: int, names: Sequence[str] = ()) -> Growth:
     """Lay a recorded run on the ranks of a cluster.
 
-    Groups of data parallel ranks grow or shrink with it; all others keep their sizes. What grows are the groups with
-    such names, or if none are given those whose name says `dp`, `fsdp` or `data`; or that of all ranks.
+    Groups of data parallel ranks grow or shrink with the cluster; all others keep their sizes. The groups that grow are
+    given by name, or are the groups whose name says `dp`, `fsdp` or `data`, or else the group of all ranks.
 
     Args:
-        tape: What was recorded.
-        ranks: Of the cluster.
-        names: Of groups.
+        tape: The recorded run.
+        ranks: The number of ranks of the cluster.
+        names: Names of the groups that grow.
 
     Raises:
-        UsageError: If nobody knows what grows, or it cannot grow to so many ranks.
+        UsageError: The groups that grow are not known, or cannot grow to so many ranks.
     """
     groups = _groups(tape)
     stand_ins = _stand_ins(tape, groups)
@@ -145,7 +145,7 @@ def _told(sizes: Mapping[str, set[int]]) -> str:
 
 
 def _moves_much(tape: Tape) -> bool:
-    """Whether all ranks together reduce or gather at least half of the bytes: then all of them share the samples."""
+    """Whether groups of all ranks move at least half of the bytes: then all ranks are data parallel."""
     total = of_world = 0
     for moves in tape.moves.values():
         for move in moves:
@@ -156,7 +156,7 @@ def _moves_much(tape: Tape) -> bool:
 
 
 def _axis(rows: Sequence[tuple[int, ...]], world_size: int) -> tuple[int, int]:
-    """Return degree and stride of the axis that grows: that of the largest groups, or a copy of everything."""
+    """Return degree and stride of the axis that grows: of the largest groups, or 1 for copies of the whole run."""
     if rows:
         degree = max(map(len, rows))
         largest = [tuple(sorted(row)) for row in rows if len(row) == degree]
@@ -171,7 +171,7 @@ def _axis(rows: Sequence[tuple[int, ...]], world_size: int) -> tuple[int, int]:
 
 
 def _stand_ins(tape: Tape, groups: Iterable[tuple[str, tuple[int, ...]]]) -> dict[int, int]:
-    """Return who stands in for ranks without a trace, if the groups are rows of which others can be told."""
+    """Return a recorded rank for each rank without a trace, if its groups can be derived from the recorded groups."""
     missing = sorted(set(range(tape.world_size)) - tape.moves.keys())
     if not missing:
         return {}
@@ -188,7 +188,7 @@ def _stand_ins(tape: Tape, groups: Iterable[tuple[str, tuple[int, ...]]]) -> dic
 
 
 def _check_whole(growth: Growth, groups: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Refuse an axis that is cut within groups that keep their size."""
+    """Check that groups that keep their size are not cut by the end of the axis that grows."""
     rest = growth.grown % growth.degree
     for name, members in groups if rest else ():
         beyond = [each for each in members if growth.place(each) >= rest]

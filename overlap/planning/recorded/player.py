@@ -1,4 +1,4 @@
-"""A recorded run as a program: the same computes and operations, in the same order, after the same things."""
+"""Player of a recorded run: issues its computes and operations in their order, each after its dependencies."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _NAMES = dict.fromkeys(PAIRED, Collective.P2P.text)
 
 
 async def play(rank: Rank, tape: Tape, growth: Growth, factor: float = 1.0) -> None:
-    """Run on this rank what a recorded one did.
+    """Run on this rank the program of a recorded one.
 
     Args:
         rank: This rank, of `growth.ranks`.
-        tape: What was recorded.
-        growth: Whom this rank is like.
-        factor: Of the time that computes take.
+        tape: The recorded run.
+        growth: The mapping of ranks to recorded ranks.
+        factor: Computes take so many times their recorded time.
     """
     await _Player(rank, tape.moves[growth.like(rank.rank)], growth, factor).run()
 
 
 class _Player:
-    """What a rank issues."""
+    """The program of one rank, while it runs."""
 
     def __init__(self, rank: Rank, moves: Sequence[Move], growth: Growth, factor: float) -> None:
         self._rank, self._moves, self._growth, self._factor = rank, moves, growth, factor
@@ -42,7 +42,7 @@ class _Player:
         self._steps: dict[int | None, AbstractContextManager[None]] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         wanted = {(m.info.group, m.info.ranks) for m in moves if m.kind == "collective"}
-        # Groups of the same ranks are told apart by the order in which they are made: the same on all of them.
+        # Groups of the same ranks differ in the order in which they are made, which is the same on all ranks.
         for name, ranks in sorted(wanted):
             members = growth.group(rank.rank, name, ranks)
             whole = name == WORLD and len(members) == rank.world_size
@@ -55,7 +55,7 @@ class _Player:
             self._issued.append(self._issue(move))
 
     async def _wait(self, move: Move) -> None:
-        """Do nothing for as long as the recorded program did."""
+        """Wait as the recorded program did: for what it awaited, and then for its pause."""
         at_ns = self._rank.now_ns() + move.pause_ns
         for after in move.awaits:
             future = self._issued[after.move]
@@ -82,7 +82,7 @@ class _Player:
         return self._communicate(move, needs)
 
     def _when(self, after: After) -> object:
-        """Return what is there once something is over, and a delay after it."""
+        """Return a future that is done a delay after a move is over."""
         future = None if after.move == ITSELF else self._issued[after.move]
         return self._rank.spawn(_later, [future], after.delay_ns, None) if after.delay_ns else future
 
@@ -119,13 +119,13 @@ class _Player:
         return own.recv(((_count(move, 1),), numpy_dtype(move.dtype)), peer, move.tag, **told)
 
     def _input(self, move: Move, size: int, needs: list[object]) -> Any:
-        """Return an array of the size that this rank puts in, or a future of it if it waits for something."""
+        """Return an array of the size that this rank puts in, or a future of it if the operation waits for something."""
         x = self._rank.empty(_count(move, size), numpy_dtype(move.dtype))
         return self._rank.spawn(_later, needs, 0, x) if needs else x
 
 
 def _count(move: Move, size: int) -> int:
-    """Return the elements that a rank puts in; recorded are those of the larger of input and result."""
+    """Return the elements that a rank puts in; recorded is the size of the larger of input and result."""
     traits, of = Collective(_NAMES.get(move.info.op, move.info.op)).traits, move.info.nbytes
     each = -(-of // (numpy_dtype(move.dtype).itemsize * size))
     if traits.gathers and not traits.scatters:

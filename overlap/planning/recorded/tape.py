@@ -1,4 +1,4 @@
-"""A measured run as what each rank issues: in which order, and after what. Pure."""
+"""Tapes of recorded runs: what each rank issues, in which order, and after what. Pure."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ...timeline.spans import CUT, ORIGIN, Timeline
 MoveKind: TypeAlias = Literal["compute", "collective", "message", "kept", "begin", "end"]
 
 UNTYPED = "float32"
-"""What elements are taken for of which a trace does not say it."""
+"""Type of elements of which a trace does not say the type."""
 
 ITSELF = -1
-"""Instead of the index of a move: its own issue."""
+"""Stands for the index of a move: the move's own issue."""
 
 _DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "c10::half": "float16", "c10::bfloat16": "bfloat16",
@@ -37,30 +37,30 @@ _ROOTED = frozenset(each.text for each in Collective if each.traits.rooted)
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """What has to be over."""
+    """A move that has to be over, and a delay after it."""
 
     move: int  # Its index among those of the same rank, or `ITSELF`
-    delay_ns: int  # How much later, as the trace has it: what no span explains
+    delay_ns: int  # Recorded time that no span explains
 
 
 @dataclass(slots=True, kw_only=True)
 class Move:
-    """Something that a rank issues."""
+    """One thing that a rank issues."""
 
-    # A compute; a collective; an end of a message; communication whose size or partners nobody knows, which keeps its
+    # A compute; a collective; an end of a message; communication of unknown size or partners, which keeps its recorded
     # time; the begin or end of a step.
     kind: MoveKind
     span: Span  # As recorded
     lane: str = ""  # The stream on which it is issued
-    dtype: str = ""  # Of what communicates
-    tag: int = 0  # Of a message, which number it has among those from its sender to its receiver
-    pause_ns: int = 0  # What the program does before it issues this, that no span explains
-    awaits: tuple[After, ...] = ()  # What the program waits for before it does
-    needs: tuple[After, ...] = ()  # What it waits for itself
+    dtype: str = ""  # Of communication
+    tag: int = 0  # Of a message
+    pause_ns: int = 0  # Time of the program before it issues this, that no span explains
+    awaits: tuple[After, ...] = ()  # The moves that the program awaits before it issues this
+    needs: tuple[After, ...] = ()  # The moves that this waits for itself
 
     @property
     def info(self) -> CollectiveInfo:
-        """What is known of communication."""
+        """Details of communication."""
         assert self.span.info is not None
         return self.span.info
 
@@ -69,17 +69,17 @@ class Move:
 class Tape:
     """A recorded run."""
 
-    world_size: int  # Ranks that it had
+    world_size: int
     moves: Mapping[int, Sequence[Move]]  # Of each rank that was recorded, in the order in which its program issued them
-    cluster: str | None  # On which it was, if the trace says so
-    clock: str  # On which it was
-    steps: int  # How many it has
-    step_ns: int  # Its median one, or the whole run
-    notes: Sequence[str] = field(default=())  # What the trace does not say, and what is done instead
+    cluster: str | None  # The recorded one, if the trace names it
+    clock: str
+    steps: int  # Number of steps
+    step_ns: int  # Wall time of the median step, or of the whole run
+    notes: Sequence[str] = field(default=())  # What the trace does not say, and what is assumed instead
 
 
 def tape_of(timeline: Timeline) -> Tape:
-    """Read off a timeline what its ranks issued, and after what; `replay.inference` says how.
+    """Infer from a timeline what its ranks issued, and after what; `replay.inference` says how.
 
     Raises:
         UsageError: If it is empty.
@@ -105,11 +105,11 @@ def tape_of(timeline: Timeline) -> Tape:
 
 
 class _Told:
-    """What a timeline says of each span of communication: a kind, a dtype and a tag.
+    """Makes moves of spans: finds the kind, dtype and tag of communication.
 
     Args:
-        timeline: All of it.
-        notes: Counts what is not known.
+        timeline: The recorded run.
+        notes: Counts what the trace does not say.
     """
 
     def __init__(self, timeline: Timeline, notes: Counter[str]) -> None:
@@ -120,7 +120,7 @@ class _Told:
         self._complete = _complete(comm, timeline.ranks())
 
     def of(self, span: Span) -> Move | None:
-        """Return what is issued for a span; None if it has to be left out."""
+        """Return the move of a span; None if it has to be left out."""
         info = span.info
         if span.kind == "compute":
             return Move(kind="compute", span=span)
@@ -141,11 +141,11 @@ class _Told:
         return Move(kind="collective", span=span, lane=self._lane(span, info), dtype=self._dtype(info))
 
     def _lane(self, span: Span, info: CollectiveInfo) -> str:
-        """Others' traces number the operations of each kind, and do not tell in which order all of them were issued."""
+        """Return the stream: traces of other tools number the operations of each kind, and have no order of all of them."""
         return span.lane if self._ours else info.op
 
     def tag(self, span: Span) -> int | None:
-        """Return that of a message; None of anything else."""
+        """Return the tag of a message; None for any other span."""
         return self._tags.get(id(span))
 
     def _kept(self, span: Span, why: str) -> Move:
@@ -168,7 +168,7 @@ def _meeting(info: CollectiveInfo) -> tuple[object, ...]:
 
 
 def _complete(comm: Iterable[Span], recorded: Sequence[int]) -> dict[tuple[object, ...], bool]:
-    """Return of each collective whether all ranks of its group have it that have anything."""
+    """Return of each collective whether all recorded ranks of its group have it."""
     met: dict[tuple[object, ...], set[int]] = {}
     for span in comm:
         if span.info is not None:
@@ -180,7 +180,7 @@ def _complete(comm: Iterable[Span], recorded: Sequence[int]) -> dict[tuple[objec
 def _tags(comm: Iterable[Span]) -> dict[int, int]:
     """Return the tags of messages by the identity of a span, the same at both ends; no end is left alone.
 
-    A trace has no tags. Ours number the messages of each tag; those of others get a tag each.
+    A trace has no tags. Our own traces number the messages of each tag; each message of another tool gets its own tag.
     """
     ends: dict[tuple[tuple[int, ...], bool], list[Span]] = {}
     for span in comm:
@@ -201,14 +201,14 @@ def _tags(comm: Iterable[Span]) -> dict[int, int]:
 
 
 def _order(span: Span) -> tuple[int, int, int]:
-    """Both ends of a message of ours have met at the same instant; of others only the order is known."""
+    """Return the sort key of a message: when both ends met, or the start in a trace of another tool."""
     assert span.info is not None
     at_ns = span.info.met_ns if span.info.op == Collective.P2P.text else span.start_ns
     return at_ns, span.info.seq, span.info.nbytes
 
 
 def _moves(timeline: Timeline, told: _Told) -> dict[int, list[Move]]:
-    """Return what each rank issues: the nodes of a replay in the order of its program."""
+    """Return the moves of each rank: the nodes of a replay in the order of its program."""
     graph = graph_of(timeline)
     program: dict[int, list[Node]] = {}
     works: dict[Node, Node] = {}  # by the instants of programs that issue them
@@ -227,13 +227,13 @@ def _moves(timeline: Timeline, told: _Told) -> dict[int, list[Move]]:
 
 
 class _Program:
-    """What one rank issues.
+    """Makes the moves of one rank.
 
     Args:
         works: Computes and arrivals of communication, by the instant that issues them.
         over: Arrivals of communication by its end.
         marks: Begins and ends of steps by their instant.
-        told: What is known of communication.
+        told: Makes a move of a span.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class _Program:
         self._before: dict[tuple[object, ...], Node] = {}  # on the same stream of a group
 
     def moves(self, nodes: Sequence[Node]) -> list[Move]:
-        """Return all of it."""
+        """Return the moves of the nodes of the program, in order."""
         for _, instant in groupby(nodes, self._issued_ns):
             self._add_all(list(instant))
         return self._moves
@@ -257,7 +257,7 @@ class _Program:
         return self._works[node].span.called_ns
 
     def _add_all(self, nodes: Sequence[Node]) -> None:
-        """Append what is issued in one instant, whose order a trace does not tell: nothing before what it needs."""
+        """Append the moves of one instant, each after the moves that it needs: a trace does not tell their order."""
         first = len(self._moves)
         awaited = self._after(each for node in nodes for each in (*node.after, *((n, 0.0) for n in node.likely)))
         waiting = {self._works[node]: node for node in nodes if node in self._works}

@@ -1,10 +1,10 @@
 """Lanes of characters: intervals are painted onto a row of small units, and units are read back as cells.
 
 Exposed communication differs from hidden communication by glyph, not only by colour: bytes on the wire stand at full
-height, waiting for a rank is shaded, and hidden communication stays low. Compute and bytes have edges at an eighth of a cell,
-hidden communication at half a cell, waiting at the cell; in plain ASCII, and with one row per rank, the unit is the
-cell. An interval shorter than a unit is still drawn as one; exposed communication is drawn over hidden communication,
-and bytes over waiting, so that nothing exposed is overlooked.
+height, waiting for a rank is shaded, and hidden communication stays low. Compute and bytes have edges at an eighth of a
+cell, hidden communication at half a cell, waiting at the cell; in plain ASCII, and with one row per rank, the unit is
+the cell. An interval shorter than a unit is still drawn as one; exposed communication is drawn over hidden
+communication, and bytes over waiting, so that nothing exposed is overlooked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Chakra execution traces (mlcommons/chakra): one file for each rank, a graph of operations with durations.
 
-`wire` reads protobuf messages, `nodes` makes operations of them (or of the flavour in JSON), and `ordering` gives them
-times: those that were recorded, or else the earliest that their dependencies allow, because the converter from PyTorch
-writes durations only.
+Operations come from protobuf messages or from the variant in JSON. Their times are the recorded ones, or else the
+earliest that their dependencies allow, because the converter from PyTorch writes durations only. Numbers of fields and
+kinds: mlcommons/chakra, schema/protobuf/et_def.proto.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _NAME = re.compile(r"(?P<prefix>.*?)(?:\.(?P<rank>\d+))?\.(?:et|json)(?:\.gz)?")
 
 
 def is_chakra(path: Path) -> bool:
-    """Whether it is called as its messages are: `name.RANK.et`, compressed or not."""
+    """Whether a file is named as files of messages are: `name.RANK.et`, compressed or not."""
     return path.name.endswith((".et", ".et.gz"))
 
 
 def is_chakra_json(document: object) -> bool:
-    """Whether it is the flavour in JSON."""
+    """Whether a document is the variant in JSON."""
     return isinstance(document, Mapping) and isinstance(document.get("workload_graph"), list)
 
 
 def from_chakra(path: Path, data: bytes) -> tuple[Timeline, bool]:
-    """Read a file's messages; return also whether it was cut off after what is complete.
+    """Read the messages of a file; return also whether the last one was cut off.
 
     Raises:
         UsageError: If it has no durations, or its dependencies go round in a circle.
@@ -46,12 +46,12 @@ def from_chakra(path: Path, data: bytes) -> tuple[Timeline, bool]:
 
 
 def from_chakra_json(path: Path, document: Mapping[str, Json]) -> Timeline:
-    """Read the flavour in JSON; errors are those of `from_chakra`."""
+    """Read the variant in JSON; errors are those of `from_chakra`."""
     return timeline_of(nodes_of_json(document), *_place(path))
 
 
 def _place(path: Path) -> tuple[int, int]:
-    """Return rank and size of the world, as the file and those beside it are called."""
+    """Return rank and size of the world, from the names of the file and of the files beside it."""
     match = _NAME.fullmatch(path.name)
     if match is None or match["rank"] is None:
         return 0, 1
@@ -74,21 +74,21 @@ _GROUPS = "process_group:init"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An operation."""
+    """An operation of one rank."""
 
-    id: int  # By which others name it
-    name: str  # As recorded
-    work: Work  # What it is
-    op: str = ""  # Of communication, which
-    start_ns: int | None = None  # When it began; None if that was not recorded
-    length_ns: int = 0  # How long it took
-    after: tuple[int, ...] = ()  # Those that have to be over before it begins
-    on_cpu: bool = False  # Whether a processor of the host does it
-    lane: str = ""  # The stream or thread on which it is, one after the other
-    nbytes: int = 0  # Of communication, what goes in on this rank
-    peer: int | None = None  # Of a message, the other rank, if it tells
-    group: str = "world"  # Of communication, the name of its group
-    # Ranks of groups, if it tells of them; an empty list means all.
+    id: int  # By which dependencies name it
+    name: str
+    work: Work
+    op: str = ""  # Of communication: the operation
+    start_ns: int | None = None  # None if the start was not recorded
+    length_ns: int = 0
+    after: tuple[int, ...] = ()  # The operations that have to be over before it begins
+    on_cpu: bool = False  # Whether a processor of the host carries it out
+    lane: str = ""  # Its stream or thread
+    nbytes: int = 0  # Of communication: the bytes that go in on this rank
+    peer: int | None = None  # Of a message: the other rank, if it is recorded
+    group: str = "world"  # Of communication: the name of its group
+    # Ranks of groups, if the operation creates some; an empty list means all.
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -153,7 +153,7 @@ def _made(
 
 
 def _attribute(message: bytes) -> Iterator[tuple[str, _Plain]]:
-    """Yield name and value; writers do not agree on signs, so whichever is there counts."""
+    """Yield name and value; writers differ in signed and unsigned types, so any type counts."""
     name, found = "", None
     for number, value in fields(message):
         if number == 1:
@@ -211,7 +211,7 @@ def _groups(said: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def nodes_of_json(document: Mapping[str, Json]) -> list[Node]:
-    """Return the operations of the flavour in JSON.
+    """Return the operations of the variant in JSON.
 
     Raises:
         ValueError: If one is no object, or has no number.
@@ -237,8 +237,8 @@ def _node_of_json(given: Json) -> Node:
 def timeline_of(nodes: Sequence[Node], rank: int, world_size: int) -> Timeline:
     """Make the timeline of one rank.
 
-    Where anything runs on a device, computes are what does, and the host only takes time. Durations of communication
-    contain what was waited for others.
+    If anything runs on a device, only work on devices counts as compute. Durations of communication contain the
+    waiting for other ranks.
 
     Raises:
         UsageError: If nothing takes any time, or dependencies go round in a circle.
@@ -263,7 +263,7 @@ def timeline_of(nodes: Sequence[Node], rank: int, world_size: int) -> Timeline:
 
 
 def _replayed(nodes: Sequence[Node]) -> dict[int, int]:
-    """Let each begin as soon as what it depends on is over and its lane is free, in the order of that and of ids."""
+    """Let each operation begin as soon as its dependencies are over and its lane is free, ties in the order of ids."""
     known = {node.id: node for node in nodes}
     missing = {node.id: len({each for each in node.after if each in known}) for node in nodes}
     later: dict[int, list[int]] = {}

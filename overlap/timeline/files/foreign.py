@@ -1,4 +1,8 @@
-"""Traces of other tools: take what is recognisably compute, communication or a step, and say so when nothing is."""
+"""Traces of other tools: events that are recognisably compute, communication or a step; and Neuron's profiles.
+
+Names, fields and units of Neuron's system profiles: aws-neuron-sdk,
+tools/neuron-explorer/profile-schema-reference.rst.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,12 @@ _STEP_NAME = re.compile(r"ProfilerStep#(\d+)")
 
 
 def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timeline:
-    """Read the events of a trace without our fields: PyTorch's profiler, Neuron's, or whoever names things alike.
+    """Read the events of a trace without our fields: from PyTorch's profiler, Neuron's, or tools that name things alike.
 
     The profiler's file holds one rank, named in `distributedInfo`; elsewhere the pid is taken as the rank.
 
     Raises:
-        UsageError: If no event is recognised, or a pid is not a number, naming what was looked for and what was there.
+        UsageError: No event is recognised, or a pid is not a number; the message names what was expected and found.
     """
     slices, backwards = forwards(complete(events), "dur")
     if is_neuron(document):
@@ -50,7 +54,7 @@ def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timel
 
 
 def complete(events: Sequence[Event]) -> list[Event]:
-    """Return the complete events, those made of a begin and an end on one thread included."""
+    """Return the complete events, including pairs of a begin and an end on one thread."""
     slices = [event for event in events if event.get("ph") == "X"]
     open_on: dict[tuple[object, object], list[Event]] = {}
     for event in events:
@@ -122,14 +126,14 @@ E = TypeVar("E", bound="Mapping[str, Json]")
 
 
 def forwards(events: Sequence[E], duration: str) -> tuple[list[E], list[E]]:
-    """Part events from those whose field of that name is negative."""
+    """Return the events whose duration is not negative, and the others: events that end before they start."""
     backwards = [event for event in events if isinstance(took := event.get(duration), int | float) and took < 0]
     gone = set(map(id, backwards))
     return [event for event in events if id(event) not in gone], backwards
 
 
 def left_out(events: Sequence[Mapping[str, Json]]) -> str:
-    """Say which were left out."""
+    """Return which events were left out, as text."""
     which = "1 event ends before it starts" if len(events) == 1 else f"{len(events)} events end before they start"
     return f"{which} ({'first: ' * (len(events) > 1)}'{events[0].get('name', '')}'): shown is the rest"
 
@@ -138,7 +142,7 @@ _NEURON_KINDS: dict[str, Kind] = {"nc_exec_running": "compute", "cc_running": "c
 
 
 def is_neuron(document: Mapping[str, Json]) -> bool:
-    """Whether it is a system profile."""
+    """Whether a document is a system profile of the Neuron tools."""
     return isinstance(document.get("trace_events"), list)
 
 
@@ -146,7 +150,7 @@ def from_neuron(document: Mapping[str, Json]) -> Timeline | None:
     """Read the hardware events of a system profile; None if it has none. A rank is a `worker_gid`, or a NeuronCore.
 
     Raises:
-        ValueError: A field is no number, or all end before they start.
+        ValueError: A field is no number, or all events end before they start.
     """
     events = document.get("trace_events")
     known = [event for event in events if isinstance(event, Mapping)] if isinstance(events, list) else []

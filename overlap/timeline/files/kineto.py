@@ -31,12 +31,12 @@ _OPS = {
 
 
 def is_kineto(document: Mapping[str, Json]) -> bool:
-    """Whether the profiler has written it."""
+    """Whether the profiler has written a document."""
     return any(name in document for name in ("distributedInfo", "baseTimeNanoseconds", "schemaVersion"))
 
 
 def from_kineto(events: Sequence[Event], document: Mapping[str, Json]) -> Timeline | None:
-    """Read the complete events of a file; None if it shows neither compute nor communication."""
+    """Read the complete events of a file; None if they show neither compute nor communication."""
     rank, world = _place(document)
     base_ns = document.get("baseTimeNanoseconds")
     reader = _Reader(rank, world, base_ns if isinstance(base_ns, int) else 0)
@@ -56,12 +56,14 @@ def _place(document: Mapping[str, Json]) -> tuple[int, int]:
 
 
 class _Reader:
+    """Turns events of one file into spans; numbers its collectives."""
+
     def __init__(self, rank: int, world: int, base_ns: int) -> None:
         self._rank, self._world, self._base_ns = rank, world, base_ns
         self._numbers: dict[tuple[str, str], int] = {}
 
     def steps(self, events: Iterable[Event]) -> Iterator[Span]:
-        """Yield the profiler's steps; on a GPU's tracks there are copies of them."""
+        """Yield the profiler's steps, without their copies on the tracks of a GPU."""
         for event in events:
             match = _STEP.fullmatch(str(event.get("name", "")))
             if match and event.get("cat") == "user_annotation":
@@ -77,7 +79,7 @@ class _Reader:
             yield from self._operators(events)
 
     def _operators(self, events: Sequence[Event]) -> Iterator[Span]:
-        """Yield the operators that are inside no other of their thread; those of c10d only enqueue, or wait."""
+        """Yield the operators that are inside no other of their thread; operators of c10d only enqueue or wait."""
         threads: dict[object, list[Span]] = {}
         for event in events:
             name = str(event.get("name", ""))
@@ -93,7 +95,7 @@ class _Reader:
                     until_ns = span.end_ns
 
     def communication(self, events: Sequence[Event]) -> Iterator[Span]:
-        """Yield collectives, numbered in their order, so that those of several ranks can be matched."""
+        """Yield collectives, numbered in their order, so that collectives of several ranks can be matched."""
         found = [event for event in events if _communicates(event)]
         for event in sorted(found, key=lambda event: _us(event, "ts")):
             args = event.get("args")
@@ -129,14 +131,14 @@ class _Reader:
 
 def _communicates(event: Event) -> bool:
     args, category = event.get("args"), event.get("cat")
-    if category == "user_annotation":  # of nccl they are the time to enqueue; gloo's are the transfer
+    if category == "user_annotation":  # nccl's are the time to enqueue; gloo's are the transfer
         return bool(_GLOO.fullmatch(str(event.get("name", ""))))
     named = isinstance(args, Mapping) and "Collective name" in args
     return category in ("kernel", "collective_comm") and bool(named or _COMM_KERNEL.match(str(event.get("name", ""))))
 
 
 def _nbytes(args: Mapping[str, Json]) -> int:
-    """Return the larger of what goes in and what comes out."""
+    """Return the larger of the bytes that go in and that come out."""
     counts = [n for name in ("In msg nelems", "Out msg nelems") if isinstance(n := args.get(name), int)]
     if counts:
         return max(counts) * _WIDTHS.get(str(args.get("dtype", "")).lower(), 4)

@@ -1,4 +1,4 @@
-"""Protobuf messages, as far as a Chakra trace needs them: fields by number.
+"""Reading of protobuf messages, as far as a Chakra trace needs it: fields by number.
 
 Encoding: protobuf.dev/programming-guides/encoding; a file is a sequence of messages, each after its length
 (mlcommons/chakra, src/third_party/utils/protolib.py).
@@ -35,10 +35,10 @@ def messages(data: bytes) -> Iterator[bytes | None]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Value]]:
-    """Yield number and value of each field: integers as they are, everything else as its bytes.
+    """Yield number and value of each field: integers as they are, all others as bytes.
 
     Raises:
-        ValueError: If it is no message.
+        ValueError: The bytes are no message.
     """
     at = 0
     try:
@@ -64,7 +64,7 @@ def fields(message: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def numbers(value: Value) -> list[int]:
-    """Return what a repeated field of integers holds, packed or not."""
+    """Return the numbers of a repeated field of integers, packed or not."""
     if isinstance(value, int):
         return [value]
     found, at = [], 0
@@ -78,12 +78,12 @@ def numbers(value: Value) -> list[int]:
 
 
 def floating(value: bytes) -> float:
-    """Return what four or eight bytes mean as a number."""
+    """Return the floating-point number in four or eight bytes."""
     return float(struct.unpack("<d" if len(value) == 8 else "<f", value)[0])
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where it ends; IndexError if it does not."""
+    """Return a number and where it ends; IndexError if the data end before it."""
     number = 0
     for place in range(_LONGEST):
         byte = data[at + place]

@@ -32,7 +32,7 @@ _LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)
 
 UNPACKED_BYTES = 64 << 20
 UNPACKED_RATIO = 100
-"""Bounds of an unpacked file: so many bytes, or times its packed size; gzip packs traces 20 times, zeros 1,000 times."""
+"""Bounds of an unpacked file: bytes, or times its packed size; gzip packs traces 20 times, zeros 1,000 times."""
 
 
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:

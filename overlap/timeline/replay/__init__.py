@@ -1,7 +1,6 @@
-"""A measured run, run again with something changed: the trace becomes a program for a clock of its own.
+"""Replays of recorded runs with something changed: a trace becomes a graph of work that runs on a clock of its own.
 
-In the order data flows: `graph` is what a replay runs, `inference` reads one off a timeline, `simulation` runs it,
-`changes` are what may be different (`wires`, `turns` and `machine` know what transfers take; `buckets`, `order`,
-`streams` and `algorithms` change them), `prediction` puts measured and predicted beside each other, `advice` tries
-what can be changed. All of it is pure.
+In the order data flows: `inference` makes a `graph` of a timeline, `changes` change it (`buckets`, `streams`, and
+`machine`, which has algorithms and their prices; `transfers` measures and prices the wires), `simulation` runs it, and
+`prediction` compares the result with the recorded run and gives advice. All of it is pure.
 """

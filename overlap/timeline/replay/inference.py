@@ -1,8 +1,9 @@
-"""Reads off a timeline what each piece of it waited for.
+"""Inference of dependencies: finds what each piece of a recorded run waited for.
 
-A trace shows when things happened, not why. What begins at the instant at which something else on its rank has ended,
-or a little later, has waited for that. What never began before something had ended, in any step, is likely to wait for
-it although it did not have to this time; a replay can do with those or without them, and the truth lies between.
+A trace shows when things happened, not why. A piece that begins when another piece on its rank has ended, or a little
+later, is taken to have waited for it. A compute that in no step began before an operation had ended probably waits for
+that operation, although it did not have to this time. A replay runs with these probable waits or without them, and the
+truth lies between.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .graph import Graph, Node
 from .transfers import measured_ns
 
 _LOOKED_AT = 64
-"""Computes after an operation among which the first is looked for that may need its result."""
+"""Computes after an operation that are searched for the first that may need its result."""
 
 _FETCHES = frozenset({"all_gather", "all_to_all", "broadcast", "scatter"})
 
@@ -26,7 +27,7 @@ _Ends: TypeAlias = "tuple[list[int], list[Node]]"
 
 
 def graph_of(timeline: Timeline) -> Graph:
-    """Return what a replay of the timeline runs. Cost: a sort, and a look at some neighbours of each span."""
+    """Return the graph of a recorded run. Cost: a sort, and a look at some neighbours of each span."""
     ranks = timeline.by_rank()
     transfers = _transfers(timeline)
     nodes: list[Node] = list(dict.fromkeys(transfers.values()))
@@ -38,7 +39,7 @@ def graph_of(timeline: Timeline) -> Graph:
 
 
 def _transfers(timeline: Timeline) -> dict[int, Node]:
-    """Return the transfer that each span of communication, by its identity, is part of."""
+    """Return the transfer of each span of communication, by the identity of the span."""
     met: dict[int, list[Span]] = {}
     numbers = meetings(timeline.columns).tolist()
     for row, (span, number) in enumerate(zip(timeline.spans, numbers, strict=True)):
@@ -54,7 +55,7 @@ def _transfers(timeline: Timeline) -> dict[int, Node]:
 
 
 class _Rank:
-    """The spans of one rank, as nodes."""
+    """The nodes of one rank, while they are inferred from its spans."""
 
     def __init__(self, rank: int, spans: Sequence[Span], transfers: dict[int, Node], start_ns: int) -> None:
         self.rank, self.start_ns = rank, start_ns
@@ -69,7 +70,7 @@ class _Rank:
         self.over: _Ends = [at for at, _ in over], [node for _, node in over]
 
     def infer(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> None:
-        """Add the nodes of this rank, each with what it waits for."""
+        """Add the nodes of this rank, each with its waits."""
         issued = self._program(nodes, steps)
         self._compute(issued)
         self._communicate(issued)
@@ -79,9 +80,9 @@ class _Rank:
     def _last_over(
         self, after_ns: int, until_ns: int, *, issued_by_ns: int, but: Node | None = None
     ) -> tuple[Node, int] | None:
-        """Return what ended last between two instants, the first one excluded, and when.
+        """Return the node that ended last between two instants, the first one excluded, and when it ended.
 
-        Of several at that instant, one that was issued in time to be waited for, if there is any.
+        Of several at that instant, take a node that was issued in time to be waited for, if there is one.
         """
         times, nodes = self.over
         found: tuple[Node, int] | None = None
@@ -96,7 +97,7 @@ class _Rank:
         return found
 
     def _program(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> dict[int, Node]:
-        """Chain the instants of the program: it goes on after its own work, or when what it awaits is over."""
+        """Chain the instants of the program: it continues after its own work, or when an awaited node is over."""
         events: list[tuple[int, int, Span]] = []
         for span in self.spans:
             if span.kind == "step":
@@ -145,7 +146,7 @@ class _Rank:
             end.after.append((transfer, span.end_ns - last_ns))
 
     def _begin(self, node: Node, issue: Node, before: tuple[Node, int] | None, ready_ns: int, start_ns: int) -> None:
-        """Let a node begin when it was issued, what is before it is over, and what it seems to have waited for."""
+        """Add the waits of a node: for its issue, the node before it, and the node that seems to have woken it."""
         woken = None
         if start_ns > ready_ns:
             woken = self._last_over(ready_ns, start_ns, issued_by_ns=node.span.called_ns, but=node)
@@ -155,11 +156,10 @@ class _Rank:
         if woken is not None:
             node.after.append((woken[0], start_ns - woken[1]))
         elif start_ns > ready_ns:
-            node.work_ns += 0
             node.after = [(each, start_ns - ready_ns) for each, _ in node.after]
 
     def _likely(self, steps: list[tuple[Node, Node, Span]]) -> None:
-        """Add what never showed because it was always over in time."""
+        """Add probable waits, which never showed because they were always over in time."""
         mine = [(end, span) for _, end, span in steps if span.rank == self.rank]
         by_step: dict[int | None, list[Span]] = {}
         for span in self.comm:
@@ -167,13 +167,13 @@ class _Rank:
         in_time = all(s.end_ns <= step.end_ns for _, step in mine for s in by_step.get(step.step, ()))
         for end, step in mine if in_time else ():
             end.likely += [self.ends[id(span)] for span in by_step.get(step.step, ())]
-        # What is gathered is needed by what computes next; sums of gradients, where they are awaited.
+        # The next compute needs what was gathered; sums of gradients are needed where they are awaited.
         some = [span for span in self.comm if not in_time or (span.info and span.info.op in _FETCHES)]
         for span, later in self._first_users(some):
             self.computes[id(later)].likely.append(self.ends[id(span)])
 
     def _first_users(self, some: Sequence[Span]) -> list[tuple[Span, Span]]:
-        """Return, for each operation, the first compute issued after it that in no step began before its end."""
+        """Return, for each operation, the first compute issued after it that began before its end in no step."""
         computes = sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (s.called_ns, s.start_ns))
         times = [span.called_ns for span in computes]
         follow: dict[tuple[str, str, int], list[tuple[Span, list[Span]]]] = {}

@@ -1,4 +1,4 @@
-"""The machine that a trace was recorded on, as the planner models it."""
+"""The machine of a trace, as the planner models it; and operations that become another algorithm on it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from .transfers import streams_of, take_turns
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an operation takes: alone, and behind another of its stream, whose bytes hide what else it does."""
+    """Price of an operation: alone, and behind another of its stream, whose bytes hide all but its own bytes."""
 
     alone_s: float
     behind_s: float
 
 
 class Machine:
-    """What the model says of operations on the machine of a trace.
+    """The prices of operations on the machine of a trace.
 
     Args:
         meta: Of the timeline.
         world_size: Its ranks.
-        text: What was asked for, for errors.
 
     Raises:
         UsageError: If the trace does not say what machine it was, or nobody here knows it.
@@ -49,7 +48,7 @@ class Machine:
         self._known: dict[tuple[object, ...], Taken | None] = {}
 
     def taken(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> Taken | None:
-        """Return what an operation takes with an algorithm, or the best; with as many bytes; None if nobody knows."""
+        """Return the price of an operation with an algorithm, or the best, and a size; None if there is none."""
         size = info.nbytes if nbytes is None else nbytes
         key = info.op, size, info.dtype, info.ranks, algorithm
         if key not in self._known:
@@ -72,7 +71,7 @@ class Machine:
 
 
 def _taken(found: Plan) -> Taken | None:
-    """Behind another operation only wires count: its own way, or the wire that all of them need most."""
+    """Behind another operation only wires count: its own path, or the wire that all operations need most."""
     busy_s = max(found.breakdown.wire_s, found.busiest.busy_s if found.busiest else 0.0)
     return Taken(found.predicted_s, min(busy_s, found.predicted_s)) if busy_s else None
 
@@ -80,11 +79,11 @@ def _taken(found: Plan) -> Taken | None:
 def use_algorithm(graph: Graph, algorithm: str) -> None:
     """Let every operation become an algorithm, wherever it exists.
 
-    A transfer takes as many times longer as the model of the machine (`overlap plan`) says of the two algorithms:
-    alone, and behind another of its stream, when only wires count. What else slowed it down does so still.
+    The measured time of a transfer is scaled by the prices of the two algorithms on the machine (`overlap plan`):
+    alone, and behind another of its stream, when only wires count. Other causes of slowness stay in the time.
 
     Raises:
-        UsageError: If there is no machine to ask, or no operation that could become it.
+        UsageError: The machine is not known, or no operation could become the algorithm.
     """
     machine = Machine(graph.meta, graph.world_size)
     streams = streams_of(graph, GENERATORS)
@@ -109,7 +108,7 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
 
 
 def best_algorithm(timeline: Timeline) -> str | None:
-    """Return the algorithm that the model likes best for what moved bytes longest, if that became another one."""
+    """Return the cheapest algorithm for the operation that moved bytes longest; None if it had that algorithm."""
     longest: dict[tuple[str, int, tuple[int, ...], str], tuple[int, CollectiveInfo]] = {}
     for span in timeline.spans:
         if span.info is not None and span.info.op in GENERATORS and span.info.algorithm:

@@ -1,4 +1,4 @@
-"""Measured and predicted beside each other."""
+"""Predictions: the verdict on a recorded run beside that on its replay with changes; and advice on what to change."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from .transfers import fits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What would come of a change."""
+    """A recorded run and its replay with changes."""
 
-    changes: tuple[Change, ...]  # What is different
-    measured: Verdict  # The verdict of the run
-    replayed: Verdict  # That of its replay without the changes: how good the replay is
-    predicted: Verdict  # That of the replay with them, in which what is likely to be waited for is waited for
-    # The shortest step, whether only that is waited for which was seen to be waited for, or also what is likely to be;
-    # and whether what transfers of one size take depends on the size or not.
+    changes: tuple[Change, ...]
+    measured: Verdict  # On the recorded run
+    replayed: Verdict  # On its replay without the changes, which shows how good the replay is
+    predicted: Verdict  # On its replay with the changes, probable waits included
+    # The shortest and the longest step, with and without probable waits, and whether or not the time of transfers
+    # depends on their size where only one size was seen. Both allow for as much as the replay is off.
     least_ns: int
-    most_ns: int  # The longest; both allow for as much as the replay is off
+    most_ns: int
     timeline: Timeline  # Of the replay with the changes
 
     @property
     def gain_ns(self) -> int:
-        """How much shorter the step gets."""
+        """Time by which the step gets shorter."""
         return self.replayed.wall_ns - self.predicted.wall_ns
 
     @property
     def gain_share(self) -> float:
-        """The same as part of the step."""
+        """Gain as part of the step."""
         return self.gain_ns / self.replayed.wall_ns if self.replayed.wall_ns else 0.0
 
     def __str__(self) -> str:
@@ -59,10 +59,10 @@ class Prediction:
 
 
 class Baseline:
-    """What predictions of one run are held against.
+    """The verdicts that predictions of one run are compared with.
 
     Args:
-        timeline: What was measured.
+        timeline: The recorded run.
         step: The step to look at; None for the median one, or the whole run if it has no steps.
 
     Raises:
@@ -76,7 +76,7 @@ class Baseline:
         self.replayed = verdict_of(run_graph(graph_of(timeline), timeline, likely=True), step=self.step)
 
     def gain_ns(self, changes: Sequence[Change]) -> int:
-        """Return how much shorter the step gets: a third of the work of a prediction.
+        """Return by how much the step gets shorter, for a third of the work of a prediction.
 
         Raises:
             UsageError: If a change finds nothing to change.
@@ -84,7 +84,7 @@ class Baseline:
         return self.replayed.wall_ns - self.judged(_changed(self.timeline, changes)).wall_ns
 
     def judged(self, graph: Graph, *, likely: bool = True) -> Verdict:
-        """Replay a changed graph and say what it comes to."""
+        """Return the verdict on the replay of a changed graph."""
         return verdict_of(run_graph(graph, self.timeline, likely=likely), step=self.step)
 
 
@@ -94,10 +94,10 @@ def predict(
     """Replay a run with changes.
 
     Args:
-        timeline: What was measured.
-        changes: What is to be different.
+        timeline: The recorded run.
+        changes: Applied one after the other.
         step: The step to look at; None for the whole run, or its median step if it has steps.
-        base: Of this timeline and step, if it is known already.
+        base: The baseline of this timeline and step, if it is known already.
 
     Raises:
         UsageError: If the timeline is empty, or a change finds nothing to change.
@@ -131,20 +131,20 @@ def _changed(timeline: Timeline, changes: Sequence[Change], *, latency_share: fl
 
 
 _BUCKETS_AT_MOST = 128
-"""In a step: more are not tried, because each is a message that has to be started."""
+"""Buckets in a step at most: more are not tried, because each is a message that has to be started."""
 _STEPS_AROUND = 4
-"""Steps before the one that is looked at, and after it, that are replayed."""
+"""Steps that are replayed before the one that is looked at, and after it."""
 BEST = 5
-"""Pieces of advice that are given."""
+"""Pieces of advice that are given at most."""
 _WORTH = 0.005
-"""Of a step: less is no gain."""
+"""Part of a step: less is no gain."""
 _SIZES = ("256KiB", "1MiB", "4MiB", "25MiB", "100MiB")
 _WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
 _COMPUTES = 1  # of the critical path, tried at half their time
 
 
 def advise(timeline: Timeline, *, step: int | None = None) -> list[Prediction]:
-    """Return the best predictions of what can be changed, the largest gain first.
+    """Try all kinds of changes and return the best predictions, the largest gain first.
 
     Raises:
         UsageError: If the timeline is empty.
@@ -154,7 +154,7 @@ def advise(timeline: Timeline, *, step: int | None = None) -> list[Prediction]:
     base = Baseline(timeline, at)
     found: dict[str, tuple[int, Change]] = {}
     for change in _candidates(timeline, at):
-        with suppress(UsageError):  # there is nothing of that kind to change
+        with suppress(UsageError):  # the run has nothing of this kind to change
             gain_ns = base.gain_ns([change])
             kind = change.text.partition("=")[0]
             if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in found or gain_ns > found[kind][0]):
@@ -164,7 +164,7 @@ def advise(timeline: Timeline, *, step: int | None = None) -> list[Prediction]:
 
 
 def _around(timeline: Timeline, step: int | None) -> Timeline:
-    """Return the steps before and after one: to replay all of a long run for each change would take minutes."""
+    """Return the steps around one: to replay all of a long run for each change would take minutes."""
     steps = timeline.steps()
     if step not in steps or len(steps) <= 2 * _STEPS_AROUND + 1:
         return timeline
@@ -196,7 +196,7 @@ def _candidates(timeline: Timeline, at: int | None) -> Iterator[Change]:
 
 
 def _reduced_bytes(timeline: Timeline, at: int | None) -> int:
-    """Return what a rank reduces in a step, or in all of the run."""
+    """Return the bytes that a rank reduces in a step, or in all of the run."""
     spans = timeline.for_rank(timeline.ranks()[0])
     infos = [span.info for span in spans if span.info and (at is None or span.step == at)]
     return sum(info.nbytes for info in infos if info.op == "all_reduce")

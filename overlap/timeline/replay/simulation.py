@@ -1,4 +1,4 @@
-"""Runs a graph: everything begins as soon as what it waits for is over, and transfers share wires of their ranks."""
+"""Simulation of a graph: each piece begins as soon as its waits are over, and transfers share wires of their ranks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .graph import Graph, Node
 _NEVER = -1e300
 
 _Moved: TypeAlias = tuple[int, int, int, int]
-"""When it starts, ends, was issued, and when its ranks met."""
+"""Start, end, call, and meeting of the ranks of a span."""
 
 
 def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
-    """Return the timeline that comes of it: as it was, if nothing was changed, to a nanosecond for each shared wire.
+    """Return the simulated timeline: the recorded one, if nothing was changed, to a nanosecond for each shared wire.
 
     Args:
-        graph: What to run.
-        timeline: Where it came from.
-        likely: Whether to wait for what nothing shows but is likely.
+        graph: The pieces to run.
+        timeline: The recorded run that it was inferred from.
+        likely: Whether to include probable waits.
 
     Raises:
-        UsageError: If pieces wait for each other, and none of that was a guess.
+        UsageError: Pieces wait for each other, and none of these waits was a guess.
     """
     begun, over = _Run(graph, likely).times()
     if None in over:
@@ -108,7 +108,7 @@ class _Run:
                     following[before.place].append((place, 0.0))
 
     def times(self) -> tuple[list[float], list[float | None]]:
-        """Return when each node began, and when it was over; None: never."""
+        """Return when each node began, and when it was over; None if it never was."""
         nodes, missing, ready, following = self._graph.nodes, self._missing, self._ready, self._next
         over: list[float | None] = [None] * len(nodes)
         events, push, number = self._events, heappush, self._number
@@ -156,10 +156,10 @@ class _Run:
         self._share(node, at_ns)
 
     def _share(self, changed: Node, at_ns: float) -> None:
-        """Give every transfer on these ranks its part of the wires anew."""
+        """Assign every transfer on the ranks of a changed one its part of the wires anew."""
         for node in {each: None for rank in changed.ranks for each in self._on[rank]}:
             passed_ns, rate = at_ns - self._since[node], self._rate[node]
-            if not rate:  # behind another: what that hides goes on
+            if not rate:  # behind another transfer, whose bytes hide a part of this one
                 hidden_ns = min(self._hidden[node], passed_ns)
                 self._hidden[node] -= hidden_ns
                 self._left[node] -= hidden_ns
@@ -186,12 +186,17 @@ class _Run:
 
 
 def untie(graph: Graph) -> None:
-    """Let nothing wait for itself: in each knot, what waits for the end of its first operation no longer does.
+    """Remove guessed waits until no node waits for itself: in each cycle, the waits for its first operation.
 
-    Cost: a look at all waits, and another at those of a knot for each operation that has to be let go.
+    A node is taken to have waited for the node after whose end it began. A change may put that end behind the node
+    itself: a bucket that is cut larger holds a gradient that was computed after an earlier part of it had come, and
+    times of a coarse clock let two pieces wait for each other from the beginning. Certain waits stay: the order of
+    calls, of streams, and of an operation's own parts.
+
+    Cost: a look at all waits, and another at the waits of a cycle for each operation that is removed from it.
 
     Raises:
-        UsageError: If a knot has no wait that was a guess.
+        UsageError: A cycle has no wait that was a guess.
     """
     knots = _knots(graph.nodes)
     while knots:
@@ -225,7 +230,7 @@ def _began_ns(node: Node) -> int:
 
 
 def _forget(node: Node, before: Node) -> None:
-    """Wait no longer; what passed since then passes after what else is waited for."""
+    """Remove a wait; the delay after it then follows the other waits."""
     since_ns = max((delay_ns for each, delay_ns in node.after if each is before), default=0)
     node.after = [(each, max(delay_ns, since_ns)) for each, delay_ns in node.after if each is not before]
     node.likely = [each for each in node.likely if each is not before]
