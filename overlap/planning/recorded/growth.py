@@ -40,7 +40,7 @@ class Growth:
         return self.stand_ins.get(known, known)
 
     def group(self, rank: int, name: str, members: Sequence[int]) -> tuple[int, ...]:
-        """Return the group of a rank of the cluster that corresponds to a group of the recorded rank that it is like."""
+        """Return the group of a rank of the cluster, from a group of the recorded rank that it is like."""
         members = self._shifted(rank, members)
         if self.grows(name, members):
             copies = range(-(-self.grown // self.degree))

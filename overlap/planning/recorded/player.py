@@ -119,7 +119,7 @@ class _Player:
         return own.recv(((_count(move, 1),), numpy_dtype(move.dtype)), peer, move.tag, **told)
 
     def _input(self, move: Move, size: int, needs: list[object]) -> Any:
-        """Return an array of the size that this rank puts in, or a future of it if the operation waits for something."""
+        """Return an array of the size that this rank puts in; a future of it if the operation waits for something."""
         x = self._rank.empty(_count(move, size), numpy_dtype(move.dtype))
         return self._rank.spawn(_later, needs, 0, x) if needs else x
 

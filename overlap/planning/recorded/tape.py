@@ -141,7 +141,7 @@ class _Told:
         return Move(kind="collective", span=span, lane=self._lane(span, info), dtype=self._dtype(info))
 
     def _lane(self, span: Span, info: CollectiveInfo) -> str:
-        """Return the stream: traces of other tools number the operations of each kind, and have no order of all of them."""
+        """Return the stream: other tools number the operations of each kind, and record no order of all of them."""
         return span.lane if self._ours else info.op
 
     def tag(self, span: Span) -> int | None:

@@ -25,7 +25,7 @@ _STEP_NAME = re.compile(r"ProfilerStep#(\d+)")
 
 
 def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timeline:
-    """Read the events of a trace without our fields: from PyTorch's profiler, Neuron's, or tools that name things alike.
+    """Read the events of a trace without our fields: of PyTorch's profiler, Neuron's, or similar tools.
 
     The profiler's file holds one rank, named in `distributedInfo`; elsewhere the pid is taken as the rank.
 
