@@ -15,7 +15,7 @@ import trio
 from .config import ARGUMENT, RunConfig, requested
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
-from .processes.life import Keeper, Told, alone, among, cluster_of, live
+from .processes.life import Keeper, alone, among, cluster_of, live
 from .runtime.world import World
 from .settings import Wires
 from .signals import living, obeying
@@ -154,8 +154,9 @@ async def _live(
 
         place = _place()
         opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
-        told = Told(begun=begun, to_end=lambda: life.scope.cancel_called)
-        return await live(opened, place, main, args, wanted, keeper, told)
+        return await live(
+            opened, place, main, args, wanted, keeper, begun, told_to_end=lambda: life.scope.cancel_called
+        )
     raise AssertionError("a world that ends early has raised why")
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -28,6 +28,9 @@ from .diagnostics import is_interrupt, place_of
 from .errors import RankFailedError, RemoteError
 from .flight.folder import open_records
 from .notice import notify
+
+if TYPE_CHECKING:
+    from .runtime.world import World
 
 ASKING = signal.SIGUSR1
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -48,33 +51,6 @@ class Terminated(SystemExit):
         self.number, self.kept = number, kept
 
 
-class Reporting(Protocol):
-    """What can be said of the ranks of a world."""
-
-    def steps(self) -> str:
-        """Say in which step they are, such as " in step 3"; nothing if they are in none."""
-
-    def kept(self) -> str:
-        """Say which of their states is on the disk, such as "; step 40 is saved"; nothing if none is."""
-
-    def lines_now(self) -> Sequence[str]:
-        """Say of each what it waits for and on whom."""
-
-    def tasks(self) -> Sequence[str]:
-        """Name the tasks of each, with file and line."""
-
-
-class Living(Protocol):
-    """What is asked of a world."""
-
-    @property
-    def reports(self) -> Reporting:
-        """Tells of its ranks."""
-
-    def told_to_end(self, by: str) -> None:
-        """Let the other processes know that this one was told to end."""
-
-
 class Life:
     """A world on the event loop that runs here, from before it has met others to its end.
 
@@ -83,7 +59,7 @@ class Life:
     """
 
     def __init__(self) -> None:
-        self.world: Living | None = None
+        self.world: World | None = None
         self.token = trio.lowlevel.current_trio_token()
         self.scope = trio.CancelScope()
 

@@ -16,7 +16,13 @@ import warnings
 from contextlib import suppress
 from importlib import import_module
 
-PRELOADED = ("overlap.cli.run", "overlap.cli.again", "overlap.cli.simulate", "overlap.cli.timeline", "overlap.remote")
+PRELOADED = (
+    "overlap.cli.run",
+    "overlap.cli.again",
+    "overlap.cli.simulate",
+    "overlap.cli.timeline",
+    "overlap.processes.connect",
+)
 REQUEST_BYTES = 1 << 20
 
 

@@ -32,7 +32,6 @@ HOUSE = (
     ("overlap.runtime.blame.standing",),
     ("overlap.flight",),
     ("overlap.live",),
-    ("overlap.signals",),
     # one process's ranks
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter"),
     ("overlap.runtime.derived",),
@@ -63,7 +62,7 @@ HOUSE = (
     ("overlap.simulation",),
     ("overlap.settings",),
     ("overlap.config",),
-    ("overlap.processes",),
+    ("overlap.processes", "overlap.signals"),
     ("overlap.launch",),
     # the doors
     ("overlap.embedded",),  # connect()

@@ -23,7 +23,8 @@ from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
 from ..launch.verdict import culprit
-from ..processes.roll_call import Present, RollCall, answer_roll_call, call_roll
+from ..processes.messages import Present
+from ..processes.roll_call import RollCall, answer_roll_call, call_roll
 from ..state.parts import Parts
 
 

@@ -11,7 +11,7 @@ from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
 from ..processes.connect import JOIN_TIMEOUT_S
 from ..processes.identity import RendezvousConfig
-from ..processes.life import Keeper, Told, alone, among, live
+from ..processes.life import Keeper, alone, among, live
 from ..processes.place import LONGEST_JOB, Place
 from ..processes.secret import strong_secret
 from ..processes.silence import identity
@@ -100,7 +100,7 @@ def _opened(rank: int, size: int, met: Met | None, wanted: RunConfig, timeout_s:
             place = _place(config, met[1])
             around = among(place, wanted, meeting=config)
         with keeper.noting():
-            await live(around, place, main, (), wanted, keeper, Told(begun=begun))
+            await live(around, place, main, (), wanted, keeper, begun)
         keeper.warn()
 
     connection = Connection(rank, size, life)

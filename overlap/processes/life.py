@@ -44,14 +44,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What a world and those who have started it tell each other."""
-
-    begun: Callable[[World], None]  # Is given the world before it lives
-    to_end: Callable[[], bool] = lambda: False  # Whether this process was told to end by a signal
-
-
 async def live(
     opened: AbstractAsyncContextManager[WorldSetup],
     place: Place | None,
@@ -59,7 +51,9 @@ async def live(
     args: tuple[object, ...],
     wanted: RunConfig,
     keeper: Keeper,
-    told: Told,
+    begun: Callable[[World], None],
+    *,
+    told_to_end: Callable[[], bool] = lambda: False,
 ) -> list[T]:
     """Run `main(rank, *args)` on the ranks of this process, and keep what is left of them.
 
@@ -70,7 +64,8 @@ async def live(
         args: Its further arguments.
         wanted: What the world is asked to be.
         keeper: Keeps the timeline.
-        told: Whom it tells.
+        begun: Is given the world before it lives.
+        told_to_end: Whether a signal has told this process to end.
     """
     failure: Exception | None = None
     async with opened as around:
@@ -90,7 +85,7 @@ async def live(
             steps=KeptSteps.given(wanted.trace_steps),
             limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
         )
-        told.begun(world)
+        begun(world)
         if joined is not None:
             joined.notices.show = world.show
         results: list[T] = []
@@ -102,7 +97,7 @@ async def live(
             except BaseException as error:
                 if is_interrupt(error):
                     _keep(flight, "interrupted", "interrupted")
-                elif told.to_end():
+                elif told_to_end():
                     _keep(flight, "interrupted", "told to end by a signal")
                 raise
             finally:

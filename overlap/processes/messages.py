@@ -68,6 +68,14 @@ class Refused(Tagged):
     reason: str
 
 
+class Present(Tagged):
+    """From the launcher of node 0 to that of another node: it takes part in an attempt."""
+
+    index: int  # Its number among the nodes that take part
+    nodes: int  # How many these are
+    attempt: int
+
+
 class Give(Tagged):
     """To the coordinator: my part of an exchange."""
 
@@ -185,7 +193,7 @@ class Looked(Tagged):
 
 
 Message: TypeAlias = (
-    Join | Waiting | Ready | Refused | Give | Given | Fetch | Piece | Tell | Told | Ping | Pong
+    Join | Waiting | Ready | Refused | Present | Give | Given | Fetch | Piece | Tell | Told | Ping | Pong
     | MemberLost | MemberLeft | Bye | Goodbye | Look | Glance | Glimpse | Seen | Looked
 )  # fmt: skip
 

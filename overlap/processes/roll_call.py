@@ -1,9 +1,9 @@
-"""Which nodes take part in the next attempt of a job: asked before each, where every machine has a launcher of its own.
+"""Roll call: launchers agree which nodes take part in the next attempt of a job, where each machine has one of its own.
 
 The launcher of node 0 listens where its process will, and holds the connection of every other launcher that comes. As
-soon as all nodes are there, or enough of them and the last call is over, it tells each which number it has among how
-many, and in which attempt. So nodes that are lost are gone on without, and those that come back, or replace them, take
-part from the next attempt on. Who comes while a world runs is refused by its process 0, and tries again.
+soon as all nodes are there, or enough of them and the last call is over, it tells each its number, how many nodes take
+part, and in which attempt. So the job goes on without nodes that are lost; nodes that come back, or replace them, take
+part from the next attempt on. A launcher that comes while a world runs is refused by its process 0, and tries again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from transports.failures import TransportError
 from transports.handshake import HandshakeError, Hello, welcome
 
 from .identity import LAUNCHER, Identity, JoinError, name_processes
+from .messages import FrameReader, Message, MessageError, Present, Refused, encode
 from .sockets import Endpoint, format_endpoint, meet, tune
 
-#: Of the time in which all must have met: after this share of it, those who are there are enough if the fewest are.
-#: Half of 60 s are the last call of torchrun.
+#: Share of the time in which all must have met: after it, the fewest nodes are enough. torchrun's last call: 30 s.
 _LAST_CALL = 0.5
-#: How long one that has come may wait for the answer when the time is over: the way there and back, and busy machines.
+#: How long a launcher that has come may wait for the answer when the time is over: two ways, and busy machines.
 _SLACK_S = 5.0
 _PAUSE_S = 0.2  # between attempts to reach node 0
 _PROGRESS_S = 5.0  # between two lines on who is missing
-_ANSWER_LIMIT_BYTES = 512
+_BITE_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +46,10 @@ class RollCall(Identity):
         return self.hello(LAUNCHER, f"--nnodes {self.fewest}:{self.members} and {self.ranks_per_node} ranks each")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Present:
-    """What has been agreed."""
-
-    index: int  # This node's number among those that take part
-    nodes: int  # How many these are
-    attempt: int  # Which attempt it is
-
-
 async def call_roll(
     what: RollCall, attempt: int, listener: trio.SocketListener, report: Callable[[str], None]
 ) -> Present:
-    """As the launcher of node 0, wait for the others, and tell each who takes part.
+    """As the launcher of node 0, wait for the others, and tell each its number.
 
     Args:
         what: Of node 0.
@@ -81,7 +72,12 @@ async def call_roll(
         enough = len(here) >= what.fewest
         absent = f"{name_processes(missing, 'node')} did not come within {trio.current_time() - began_s:.0f} s"
         reason = f"{absent}; at least {what.fewest} of {what.members} must be there"
-        await roll.tell_all(lambda node: f"go {here.index(node)} {len(here)} {attempt}" if enough else f"no {reason}")
+
+        def answer(node: int) -> Message:
+            present = Present(index=here.index(node), nodes=len(here), attempt=attempt)
+            return present if enough else Refused(reason=reason)
+
+        await roll.tell_all(answer)
         nursery.cancel_scope.cancel()
     if not enough:
         raise JoinError(reason, missing=missing)
@@ -91,7 +87,7 @@ async def call_roll(
 
 
 class _Roll:
-    """Who has come, and is still there."""
+    """Launchers that have come, and are still connected."""
 
     def __init__(self, what: RollCall, report: Callable[[str], None]) -> None:
         self._what, self._report = what, report
@@ -100,16 +96,16 @@ class _Roll:
 
     @property
     def here(self) -> list[int]:
-        """The nodes that are there, ascending."""
+        """Nodes that are there, ascending."""
         return sorted([self._what.member, *self._streams])
 
     @property
     def missing(self) -> list[int]:
-        """The others."""
+        """Nodes that are not there."""
         return [node for node in range(self._what.members) if node not in self.here]
 
     async def tell_who_is_missing(self) -> None:
-        """Do so every few seconds."""
+        """Report the missing nodes every few seconds."""
         while True:
             await trio.sleep(_PROGRESS_S)
             missing = ", ".join(map(str, self.missing))
@@ -121,7 +117,7 @@ class _Roll:
             await self._changed.wait()
 
     async def meet(self, connection: trio.SocketStream) -> None:
-        """See one connection through: hold it, so that who goes again does not count."""
+        """Serve one connection, and hold it: a launcher that goes again does not count."""
         stream = connection if self._what.tls is None else self._what.tls.wrap(connection, serving=True)
         with suppress(OSError, trio.BrokenResourceError, TransportError):
             async with stream:
@@ -129,7 +125,7 @@ class _Roll:
                 hello = await welcome(stream, self._what.secret, self._judge)
                 if hello.detail != self._what.greeting.detail:
                     reason = f"expected {self._what.greeting.detail}, this one was started with {hello.detail}"
-                    await stream.send_all(_framed(f"no {reason}"))
+                    await stream.send_all(encode(Refused(reason=reason)))
                     return
                 self._note(hello.member, stream)
                 try:
@@ -155,19 +151,15 @@ class _Roll:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def tell_all(self, answer: Callable[[int], str]) -> None:
+    async def tell_all(self, answer: Callable[[int], Message]) -> None:
         """Give each its answer; one that cannot take it has gone, which its process will show."""
         for node, stream in list(self._streams.items()):
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(_SLACK_S):
-                await stream.send_all(_framed(answer(node)))
-
-
-def _framed(answer: str) -> bytes:
-    return answer.encode()[: _ANSWER_LIMIT_BYTES - 1] + b"\n"
+                await stream.send_all(encode(answer(node)))
 
 
 async def answer_roll_call(what: RollCall, *, pause_s: float) -> Present:
-    """As the launcher of another node, wait until node 0 says who takes part.
+    """As the launcher of another node, wait until node 0 tells whether it takes part.
 
     Args:
         what: Of this node.
@@ -177,11 +169,17 @@ async def answer_roll_call(what: RollCall, *, pause_s: float) -> Present:
         JoinError: It cannot be reached in time, does not want this node, or too few came.
     """
     stream = await _found(what, what.timeout_s + pause_s)
-    answer = b""
+    answer = None
     async with stream:
         with trio.move_on_after(what.timeout_s + _SLACK_S):
-            answer = await _line(stream)
-    return _understood(what, answer)
+            answer = await _first_message(stream)
+    match answer:
+        case Refused():
+            raise JoinError(answer.reason)
+        case Present() if 0 < answer.index < answer.nodes <= what.members and answer.attempt >= 0:
+            return answer
+    where = format_endpoint(what.endpoint)
+    raise JoinError(f"the launcher of node 0 at {where} has gone before it said who takes part", missing=[0])
 
 
 async def _found(what: RollCall, within_s: float) -> trio.abc.Stream:
@@ -209,25 +207,11 @@ async def _reach(what: RollCall, trouble: list[str]) -> trio.abc.Stream | None:
     return stream
 
 
-async def _line(stream: trio.abc.Stream) -> bytes:
-    got = b""
-    with suppress(trio.BrokenResourceError):
-        while not got.endswith(b"\n") and len(got) < _ANSWER_LIMIT_BYTES:
-            more = await stream.receive_some(_ANSWER_LIMIT_BYTES - len(got))
-            if not more:
-                break
-            got += more
-    return got
-
-
-def _understood(what: RollCall, answer: bytes) -> Present:
-    match answer.decode(errors="replace").strip().split(" ", 1):
-        case ["no", reason]:
-            raise JoinError(reason)
-        case ["go", told]:
-            with suppress(ValueError):
-                index, nodes, attempt = map(int, told.split())
-                if 0 < index < nodes <= what.members and attempt >= 0:
-                    return Present(index=index, nodes=nodes, attempt=attempt)
-    where = format_endpoint(what.endpoint)
-    raise JoinError(f"the launcher of node 0 at {where} has gone before it said who takes part", missing=[0])
+async def _first_message(stream: trio.abc.Stream) -> Message | None:
+    """Return the first message that comes; None if none does, or it is none."""
+    reader = FrameReader()
+    with suppress(trio.BrokenResourceError, MessageError):
+        while data := await stream.receive_some(_BITE_BYTES):
+            for message in reader.feed(data):
+                return message
+    return None

@@ -94,7 +94,11 @@ class Rank(Calls):
         """What survives a restart: `await rank.state.save(step, tree)`, and `await rank.state.latest()` to go on."""
         if self._state is None:
             self._state = RankState(
-                self, self._state_dir, real=self._backend.name == "real", note=self._context.keep_step
+                self.world,
+                self.stream("overlap.state"),
+                self._state_dir,
+                real=self._backend.name == "real",
+                note=self._context.keep_step,
             )
         return self._state
 

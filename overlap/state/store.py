@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import trio
@@ -25,18 +25,8 @@ from .parts import Parts, Save
 # Saves that a rank offers to the others, the newest first. Two are kept; the rest are unfinished ones of earlier
 # attempts, at most one of each.
 _OFFERED = 16
-_STREAM = "overlap.state"
 
 T = TypeVar("T")
-
-
-class _Opens(Protocol):
-    """A rank, as its state sees it."""
-
-    world: Group
-
-    def stream(self, name: str) -> Stream:
-        """Return a stream of that name."""
 
 
 class SavedState:
@@ -89,17 +79,24 @@ class RankState:
         note_kept: Call it with the step of what all ranks have kept otherwise: a job that is told to end says so.
 
     Args:
-        rank: Whose it is.
+        world: The group of all ranks, as this rank has it.
+        stream: Carries the collectives by which ranks agree.
         folder: Where the files are; None: nobody has said.
         real: Whether time is real; in virtual time nothing is kept.
         note: Takes each step whose state is complete.
     """
 
     def __init__(
-        self, rank: _Opens, folder: str | None, *, real: bool, note: Callable[[int], None] = lambda step: None
+        self,
+        world: Group,
+        stream: Stream,
+        folder: str | None,
+        *,
+        real: bool,
+        note: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.note_kept = note
-        self._world, self._stream, self._real = rank.world, rank.stream(_STREAM), real
+        self._world, self._stream, self._real = world, stream, real
         self._parts = Parts(folder) if folder is not None else None
         self._nonce: int | None = None  # of this attempt, drawn by the first rank
         self._kept: list[Save] = []  # complete ones, the newest last

@@ -9,7 +9,8 @@ import trio
 
 from overlap.processes.identity import JoinError, RendezvousConfig
 from overlap.processes.join import join_here
-from overlap.processes.roll_call import Present, RollCall, answer_roll_call, call_roll
+from overlap.processes.messages import Present
+from overlap.processes.roll_call import RollCall, answer_roll_call, call_roll
 from overlap.processes.sockets import listen
 
 from .simulation import Simulation, seeds, simulate
