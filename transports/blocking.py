@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeAlias
 
 import trio
 from trio.lowlevel import (
@@ -91,8 +92,14 @@ class _AwaitedEnd:
         return Abort.SUCCEEDED if self._call.ended and self._call.withdrawn else Abort.FAILED
 
 
+_Lane: TypeAlias = "tuple[bool, int]"  # whether it sends, and the other rank
+
+
 class TaskStarter(Starter):
     """Begins messages of an endpoint that only has awaiting calls: each takes a task.
+
+    Messages to one rank are handed over in the order in which they were begun, whatever their tags: of two that share a
+    wire, the first one leaves first.
 
     Args:
         endpoint: The endpoint that sends and receives.
@@ -103,13 +110,13 @@ class TaskStarter(Starter):
 
     def __init__(self, endpoint: Endpoint, spawn: Callable[..., None]) -> None:
         self._endpoint, self._spawn = endpoint, spawn
-        self._last: dict[tuple[bool, int, int], _TaskCall] = {}  # the last call of each lane that is under way
+        self._last: dict[_Lane, _TaskCall] = {}  # the last call of each that is under way
 
     def begin_send(
         self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
     ) -> Call | None:
         """Start a task that sends."""
-        return self._begin((True, dst, tag), partial(self._endpoint.send, dst, tag, data, priority=priority), done)
+        return self._begin((True, dst), partial(self._endpoint.send, dst, tag, data, priority=priority), done)
 
     def begin_recv(
         self,
@@ -127,29 +134,25 @@ class TaskStarter(Starter):
             if out is None
             else partial(self._endpoint.recv_into, src, tag, out)
         )
-        return self._begin((False, src, tag), receive, done)
+        return self._begin((False, src), receive, done)
 
-    def _begin(
-        self, lane: tuple[bool, int, int], run: Callable[[], Awaitable[Delivery | None]], done: Callable[[Call], None]
-    ) -> Call:
+    def _begin(self, lane: _Lane, run: Callable[[], Awaitable[Delivery | None]], done: Callable[[Call], None]) -> Call:
         call = _TaskCall(self._last.get(lane), done)
         self._last[lane] = call
         self._spawn(self._run, lane, call, run)
         return call
 
-    async def _run(
-        self, lane: tuple[bool, int, int], call: _TaskCall, run: Callable[[], Awaitable[Delivery | None]]
-    ) -> None:
+    async def _run(self, lane: _Lane, call: _TaskCall, run: Callable[[], Awaitable[Delivery | None]]) -> None:
         try:
             await call.run(run)
         finally:
-            if self._last.get(lane) is call:  # calls of one lane end in any order
+            if self._last.get(lane) is call:  # calls to one rank end in any order
                 del self._last[lane]
             call.end()
 
 
 class _TaskCall(Call):
-    """A send or receive in a task of its own, which begins after the one before on its lane has begun."""
+    """A send or receive in a task of its own, which begins after the one before has begun."""
 
     __slots__ = ("_before", "_begun", "_delivery", "_done", "_scope", "ended", "error", "withdrawn")
 

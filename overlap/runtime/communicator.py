@@ -45,8 +45,11 @@ class BaseEngine(ABC):
         """Whether operations of these ranks start when all of them have come, for they need no program."""
 
     @abstractmethod
-    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
         """Start what can start, now that one more rank has come to a match.
+
+        Returns:
+            Whether ends are under way, each as a program that says when it is over: see `Communicator.ended`.
 
         Raises:
             Unfit: If one end cannot take part.
@@ -162,16 +165,16 @@ class Communicator:
         match.count += 1
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        if match.count == self.here:
+        complete = match.count == self.here
+        if complete:
             del self._matches[seq]
-            if match.error is None and not (self.direct and operation.call.algorithm is None):
-                self._moving[seq] = match
         elif self.direct and match.error is None:
             operation.lock()
             if self._messages:
                 self._announce(operation)
             return
-        self._proceed(match, operation)
+        if self._proceed(match, operation) and complete and match.ended < self.here:
+            self._moving[seq] = match
         if self._messages:
             self._announce(operation)
 
@@ -205,17 +208,18 @@ class Communicator:
         offers = [match.ends for match in self._matches.values() if match.error is None and len(match.ends) == 1]
         return min((end.started_ns for (end,) in offers if end.port.position == 0), default=None)
 
-    def _proceed(self, match: Match, operation: Operation) -> None:
-        """Hand a match to the engine; whatever goes wrong there is told to all ranks."""
+    def _proceed(self, match: Match, operation: Operation) -> bool:
+        """Hand a match to the engine, whose errors are told to all ranks; return whether its ends run as programs."""
         if match.error is not None:
             operation.fail(Failure(match.error()))
-            return
+            return False
         try:
-            self._engine.arrived(self, match, operation)
+            return self._engine.arrived(self, match, operation)
         except Unfit as unfit:
             self.fail_one(match, unfit.operation, Failure(unfit.__cause__ or unfit))
         except Exception as error:  # no memory, no wire that joins them, no schedule that fits
             self.fail_one(match, operation, Failure(error))
+        return False
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match because one rank has no input for it."""

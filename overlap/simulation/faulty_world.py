@@ -158,7 +158,7 @@ class _FaultyCommunicator(Communicator):
         if dies:
             self._doom.kill(operation.context, operation)
 
-    def _proceed(self, match: Match, operation: Operation) -> None:
+    def _proceed(self, match: Match, operation: Operation) -> bool:
         """Let nothing begin that needs a dead rank to pass on bytes; its own message has left it."""
-        if self.key.messages or self._dead.isdisjoint(self.members):
-            super()._proceed(match, operation)
+        alive = self.key.messages or self._dead.isdisjoint(self.members)
+        return alive and super()._proceed(match, operation)

@@ -14,7 +14,7 @@ from ..cost.choice import Choices
 from ..cost.parameters import Startup
 from ..cost.select import DIRECT
 from ..runtime.communicator import BaseEngine, Communicator
-from ..runtime.engine.shared_memory import fit_all, run_here
+from ..runtime.engine.in_process import fit_all, run_here
 from ..runtime.future import Failure, call_when_done
 from ..runtime.match import Match
 from ..runtime.operation import Operation
@@ -63,13 +63,14 @@ class SimulatedEngine(BaseEngine):
         """All ranks meet; what happens then is a matter of the model."""
         return True
 
-    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
         """Move the data of an operation that has met, and begin its time."""
         self._move(match)
         if self._free:
             self._begin(communicator, match)
         else:
             self._once_launched(_ends(match), partial(self._trigger, communicator, match))
+        return False
 
     def start(self, communicator: Communicator, match: Match) -> None:
         """Never asked for: no other process takes part."""

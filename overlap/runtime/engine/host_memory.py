@@ -35,8 +35,6 @@ class HostMemory:
     def start(self, communicator: Communicator, match: Match) -> bool:
         """Start all ends that are ready and not under way; False if the ranks have no memory in common."""
         ends = match.ends
-        if communicator.key.messages:  # each is forgotten when it is at rest
-            return False
         if communicator not in self._meetings:
             self._meetings[communicator] = self._open(communicator, ends[0])
         meeting = self._meetings[communicator]

@@ -1,30 +1,74 @@
-"""What each rank takes from the others where it can read their inputs: a collective as a list of pulls. Pure.
+"""Collectives as tables of pulls, for ranks that can read each other's inputs, in one process or several. Pure.
 
-Every collective is one: whoever gets a result reads what it is made of, and writes it once. Only an all-reduce is worth
-dividing: each rank reduces a slice, and then takes the others' slices.
+Every rank that gets a result reads the inputs that make it, and writes it once. Only an all-reduce is worth dividing
+between processes: each rank reduces a slice, and then takes the slices of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 
+Place: TypeAlias = tuple[int, int]
+"""The position of a rank, and the first element of a range in its input, or in its result."""
+
 
 class Pull(NamedTuple):
-    """A range of elements of a result: what it is folded from, in the order of ranks, or copied from if that is one."""
+    """A range of elements of a result: folded from several inputs in the order of ranks, or copied from one."""
 
-    start: int  # Where it begins in the result
-    size: int  # How many elements
-    sources: tuple[tuple[int, int], ...]  # Position of each rank, and where the range begins in what it gives
+    start: int  # First element in the result
+    size: int  # Number of elements
+    sources: tuple[Place, ...]
+
+
+class Move(NamedTuple):
+    """A pull of one rank, or of several that pull the same."""
+
+    size: int  # Number of elements
+    sources: tuple[Place, ...]
+    targets: tuple[Place, ...]
+
+
+# Collectives whose result is the same on all ranks.
+_ALIKE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST)
+
+# The moves of larger groups take more memory than they are worth: those of an all-to-all grow with the square.
+_KEPT_RANKS = 32
 
 
 def pulls(call: Call, position: int) -> Sequence[Pull]:
-    """Return what makes the result of the rank at a position."""
+    """Return the pulls that make the result of the rank at a position."""
     return _PULLS[call.kind](call, position, prod(call.shape or ()))
+
+
+def moves(call: Call) -> Sequence[Move]:
+    """Return the pulls of all ranks that write a result: of a shared result, the first rank for all of them."""
+    return _moves(call) if call.counts or call.size > _KEPT_RANKS else _kept_moves(call)
+
+
+def _moves(call: Call) -> Sequence[Move]:
+    positions = range(1 if call.shared else call.size)
+    if call.kind in _ALIKE:
+        return [
+            Move(size, sources, tuple((position, start) for position in positions))
+            for start, size, sources in pulls(call, 0)
+            if size
+        ]
+    return [
+        Move(size, sources, ((position, start),))
+        for position in positions
+        for start, size, sources in pulls(call, position)
+        if size
+    ]
+
+
+_kept_moves = lru_cache(maxsize=256)(_moves)
 
 
 def reduced(call: Call, position: int) -> Pull:
@@ -34,22 +78,18 @@ def reduced(call: Call, position: int) -> Pull:
 
 
 def collected(call: Call) -> list[Pull]:
-    """Return what makes the whole result, once every rank has its slice where it lies in the result."""
+    """Return the pulls that make the whole result, once every rank has its slice where it lies in the result."""
     slices = [(other, *_slice(call, other)) for other in range(call.size)]
     return [Pull(start, stop - start, ((other, start),)) for other, start, stop in slices]
 
 
 def laid(call: Call, position: int) -> list[Pull]:
-    """Return what the rank at a position puts into a result that all share."""
-    size = prod(call.shape or ())
+    """Return the pulls with which the rank at a position fills its part of a result that all share."""
     if call.kind is Collective.ALL_REDUCE:
         return [reduced(call, position)]
     if call.kind is Collective.BROADCAST:
-        return [Pull(0, size, ((position, 0),))] if position == call.root else []
-    if not call.counts:
-        return [Pull(position * size, size, ((position, 0),))]
-    row = prod(call.result_shape[1:])
-    return [Pull(sum(call.counts[:position]) * row, call.counts[position] * row, ((position, 0),))]
+        return list(pulls(call, position)) if position == call.root else []
+    return [pulls(call, position)[position]]
 
 
 def gives(call: Call, position: int) -> bool:
@@ -79,12 +119,13 @@ def _reduce(call: Call, position: int, size: int) -> list[Pull]:
 
 
 def _reduce_scatter(call: Call, position: int, size: int) -> list[Pull]:
-    block = size // call.size
-    return _folded(call, block, position * block)
+    start, stop = _blocks(call, size // call.size)[position : position + 2]
+    return _folded(call, stop - start, start)
 
 
 def _all_gather(call: Call, position: int, size: int) -> list[Pull]:
-    return [Pull(other * size, size, ((other, 0),)) for other in range(call.size)]
+    blocks = pairwise(_blocks(call, size))
+    return [Pull(start, stop - start, ((other, 0),)) for other, (start, stop) in enumerate(blocks)]
 
 
 def _gather(call: Call, position: int, size: int) -> list[Pull]:
@@ -92,8 +133,33 @@ def _gather(call: Call, position: int, size: int) -> list[Pull]:
 
 
 def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
+    if call.counts:
+        return _uneven_all_to_all(call, position)
     block = size // call.size
     return [Pull(other * block, block, ((other, position * block),)) for other in range(call.size)]
+
+
+def _uneven_all_to_all(call: Call, position: int) -> list[Pull]:
+    found, at = [], 0
+    for other, starts in enumerate(_given_starts(call)):
+        start, stop = starts[position : position + 2]
+        found.append(Pull(at, stop - start, ((other, start),)))
+        at += stop - start
+    return found
+
+
+def _blocks(call: Call, block: int) -> list[int]:
+    """Return the first element of the block of each rank, and the end of the last one."""
+    row = prod(call.result_shape[1:])
+    sizes = [count * row for count in call.counts] if call.counts else [block] * call.size
+    return [0, *accumulate(sizes)]
+
+
+@lru_cache(maxsize=8)
+def _given_starts(call: Call) -> list[list[int]]:
+    """Return for each rank the first element of each block that it gives, and the end of the last one."""
+    n, row = call.size, prod(call.result_shape[1:])
+    return [[0, *accumulate(count * row for count in call.counts[at : at + n])] for at in range(0, n * n, n)]
 
 
 def _broadcast(call: Call, position: int, size: int) -> list[Pull]:
@@ -107,6 +173,10 @@ def _scatter(call: Call, position: int, size: int) -> list[Pull]:
 
 def _permute(call: Call, position: int, size: int) -> list[Pull]:
     return [Pull(0, size, ((src, 0),)) for src, dst in call.pairs if dst == position]
+
+
+def _message(call: Call, position: int, size: int) -> list[Pull]:
+    return [Pull(0, size, ((0, 0),))] if position == 1 else []
 
 
 def _barrier(call: Call, position: int, size: int) -> list[Pull]:
@@ -124,4 +194,5 @@ _PULLS: dict[Collective, Callable[[Call, int, int], list[Pull]]] = {
     Collective.SCATTER: _scatter,
     Collective.PERMUTE: _permute,
     Collective.BARRIER: _barrier,
+    Collective.P2P: _message,
 }

@@ -17,8 +17,8 @@ from ..communicator import BaseEngine, Communicator
 from ..future import Failure
 from ..match import Match
 from ..operation import Operation
+from .in_process import pieces, run_here
 from .locking import start_locked
-from .shared_memory import pieces, run_here
 from .workers import INLINE_BYTES, Workers
 
 if TYPE_CHECKING:
@@ -56,29 +56,40 @@ class RealEngine(BaseEngine):
         """Return memory that other processes of this host map, and what gives it back; None: there is none."""
         return self._transport.lend(nbytes)
 
-    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+    def _short(self, communicator: Communicator, call: Call) -> bool:
+        """Whether ranks carry out a call out of each other's memory, if they have any in common: the one decision.
+
+        Inside a process all of `communicator.direct` do, unless a call insists on an algorithm. Between processes
+        messages and uneven blocks travel as programs.
+        """
+        asked = call.algorithm
+        if communicator.direct:
+            return asked in _SHORT_CUT
+        whole = call.shared or not call.counts
+        return whole and not communicator.key.messages and (asked or self._algorithm) in _SHORT_CUT
+
+    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
         """Start what can start: all ranks are here, or this one's part of a program need not wait for them."""
-        if communicator.direct and match.pattern.algorithm in _SHORT_CUT:  # type: ignore[union-attr]  # all have come
+        call: Call = match.pattern  # type: ignore[assignment]  # the arrival has one
+        if communicator.direct and self._short(communicator, call):  # all have come
             self._run_direct(communicator, match, operation)
-            return
+            return False
         start_locked(operation, self.start, communicator, match)
+        return True
 
     def start(self, communicator: Communicator, match: Match) -> None:
         """Start the programs of the ranks that are here, once anybody has said what travels."""
-        if match.pattern is None or not match.pattern.settled:
+        call = match.pattern
+        if call is None or not call.settled:
             return
-        whole = (match.pattern.shared or not match.pattern.counts) and self._taken(match.pattern) in _SHORT_CUT
-        if not (whole and self._host_memory.start(communicator, match)):
+        if communicator.direct or not (
+            self._short(communicator, call) and self._host_memory.start(communicator, match)
+        ):
             self._programs.start(communicator, match, lasting=True)
 
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
         """Whether one end of an operation starts, and may end, without a task that is started or woken."""
-        asked = operation.call
-        whole = self._taken(asked) in _SHORT_CUT and (asked.shared or not asked.counts)
-        return whole and self._host_memory.at_once(communicator, operation)
-
-    def _taken(self, asked: Call) -> str | None:
-        return asked.algorithm or self._algorithm
+        return self._short(communicator, operation.call) and self._host_memory.at_once(communicator, operation)
 
     @cached_property
     def _host_memory(self) -> HostMemory:
