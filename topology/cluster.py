@@ -37,7 +37,7 @@ class Cluster(RankMap):
         """Read a machine from a TOML file; the other arguments are those of `topology.cluster`.
 
         Raises:
-            TopologyError: in one line, naming the file, the key and what was expected.
+            TopologyError: in one line, naming the file, the key and the expected value.
         """
         # Here, because reading TOML needs modules that importing this package should not pay for.
 
@@ -160,7 +160,7 @@ class Cluster(RankMap):
             warn: whether each finding is also a `TopologyWarning`.
 
         Returns:
-            What was found but does not forbid the group.
+            Findings that do not forbid the group.
 
         Raises:
             TopologyError: for the first broken rule, with its source and the nearest legal groups.

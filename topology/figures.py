@@ -126,7 +126,7 @@ class Overheads:
     # `memory_bytes_per_s`. As one processor alone if absent.
     spread_bytes: Amount | None = None
     spread_bytes_per_s: Amount | None = None  # of caches, for these threads
-    # at which a sum is copied to those ranks of a process that did not make it; counted with other reads and writes if
+    # at which a sum is copied to the other ranks of a process; counted with other reads and writes if
     # absent.
     copied_bytes_per_s: Amount | None = None
     shared_memory: bool | None = None  # whether nodes are processes of one host whose ranks read each other's memory

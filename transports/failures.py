@@ -46,7 +46,7 @@ class ArgumentError(TransportError, ValueError):
 class LengthMismatchError(TransportError):
     """The receiver's buffer is not as long as the message. Raised at both ends; the message is gone.
 
-    A transport that lets small sends return before their receiver is known cannot raise in those any more.
+    A transport that lets small sends return before their receiver is known cannot raise in such sends.
 
     Attributes:
         sent_bytes: Length of the sender's buffer.
@@ -64,8 +64,8 @@ class LinkLostError(TransportError):
     """The wire between two ranks is cut, or the peer is gone.
 
     Attributes:
-        evident: This side has seen for itself what is wrong, such as damaged bytes; otherwise all it knows is that the
-            other side is gone, which may be the consequence of something else.
+        evident: This side has seen the fault, such as damaged bytes; otherwise this side knows only
+            that the other one is gone, perhaps as a consequence of another fault.
     """
 
     evident = False

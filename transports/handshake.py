@@ -1,4 +1,4 @@
-"""The first bytes of every connection between processes: both sides prove one secret, then say who they are.
+"""The first bytes of every connection between processes: both sides prove one secret, then introduce themselves.
 
 ::
 
@@ -65,7 +65,7 @@ class HandshakeError(TransportError):
 class Hello:
     """The introduction of one side; at most `HELLO_LIMIT_BYTES` when packed."""
 
-    role: str  # What the connection is for
+    role: str  # The purpose of the connection
     job: str  # Name of the world
     epoch: int  # Which of the job's successive worlds
     member: int  # Index of this process
@@ -79,7 +79,7 @@ async def greet(stream: trio.abc.Stream, mine: Hello, secret: bytes, *, deadline
     Reads exactly the bytes of the handshake, so that the caller may go on with the raw connection.
 
     Args:
-        stream: The connection. It stays the caller's, who closes it if this raises.
+        stream: The connection. The caller keeps it, and closes it if this raises.
         mine: Its introduction.
         secret: Known to both sides.
         deadline_s: For the whole handshake.
@@ -106,7 +106,7 @@ async def welcome(
     until it has proved the secret.
 
     Args:
-        stream: The connection. It stays the caller's, who closes it if this raises.
+        stream: The connection. The caller keeps it, and closes it if this raises.
         secret: Known to both sides.
         judge: Called once the dialler has proved the secret; returns this side's hello, or a reason to refuse.
         deadline_s: For the whole handshake.
@@ -170,7 +170,7 @@ async def _welcome(stream: trio.abc.Stream, key: bytes, judge: Callable[[Hello],
 
 
 def _proof(key: bytes, label: bytes, talk: list[bytes]) -> bytes:
-    """Prove the secret and what was said; lengths go in, so that no two talks look alike."""
+    """Prove the secret and all bytes so far; lengths go in, so that no two handshakes look alike."""
     parts = [b"overlap", VERSION.to_bytes(2, "big"), label, *talk]
     return hmac.digest(key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256")
 

@@ -123,7 +123,7 @@ class Meeting(Generic[Found]):
         """Connect a socket with another process that listens; return its stream and the answer.
 
         Args:
-            connection: The socket. It stays the caller's, who closes it if this raises.
+            connection: The socket. The caller keeps it, and closes it if this raises.
             member: The other process.
             where: Its address.
             detail: Which connection this is to be.

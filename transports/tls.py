@@ -1,4 +1,4 @@
-"""Optional TLS for connections between processes: which files, and what is checked with them."""
+"""Optional TLS for connections between processes: its files, and the checks made with them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Tls:
     """Certificates for mutual TLS: both sides show theirs, both check the other's against one authority.
 
     Host names are not checked: processes move between machines, and an authority that signs for one job vouches for
-    membership, not for an address. Give each job an authority of its own, or one that signs for nobody else.
+    membership, not for an address. Give each job an authority of its own, or one that signs for no other job.
     """
 
-    certificate: str | PathLike[str]  # PEM file with this process's certificate, and those between it and the authority
+    certificate: str | PathLike[str]  # PEM file with this process's certificate, and the chain up to the authority
     key: str | PathLike[str]  # PEM file with its private key, not encrypted
     authority: str | PathLike[str]  # PEM file with the certificate of the authority that signed those of all processes
 
     def check(self) -> None:
-        """Read the files now, so that a wrong one is known before anybody connects.
+        """Read the files now, so that a wrong one is known before the first connection.
 
         Raises:
-            ArgumentError: A file is missing, or not what it should be; names the files.
+            ArgumentError: A file is missing or wrong; names the files.
         """
         self._context(serving=True)
         self._context(serving=False)

@@ -79,12 +79,7 @@ class EfaLink(Link):
         self.engine.incoming.said = self.settle
         self.departures = Departures(self.engine.outgoing, limits, self.memory)
 
-    @property
-    def unsettled_rails(self) -> int:
-        """How many rails are dead of which the other side has not said what it got."""
-        return len(self._dead)
-
-    # -- what leaves --------------------------------------------------------------------------------------------------
+    # -- departures ---------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Let idle rails take due frames."""
@@ -157,7 +152,7 @@ class EfaLink(Link):
                 rail.acknowledge = True
         self.settle()
 
-    # -- what arrives -------------------------------------------------------------------------------------------------
+    # -- arrivals -----------------------------------------------------------------------------------------------------
 
     def eager(self, fields: list[int], payload: memoryview) -> None:
         """Take a small message, which must be copied."""
@@ -224,7 +219,7 @@ class EfaLink(Link):
         self.settle()
 
     def _lost_there(self, index: int, count: int) -> None:
-        """The other side has lost a rail after `count` of our frames: repeat those after them."""
+        """Repeat the frames of this side after the first `count`: the other side has lost the rail."""
         for rail in tuple(self.rails):
             if rail.index == index:
                 rail.die("the other side has lost it")
@@ -287,7 +282,7 @@ class EfaLink(Link):
         """Repeat the frames of dead rails at a place that the other side has not got; it says what `got` says here.
 
         There can be rails after its last one, which the other side has never had, or where nothing came. Rails before
-        it are settled: both sides said what they had got when they made that one.
+        it are settled: both sides said their counts when they made that one.
 
         Raises:
             FrameError: The other side contradicts itself.

@@ -31,7 +31,7 @@ class Connection:
 
     socket: socket.socket  # As bare as the system gave it
     encrypted: trio.SSLStream[trio.abc.Stream] | None  # The encryption above it, if any
-    detail: str = ""  # What the other side has said of it, where this one has dialled
+    detail: str = ""  # The other side's detail, where this one has dialled
     ends: str = ""  # Its addresses, for people, if it has any
 
 
@@ -87,7 +87,7 @@ class Joining:
 
     @property
     def returns(self) -> bool:
-        """Whether a connection that has died is made again: somebody must know that its process lives."""
+        """Whether a dead connection is made again, which needs another sign that its process lives."""
         return self.rail_count > 1 or self._watched
 
     def spans_hosts(self, members: Iterable[int]) -> bool:
@@ -111,7 +111,7 @@ class Joining:
             The connections by (member, rail), which the caller owns.
 
         Raises:
-            TransportError: Somebody did not come, or runs with other settings.
+            TransportError: A process did not come, or runs with other settings.
             ArgumentError: A rail has no address here.
         """
         self._addresses = await rail_addresses(self._names)
@@ -262,7 +262,7 @@ class Joining:
 
 
 async def discard(connection: Connection) -> None:
-    """Close a connection that nobody wants."""
+    """Close an unwanted connection."""
     trio.lowlevel.notify_closing(connection.socket)
     connection.socket.close()
     if connection.encrypted is not None:

@@ -32,7 +32,7 @@ _EAGER, _CHUNK, _PUSH = map(int, (FrameKind.EAGER, FrameKind.CHUNK, FrameKind.PU
 _NOTHING = memoryview(b"")
 _NO_CHUNK = (0, 0, _NOTHING, b"")
 
-_MISMATCH = "what was received does not match its checksum"
+_MISMATCH = "the bytes do not match their checksum"
 
 
 class Places(Protocol):

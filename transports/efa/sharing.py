@@ -16,7 +16,7 @@ _SHORT_S = 0.001
 _BUSY_BYTES = 64 << 10
 # Extra wait of small frames compared with the best rail, which may have no room for them now.
 _SMALL_S = 0.001
-# Rails count as equal up to this ratio of what was measured of them, which varies by half.
+# Rails count as equal up to this ratio of their measured rates, which vary by half.
 _EQUAL = 3.0
 
 
@@ -37,7 +37,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._bytes_per_s, self._sure = 0.0, False
-        self._begun: tuple[float, int, int] | None = None  # when; what had been written, and delivered
+        self._begun: tuple[float, int, int] | None = None  # time; bytes written, and delivered, by then
 
     @property
     def measures(self) -> bool:

@@ -1,4 +1,4 @@
-"""TCP connections: their socket options, the state that the kernel reports of them, and what follows from it.
+"""TCP connections: their socket options, the state that the kernel reports of them, and the care for lossy ones.
 
 Between hosts the system queues megabytes on every connection, in the order in which they were written. Priorities hold
 among bytes that have not been written yet, so a connection between near hosts queues less.

@@ -13,7 +13,7 @@ from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.efa_link import EfaLink
 from transports.efa.joining import Connection, Joining
 from transports.efa.rail import Rail
-from transports.efa.returning import Returning
+from transports.efa.reconnection import Reconnection
 from transports.efa.tcp import LOST_S
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError
@@ -38,12 +38,12 @@ class Efa(MatchedTransport):
 
     Messages of up to `frame.EAGER_BYTES` leave at once, and wait at the receiver if it is late (up to
     `Limits.budget_bytes` for each pair of processes). Longer ones travel in chunks, from the sender's memory into the
-    receiver's, over all rails: those of up to `frame.PUSH_BYTES` follow their announcement at once, within the same
+    receiver's, over all rails: messages of up to `frame.PUSH_BYTES` follow their announcement at once, within the same
     budget, and others wait for their receive. A send of these returns when all has arrived; over a single rail when the
     system has taken it, unless it may have to be repeated.
     One that is cancelled asks the receiver whether that is in time, so it ends a round trip later. A rail that dies is
-    dialled again until it is back, and what has not arrived is sent again, once, over those that live; the last one is
-    waited for where somebody else knows that the process at its other end lives, see `watched`.
+    dialled again until it is back, and frames that have not arrived are sent again, once, over the living ones; the
+    last rail is waited for where something else knows that the process at its other end lives, see `watched`.
 
     Ranks of one process do not reach each other over it; see `NeuronLink` and `Router`.
 
@@ -135,7 +135,7 @@ class Efa(MatchedTransport):
         )
         for link in self.links.values():
             link.note = note or (lambda _: None)
-        self._returning = Returning(self._joining, self.links, self._rail, say, unreachable_s=silence_s)
+        self._reconnection = Reconnection(self._joining, self.links, self._rail, say, unreachable_s=silence_s)
 
     async def join(self) -> None:
         """Connect with all other processes.
@@ -170,7 +170,7 @@ class Efa(MatchedTransport):
         try:
             async with trio.open_nursery() as nursery:
                 if self._joining.returns:
-                    nursery.start_soon(self._returning.run)
+                    nursery.start_soon(self._reconnection.run)
                 for link in self.links.values():
                     for rail in tuple(link.rails):
                         nursery.start_soon(rail.run)

@@ -9,8 +9,8 @@
 #   incoming   messages that come from it, in order, and the receives that wait
 #   engine     both halves: one for every other process
 #
-# A transport tells an engine what its ranks want (`Outgoing.announce`, `Engine.receive`, `Engine.withdraw`) and what
-# has come (`Engine.hear`, `Incoming.eager`, `Incoming.place`, `Incoming.filled`), and asks it what to transmit
+# A transport tells an engine the calls of its ranks (`Outgoing.announce`, `Engine.receive`, `Engine.withdraw`) and the
+# messages that have come (`Engine.hear`, `Incoming.eager`, `Incoming.place`, `Incoming.filled`), and takes its messages
 # (`Outgoing.next_message`, `Outgoing.next_chunk`). Nothing waits here. `transports.matched` is the asynchronous shell.
 
 from transports.matching.ends import Lane, Receive, Send

@@ -85,7 +85,7 @@ class Overtaking:
     def __init__(self, limits: Limits, memory: BounceBuffers) -> None:
         self._limits, self._memory = limits, memory
         self._pieces: dict[int, dict[int, tuple[memoryview, int]]] = {}  # by number and offset: memory, and length
-        self._whole: set[tuple[int, int]] = set()  # those that are all here
+        self._whole: set[tuple[int, int]] = set()  # chunks that are all here
         self._left_bytes = limits.budget_bytes
 
     def __bool__(self) -> bool:

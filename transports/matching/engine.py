@@ -48,7 +48,7 @@ class Engine:
             MessageKind.ABANDON: self._abandoned,
         }
 
-    # -- what the ranks of this process want --------------------------------------------------------------------------
+    # -- calls of the ranks of this process ---------------------------------------------------------------------------
 
     def receive(self, receive: Receive) -> bool:
         """Take a message that has come, or queue for it; return whether one had come.
@@ -82,7 +82,7 @@ class Engine:
         """Whether nothing is due, and every message that both sides have begun is finished."""
         return not (self.outgoing.due or self.outgoing.sends or self.incoming.moving)
 
-    # -- what the other process says ----------------------------------------------------------------------------------
+    # -- messages of the other process --------------------------------------------------------------------------------
 
     def hear(self, kind: int, fields: Iterable[int]) -> None:
         """Act on a message that has no payload.

@@ -17,7 +17,7 @@ from transports.matching.protocol import Limits, MessageKind, ProtocolError
 
 
 class Incoming:
-    """Arrivals, receives, and what is being filled.
+    """Arrivals, receives, and the messages that are being filled.
 
     Args:
         srcs: Ranks of the other process.
@@ -60,7 +60,7 @@ class Incoming:
         self._next_number = 0
         self._early: dict[int, tuple[Lane, Arrival]] = {}  # before their turn
         self._overtaking = Overtaking(limits, memory)
-        self._offers: dict[int, Lane] = {}  # those in `arrived`
+        self._offers: dict[int, Lane] = {}  # the offers in `arrived`
         self._withdrawn: set[int] = set()  # before they were offered
         self._budget = Budget(limits, answer)
 
@@ -370,7 +370,7 @@ class Incoming:
         return left
 
     def clear(self, *, keep_arrived: bool, keep_moving: bool) -> list[Receive]:
-        """Forget everything, except whole messages or what is under way; return the receives that had not ended."""
+        """Forget everything, except whole messages or messages under way; return the receives that had not ended."""
         left = [*self.waiting, *self._line.values()]
         self.posted.clear()
         self._line.clear()

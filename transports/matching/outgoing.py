@@ -52,7 +52,7 @@ class Outgoing:
         self._credit_bytes = limits.budget_bytes
         self._whole_bytes = min(limits.push_bytes, limits.chunk_bytes) if limits.ordered else 0
 
-    # -- what this process wants --------------------------------------------------------------------------------------
+    # -- calls of this process ----------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> Iterator[Send]:
@@ -115,7 +115,7 @@ class Outgoing:
         """Queue a message without payload, before all others."""
         self._answers.append((kind, fields, None))
 
-    # -- what to transmit ---------------------------------------------------------------------------------------------
+    # -- transmission -------------------------------------------------------------------------------------------------
 
     @property
     def due(self) -> bool:
@@ -185,7 +185,7 @@ class Outgoing:
         if self.sends.pop(send.number, None) is not None:
             send.end()
 
-    # -- what the other process says ----------------------------------------------------------------------------------
+    # -- answers of the other process ---------------------------------------------------------------------------------
 
     def accepted(self, number: int) -> None:
         """The receiver has named the place: let the message flow."""
@@ -261,7 +261,7 @@ class Outgoing:
         return left
 
     def clear(self, *, keep_moving: bool) -> list[Send]:
-        """Forget everything, or everything but what has been accepted; return the messages that had not ended."""
+        """Forget everything, or all but accepted messages; return the messages that had not ended."""
         left = [send for send in (*self.waiting, *self.sends.values()) if not (keep_moving and _moves(send))]
         self.sends = {number: send for number, send in self.sends.items() if keep_moving and _moves(send)}
         self._announcing.clear()

@@ -81,7 +81,7 @@ class MpiLink(Link):
         self._left_bytes: dict[int, int] = {}  # of messages to the other process, likewise
         self._flying = 0
 
-    # -- what leaves --------------------------------------------------------------------------------------------------
+    # -- departures ---------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Transmit due messages, as far as the window allows."""
@@ -150,7 +150,7 @@ class MpiLink(Link):
             self.engine.outgoing.departed(chunk.send)
         self.settle()
 
-    # -- what comes ---------------------------------------------------------------------------------------------------
+    # -- arrivals -----------------------------------------------------------------------------------------------------
 
     def heard(self, message: memoryview) -> None:
         """Act on a header. A process that breaks the protocol is lost."""

@@ -24,15 +24,15 @@ class Mpi(MatchedTransport):
 
     Messages up to 16 KiB travel at once; `Endpoint.send` then returns before they are received, as long as no more
     than 16 MiB of them wait at the receiving process (less each beyond 16 processes). Longer ones are announced, and
-    go from the sender's array into the receiver's when both are there. Priorities order what one process sends to
-    another beyond four pieces of 4 MiB.
+    go from the sender's array into the receiver's when both are there. Priorities order the messages from one process
+    to another beyond four pieces of 4 MiB.
 
     MPI is called from the Trio thread only. Nothing can wake an event loop when a message comes, so a task looks for
     it: at every turn for a millisecond after something happened, then ever less often, see `polling.Pace`.
 
     MPI decides what happens when a process dies: nearly always the launcher ends the job. An uncaught exception ends
     it only under ``python -m mpi4py``, or through `abort`; otherwise the other processes wait for ever. A process that
-    stops without dying holds up what it was receiving or sending, cancelled or not.
+    stops without dying holds up the messages that it was receiving or sending, cancelled or not.
 
     Args:
         placement: Ranks of every process, by its rank in the communicator; by default one each, the same number.
@@ -75,9 +75,9 @@ class Mpi(MatchedTransport):
         raise AssertionError("MPI_Abort does not return")
 
     async def leave(self) -> None:
-        """Finish what both ends have agreed on, and wait for the other processes to close, too, up to ``linger_s``.
+        """Finish matched messages, and wait for the other processes to close, too, up to ``linger_s``.
 
-        What has been sent still arrives; calls of other processes that wait for this one raise `LinkLostError`.
+        Sent messages still arrive; calls of other processes that wait for this one raise `LinkLostError`.
         """
         for link in self.links.values():
             link.give_up_waiting()
@@ -92,7 +92,7 @@ class Mpi(MatchedTransport):
         self._pace.stir()
         if not agreed and self._report is not None:
             missing = ", ".join(link.name for link in self._others())
-            waited_for = missing or "what it was sending"
+            waited_for = missing or "messages that it was sending"
             self._report(f"closed without agreement: process {self.member} waited {self._linger_s} s for {waited_for}")
         self._wire.close(agreed=agreed)
 

@@ -21,7 +21,7 @@ _ROW_BYTES, _ROW_WORDS = 64, 8
 _HEAD_BYTES = 32  # the word, `where`, `mode` and `result`; the rest of a row is for a payload that fits
 _NEAR_BYTES = _ROW_BYTES - _HEAD_BYTES
 _FAR = OPERATIONS * _ROW_BYTES
-#: What one rank needs for one group.
+#: Memory of one rank for one group.
 BOARD_BYTES = _FAR + OPERATIONS * PAYLOAD_BYTES
 _ROOM, _READS = 1, 2  # flags that a rank tells beside the place of its rows
 _TOLD_BITS = 2
@@ -34,7 +34,7 @@ class Boards:
         segment: Its memory.
         heap: The part of the memory that can be lent.
         waiting: The waiting of this process for others.
-        ring: Wakes those of some processes, by index, that sleep.
+        ring: Wakes the sleeping ones among some processes, by index.
 
     Attributes:
         shelf: The memory that is lent.
@@ -87,7 +87,7 @@ class Boards:
 
 
 class _SharedBoard(Board):
-    """The board of one group. See `Boards.make` for what it is made of."""
+    """The board of one group; arguments as of `Boards.make`."""
 
     def __init__(
         self,

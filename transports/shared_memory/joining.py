@@ -96,7 +96,7 @@ class Joining:
         return {member: found for (member, _), found in self.meeting.found.items() if isinstance(found, str)}
 
     def close(self) -> None:
-        """Close what is left of this process's own."""
+        """Close the bell of this process."""
         bell, self.bell = self.bell, -1
         if bell >= 0:
             os.close(bell)

@@ -54,8 +54,8 @@ class Peer:
     pid: int  # The other process
     readable: bool  # Whether each of the two may read the other's memory
     segment: Segment  # Memory of the other process's
-    bell: int  # Descriptor of what wakes the other process
-    outbox: memoryview | None  # Slots for what leaves, where it may not be read
+    bell: int  # Descriptor that wakes the other process
+    outbox: memoryview | None  # Slots for messages that leave, where memory may not be read
     inbox: memoryview | None  # Slots in which it comes then
 
 
@@ -106,7 +106,7 @@ class MemoryLink(Link):
         self._count = 0
         self._packet = memoryview(bytearray(_PACKET_BYTES + 1))
 
-    # -- what leaves --------------------------------------------------------------------------------------------------
+    # -- departures ---------------------------------------------------------------------------------------------------
 
     def tell(self, *fields: int) -> None:
         """Tell three integers to the boards of the other process."""
@@ -180,7 +180,7 @@ class MemoryLink(Link):
             self._again = False  # the reading task sees the reason, after the packets that came before
             self._stuck = packet
 
-    # -- what arrives -------------------------------------------------------------------------------------------------
+    # -- arrivals -----------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Act on packets that have come."""

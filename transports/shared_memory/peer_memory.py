@@ -97,7 +97,7 @@ def _read(pid: int, address: int, target: int, nbytes: int) -> int:
 def allow() -> None:
     """Let processes of the same user read this one, where Yama asks for that; elsewhere they may already.
 
-    It is what MPI libraries do, too. It holds until this process ends.
+    MPI libraries do it, too. It holds until this process ends.
     """
     with suppress(OSError, ValueError, AttributeError):
         if int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii")) == 1:

@@ -36,7 +36,7 @@ SLEEPS, NAPS = 1, 2
 #: Says whether the scheduler groups processes by session (sched(7)).
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
-#: Whether taking and releasing a lock orders what processors see.
+#: Whether taking and releasing a lock orders reads after writes.
 FENCED = platform.machine() in ("x86_64", "AMD64")
 
 #: A processor may read the others' words before its own is written; taking and releasing a lock forbids that.

@@ -33,7 +33,7 @@ _LOOK_S = 1.0
 _TOLD_S = 2.0
 # A process whose host answers may be in a call that lets nothing else run; as long as a deadlock may last.
 _ANSWERING_S = 300.0
-_NUMBERS = 2**32  # of connections, and of what is counted in a detail: as frames can name them
+_NUMBERS = 2**32  # bound of numbers of connections, as frames can name them
 
 
 class Detail(NamedTuple):
@@ -60,15 +60,15 @@ class Detail(NamedTuple):
 _DETAIL_LIMIT = 2 * 10 + 20 + 2  # two numbers of 32 bits, one of 64
 
 
-class Returning:
+class Reconnection:
     """Brings back the dead rails of a process.
 
     A connection that replaces another has a number of its own, so no frame about one can be taken for the other. In its
     handshake both sides say how many frames they have got on the one before, and send the missing ones again, where
     other rails have not settled that already.
 
-    Where no rail is left, the process is waited for as long as it is known to live, within two bounds, which are those
-    of a process that says nothing: one that cannot be reached is lost after `unreachable_s`, one whose host answers,
+    Where no rail is left, the process is waited for as long as it is known to live, within two bounds, as for a
+    process that says nothing: one that cannot be reached is lost after `unreachable_s`, one whose host answers,
     if only to refuse, after 300 s. The side that dials judges that, for it knows more than the side that listens.
 
     Args:

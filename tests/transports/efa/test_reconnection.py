@@ -13,7 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports import Endpoint, LinkLostError
-from transports.efa import returning
+from transports.efa import reconnection as returning
 from transports.efa.address import RAILS_LIMIT, PeerAddress
 from transports.efa.connection import SocketRail
 from transports.efa.efa_link import EfaLink
@@ -255,7 +255,7 @@ def test_who_cannot_be_reached_for_long_is_lost(rails: int, monkeypatch: pytest.
         monkeypatch.setattr(returning, "_TOLD_S", 0.1)
         async with world.open():
             monkeypatch.setattr(world.efas[0]._joining, "dial", in_vain)
-            world.efas[0]._returning._unreachable_s = 0.2
+            world.efas[0]._reconnection._unreachable_s = 0.2
             for way in world.ways:
                 way.cut()
             with pytest.raises(LinkLostError) as lost:
@@ -279,7 +279,7 @@ def test_who_answers_but_lets_nobody_in_is_waited_for_longer(monkeypatch: pytest
         monkeypatch.setattr(returning, "_ANSWERING_S", 1.0)
         monkeypatch.setattr(returning, "_LONGEST_WAITED_S", 0.01)
         async with world.open():
-            world.efas[0]._returning._unreachable_s = 0.5
+            world.efas[0]._reconnection._unreachable_s = 0.5
             way = world.ways[0]
             way.down = True
             way.cut()
