@@ -298,6 +298,14 @@ def test_no_page_or_message_installs_the_package_of_that_name_from_the_index() -
     assert [path.name for path in pages if line.search(path.read_text("utf-8"))] == []
 
 
+def test_only_the_command_knows_planning() -> None:
+    """Planning a cluster is a room beside the runtime, which works without it."""
+    knowing = {
+        name.split(".")[1] for name in FILES for _, target in imports(name) if target.startswith("overlap.planning")
+    }
+    assert knowing == {"planning", "cli"}
+
+
 def test_topology_stands_alone() -> None:
     assert modules_after("import topology") & {"trio", "overlap", "transports", "msgspec", "tomllib"} == set()
 

@@ -6,19 +6,22 @@ layout = planning.Layout(tp=8, pp=4, dp=32, global_batch=1024)
 
 # The map, in the order data flows:
 #
-#   model     Model: layers, widths, experts;  models/: published ones, as data;  configurations: read from a file
-#   layout    Layout: how many ranks share what, and the batch
-#   amounts   what a layer computes, reads and sends on one rank, in closed form;  memory: what a rank holds
-#   program   the step as a program on ranks, issued as any other, on any clock;  weights: where those travel in it
-#   parts     where the time of a simulated step went;  wires: how busy they were
-#   estimates a step predicted, all of it;  trust: how far off that may be;  sensitivity: if a figure were another
-#   recorded/ a recorded run as a program, for its own cluster or a larger one
-#   bound     what a step takes at least;  search: the best of many layouts
+#   model      Model: layers, widths, experts;  models/: published ones, as data;  configurations: read from a file
+#   layout     Layout: degrees of parallelism, and the batch
+#   amounts    operations, bytes and memory of one rank, in closed form
+#   program    the step as a program on ranks, on any clock;  weights: the transfers of weights and gradients in it
+#   parts      the parts of a simulated step's time;  wires: how busy wires are
+#   estimates  a predicted step, and its change with figures of the machine;  trust: the error of predictions
+#   bound      a lower bound of a step;  search: the best of many layouts
+#   recorded/  a recorded run as a program, for its own cluster or a larger one
+#   calibrate  a machine file from benchmark_logs, or from measurements of this computer
+#
+# The runtime does not know this room: only the command does.
 
+from .amounts import Memory, memory_of
 from .configurations import known, load
 from .estimates import Estimate, estimate
 from .layout import Layout
-from .memory import Memory, memory_of
 from .model import Model
 from .program import train
 

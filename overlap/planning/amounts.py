@@ -1,7 +1,20 @@
-"""What one rank computes, reads and sends of one layer and one microbatch, in closed form. Pure.
+"""Amounts of one rank in closed form: operations and bytes of a layer and a microbatch, and device memory. Pure.
 
 Formulas: Narayanan et al., arXiv 2104.04473, and Korthikanti et al., arXiv 2205.05198; what saved tensors are is
 counted one by one, so that gated perceptrons and few heads of keys come out right.
+
+Memory of states, for N replicas, Adam, weights and gradients of two bytes, 12 bytes of copy and means in float32:
+
+======  ============  ============  ============
+zero    weights       gradients     optimizer
+======  ============  ============  ============
+0       2             2             12
+1       2             2             12 / N
+2       2             2 / N         12 / N
+3       2 / N         2 / N         12 / N
+======  ============  ============  ============
+
+Rajbhandari et al., arXiv 1910.02054, section 5. Zero 2 and 3 hold two buckets or layers in whole besides.
 """
 
 from __future__ import annotations
@@ -28,7 +41,7 @@ class Work:
     nbytes: float  # Of memory, read and written
 
     def plus(self, other: Work) -> Work:
-        """Return both, one after the other."""
+        """Return the sum of two computes."""
         return Work(flops=self.flops + other.flops, nbytes=self.nbytes + other.nbytes)
 
     def times(self, factor: float) -> Work:
@@ -38,10 +51,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """Of a model under a layout."""
+    """Amounts of a model under a layout."""
 
-    model: Model  # Which
-    layout: Layout  # How it lies
+    model: Model  # The model
+    layout: Layout  # Its layout
 
     @property
     def itemsize(self) -> int:
@@ -50,12 +63,12 @@ class Amounts:
 
     @property
     def tokens(self) -> int:
-        """Of a microbatch, on a rank."""
+        """Tokens of a microbatch on a rank."""
         return self.layout.micro_batch * self.model.sequence // self.layout.cp
 
     @property
     def rows(self) -> int:
-        """Of them, those that a rank holds between the halves of a layer."""
+        """Tokens that a rank holds between the halves of a layer."""
         return self.tokens // (self.layout.tp if self.layout.sequence_parallel else 1)
 
     # -- computes ------------------------------------------------------------------------------------------------
@@ -79,7 +92,7 @@ class Amounts:
         return Work(flops=self.tokens * of.score_flops(keys) / tp, nbytes=moved)
 
     def perceptron(self, layer: int) -> Work:
-        """What every token meets after attention, forward: the perceptron, or router and shared experts."""
+        """Perceptron, or router and shared experts: the computes of every token after attention, forward."""
         of = self.model
         if not of.has_experts(layer):
             return self._matrix(of.perceptron(of.ffn), 3 * of.ffn)
@@ -120,7 +133,7 @@ class Amounts:
 
     @property
     def routed_bytes(self) -> int:
-        """Of tokens on their way to the experts of others, from the busiest rank, or back: all of them together."""
+        """Bytes of all tokens that the busiest rank sends to the experts of other ranks, or gets back."""
         of, layout = self.model, self.layout
         nbytes = self.rows * of.top_k * of.hidden * self.itemsize * layout.imbalance
         return -(-int(nbytes) // (layout.ep * self.itemsize)) * layout.ep * self.itemsize
@@ -135,7 +148,7 @@ class Amounts:
 
     @property
     def ring_bytes(self) -> int:
-        """Of keys and values that go on to the next rank of a ring; ranks of tp beyond their heads have the same."""
+        """Bytes of keys and values that a rank sends on in a ring; ranks of tp beyond the heads hold equal ones."""
         shares = min(self.layout.tp, self.model.kv_parts)
         return max(1, self.tokens * self.model.kv_width // shares) * self.itemsize
 
@@ -180,3 +193,93 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
         found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return found
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+_OPTIMIZER_BYTES = 12  # float32: the weight, and Adam's two means
+_FILLED = 3  # microbatches for each stage, after which a pipeline holds no more
+_SCORE_BYTES = 8  # of a word and token: the scores in float32, and their gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes on the rank that holds most."""
+
+    stage: int  # Its place in the pipeline
+    weights: float  # With those that it has gathered
+    gradients: float  # Likewise
+    optimizer: float  # State
+    activations: float  # Of all microbatches that are under way, and the scores of words
+
+    @property
+    def total(self) -> float:
+        """Bytes of all four."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def memory_of(model: Model, layout: Layout) -> Memory:
+    """Return the memory of the fullest rank."""
+    amounts = Amounts(model=model, layout=layout)
+    return max((_on(amounts, rank) for rank in range(layout.pp)), key=lambda each: each.total)
+
+
+def _on(amounts: Amounts, rank: int) -> Memory:
+    layout, width = amounts.layout, amounts.itemsize
+    stages = list(layout.stages_of(rank))
+    held = [amounts.held(stage) for stage in stages]
+    dense = sum(each for each, _ in held) + sum(map(amounts.tables, stages))
+    experts = sum(each for _, each in held)
+    kinds = [one for stage in stages for one, _ in amounts.model.kinds(layout.layers_of(amounts.model, stage))]
+    whole = max((amounts.dense(one) + amounts.own_experts(one) for one in kinds), default=0)
+
+    def shared(from_stage: int) -> float:
+        """Parameters, shared by the replicas of each from a stage of ZeRO on."""
+        if layout.zero < from_stage:
+            return float(dense + experts)
+        return dense / layout.replicas + experts / (layout.replicas // layout.ep)
+
+    gathered = 2.0 * whole * width if layout.zero == 3 else 0.0
+    reduced = 2.0 * (whole * width if layout.zero == 3 else min(layout.bucket_bytes, dense * width))
+    return Memory(
+        stage=rank,
+        weights=shared(3) * width + gathered,
+        gradients=shared(2) * width + (reduced if layout.zero >= 2 else 0.0),
+        optimizer=shared(1) * _OPTIMIZER_BYTES,
+        activations=_activations(amounts, rank, stages),
+    )
+
+
+def _activations(amounts: Amounts, rank: int, stages: list[int]) -> float:
+    layout, model = amounts.layout, amounts.model
+    few = layout.with_microbatches(min(layout.microbatches, _FILLED * layout.pp * layout.chunks))
+    live = few.pipeline().peak_live[rank]
+    kinds = [each for stage in stages for each in model.kinds(layout.layers_of(model, stage))]
+    kept = sum(_kept(amounts, one) * like for one, like in kinds) / layout.chunks
+    once = max(_whole(amounts, one) for one, _ in kinds) if layout.checkpointing == "full" and kinds else 0.0
+    last = layout.pp * layout.chunks - 1
+    scores = _SCORE_BYTES * amounts.tokens * model.vocabulary / layout.tp if last in stages else 0.0
+    return live * kept + once + scores
+
+
+def _kept(amounts: Amounts, layer: int) -> float:
+    """Return the bytes kept of a layer and a microbatch: its input alone, or all that its backward needs."""
+    if amounts.layout.checkpointing == "full":
+        return float(amounts.rows * amounts.model.hidden * amounts.itemsize)
+    return _whole(amounts, layer)
+
+
+def _whole(amounts: Amounts, layer: int) -> float:
+    """Return the bytes that the backward pass of a layer needs: the inputs of each matrix, norm and activation."""
+    model, layout, tokens = amounts.model, amounts.layout, amounts.tokens
+    attention = model.query_width + model.kv_width + model.value_width
+    if model.has_experts(layer):
+        inside, into = (3 if model.gated else 2) * model.expert_width, model.top_k * layout.imbalance
+        perceptron = (model.top_k * layout.imbalance + model.shared_experts) * inside
+    else:
+        perceptron, into = float((3 if model.gated else 2) * model.ffn), 1.0
+    held = amounts.rows * model.hidden * (3 + into) + tokens * (attention + perceptron) / layout.tp
+    total = held * amounts.itemsize
+    if layout.checkpointing == "none":  # scores and their softmax
+        total += 2.0 * amounts.itemsize * tokens * (model.sequence // layout.cp) * model.heads / layout.tp
+    return float(total)

@@ -1,8 +1,8 @@
-"""What benchmarks print, as rows: nccl-tests, nccom-test, hccl_demo, OSU, and our own.
+"""Logs of benchmarks as rows: nccl-tests, nccom-test, hccl_demo, OSU, and our own.
 
-Each says sizes and times in its own way: the whole buffer or one rank's, micro- or milliseconds. Rows here have the
-bytes of the whole vector (the larger one of a rank's input and output) and seconds. Where a tool prints a bandwidth, it
-is computed again from size and time, so that a log of other units is noticed.
+Each tool has its own sizes and times: the whole buffer or one rank's, micro- or milliseconds. Rows here have the bytes
+of the whole vector (the larger one of a rank's input and output) and seconds. Where a tool prints a bandwidth, it is
+computed again from size and time, so that a log in other units is noticed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _DTYPES = {
     "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16",
     "double": "float64",
 }  # fmt: skip
-# A number with a sign, a fraction or a unit, where a row begins with whole bytes; the rest is what else a job printed.
+# A number with a sign, a fraction or a unit, where a row begins with whole bytes; other lines are not rows.
 _NO_SIZE = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?[kKMGT]?i?[bB]?")
-# What a printed bandwidth may differ by from size over time: four digits are printed of either.
+# Largest relative difference of a printed bandwidth from size over time: both are printed with four digits.
 _CLOSE = 0.03
 
 
@@ -90,7 +90,7 @@ def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Log:
 
 
 def _missing(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Tell of sizes that a sweep by one factor leaves out."""
+    """Return a remark for each size that a sweep by one factor leaves out."""
     pairs = [(a, b) for a, b in pairwise(rows) if (a.collective, a.dtype) == (b.collective, b.dtype)]
     steps = Counter(b.nbytes / a.nbytes for a, b in pairs)
     usual, seen = steps.most_common(1)[0] if steps else (1.0, 0)

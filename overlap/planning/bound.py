@@ -1,7 +1,7 @@
-"""What a step takes at least: so that a search need not simulate what cannot win.
+"""Lower bound of a training step, with which a search skips layouts that cannot win.
 
-A rank computes one thing after the other, and cannot begin before what the first microbatch has to pass; what `tp` and
-`ep` exchange within an action of the schedule lies between its computes, but for what is computed again meanwhile; the
+A rank runs one compute after the other, and begins when the first microbatch has passed the stages before it. Exchanges
+of `tp` and `ep` within an action of the schedule lie between its computes, except while layers are computed again. The
 gradients of the last microbatch, and the new weights, pass the busiest wire of their group one after the other.
 """
 
@@ -49,7 +49,7 @@ class _Stage:
 
 
 class _Bound:
-    """Of one layout."""
+    """The bound of one layout."""
 
     def __init__(self, model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *, planned: bool) -> None:
         self._model, self._layout, self._cluster, self._virtual = model, layout, cluster, virtual
@@ -102,7 +102,7 @@ class _Bound:
         return self._layout.checkpointing == "full"
 
     def _layer_s(self, layer: int, what: str, times: float) -> float:
-        """A layer's computes, and what `tp` and `ep` exchange between them."""
+        """Return the time of a layer's computes, and of the exchanges of `tp` and `ep` between them."""
         amounts, back = self._amounts, what == "backward"
         scores = amounts.scores()
         if back:
@@ -120,7 +120,7 @@ class _Bound:
         return found + self._s(f"perceptron {what}", amounts.perceptron(layer).times(times)) + self._half_s
 
     def _sparse_s(self, times: float, what: str) -> float:
-        """Half a layer with experts; those that all tokens meet may compute while others travel."""
+        """Return the time of half a layer with experts; shared experts may compute while tokens travel."""
         amounts, there_s, back_s, around_s = self._amounts, 0.0, 0.0, 0.0
         if self._layout.ep > 1:
             there_s = back_s = self._planned_s("all_to_all", amounts.routed_bytes, "ep")
@@ -148,7 +148,7 @@ class _Bound:
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def _exchange_s(self) -> float:
-        """What tp exchanges for half a layer."""
+        """Return the time of the exchange of `tp` for half a layer."""
         self._gather_s = 0.0
         if self._layout.tp == 1:
             return 0.0
@@ -168,7 +168,7 @@ class _Bound:
         return self._virtual.peer_direct
 
     def _replicas_s(self, rank: int) -> tuple[float, float]:
-        """For how long gradients, and new weights, keep the busiest wire of the replicas busy."""
+        """Return the seconds that gradients, and new weights, take on the busiest wire of the replicas."""
         layout = self._layout
         if layout.replicas == 1 or not self._plans:
             return 0.0, 0.0
@@ -204,6 +204,6 @@ def _group(layout: Layout, axes: tuple[str, ...]) -> tuple[int, ...]:
 def _planned(
     op: str, nbytes: int, cluster: Cluster, group: tuple[int, ...], dtype: str, peer_direct: bool
 ) -> tuple[float, float]:
-    """Return what an operation takes alone, and seconds of the busiest wire for each byte, of any algorithm least."""
+    """Return the seconds of an operation alone, and those of its busiest wire for each byte."""
     found = plan(op, nbytes, cluster, group, dtype=dtype, peer_direct=peer_direct)
     return found.predicted_s, found.busiest.busy_s / nbytes if found.busiest and nbytes else 0.0

@@ -1,20 +1,23 @@
-"""A training step of a model, predicted: simulated with few microbatches, and the rest of them added."""
+"""Predicted training steps: simulated with few microbatches, the others added; and their change with the machine."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from topology import Cluster, TopologyError, TopologyWarning
+from topology.machine import LinkSpec
 
-from .. import Virtual, run
+from .. import Interference, Virtual, run
 from ..errors import RankFailedError, UsageError
 from ..runtime.rank import Rank
 from ..simulation.compute_cost import Roofline
+from ..simulation.conditions import ALL
 from ..timeline.recording import Recorder
 from ..timeline.spans import Timeline
+from .amounts import Memory, memory_of
 from .layout import Layout
-from .memory import Memory, memory_of
 from .model import Model
 from .parts import Parts
 from .program import train
@@ -22,41 +25,41 @@ from .program import train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a step takes."""
+    """A predicted training step."""
 
-    model: Model  # Which
-    layout: Layout  # How it lies
-    cluster: Cluster  # Where
-    virtual: Virtual  # What was assumed
-    parts: Parts  # Where the time goes
-    memory: Memory  # On the fullest rank
+    model: Model  # The trained model
+    layout: Layout  # Its layout on the ranks
+    cluster: Cluster  # The machines
+    virtual: Virtual  # The assumptions
+    parts: Parts  # The parts of its time
+    memory: Memory  # Of the fullest rank
     simulated: int  # Microbatches that were simulated; the others were added, each like the last one
     timeline: Timeline  # Of the last simulation
 
     @property
     def step_s(self) -> float:
-        """How long it takes."""
+        """Its time in seconds."""
         return self.parts.step_ns / 1e9
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput."""
+        """Throughput in samples."""
         return self.layout.global_batch / self.step_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput."""
+        """Throughput in tokens."""
         return self.samples_per_s * self.model.sequence
 
     @property
     def utilisation(self) -> float | None:
-        """Model flops utilisation: of the peak, what is not computed twice (arXiv 2204.02311); None if unknown."""
+        """Model flops utilisation (arXiv 2204.02311): the share of the peak without recomputes; None without a peak."""
         peak = Roofline.of(self.cluster, dtype=self.virtual.dtype).flops_per_s
         return None if peak is None else self.samples_per_s * self.model.sample_flops / (peak * self.layout.world_size)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the fullest rank has enough memory; None if nobody knows how much there is."""
+        """Whether the fullest rank has enough memory; None if the machine file does not say how much it has."""
         there = self.cluster.memory_bytes()
         return None if there is None else self.memory.total <= there
 
@@ -76,11 +79,11 @@ def estimate(
     schedules with several stages on a rank, which come in rounds, are all simulated.
 
     Args:
-        model: What is trained.
-        layout: How it lies; as many ranks as the cluster has.
-        cluster: Where.
-        virtual: What is assumed.
-        algorithm: The only one to use, by default any.
+        model: The trained model.
+        layout: Its layout, on all ranks of the cluster.
+        cluster: The machines.
+        virtual: The assumptions.
+        algorithm: The only algorithm to use; by default any.
 
     Raises:
         UsageError: If they do not go together.
@@ -115,7 +118,7 @@ def estimate(
 def simulated(
     model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, algorithm: str | None = None
 ) -> Timeline:
-    """Run a step in virtual time, all of it, and return what happened; arguments and errors are those of `estimate`."""
+    """Run a whole step in virtual time and return its timeline; arguments and errors are those of `estimate`."""
     recorders: dict[int, Recorder] = {}
 
     async def main(rank: Rank) -> None:
@@ -138,3 +141,76 @@ def simulated(
             "take a larger micro_batch, or more stages"
         )
     return timeline
+
+
+# -- sensitivity -----------------------------------------------------------------------------------------------------
+
+SWAY = 0.2
+"""Share by which a figure is changed, up and down."""
+
+# Measured slow-downs of matrix products beside collectives, and of collectives beside them, are from nothing to that
+# much on GPUs whose cores move the bytes; nothing is published of machines with processors of their own for it.
+SLOWER = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """The change of a step with one figure of the machine."""
+
+    figure: str  # Name of the figure
+    change: str  # The change of the figure
+    # Share by which the step is longer if it is `SWAY` lower; negative if shorter. None if there is no lower.
+    low: float | None
+    high: float  # Share by which the step is longer if it is `SWAY` higher
+
+
+def sensitivities(of: Estimate, *, algorithm: str | None = None) -> Iterator[Sensitivity]:
+    """Simulate a step with one figure changed after the other; yield each result when it is known.
+
+    Args:
+        of: The step.
+        algorithm: The algorithm of the estimate.
+    """
+
+    def longer(cluster: Cluster, virtual: Virtual) -> float:
+        again = estimate(of.model, of.layout, cluster, virtual, algorithm=algorithm)
+        return again.parts.step_ns / of.parts.step_ns - 1
+
+    for kind, name in _wires(of.cluster):
+        low, high = (longer(_faster(of.cluster, kind, 1 + sway), of.virtual) for sway in (-SWAY, SWAY))
+        yield Sensitivity(figure=name, change=_CHANGE, low=low, high=high)
+    at = of.virtual.efficiency
+    low = longer(of.cluster, replace(of.virtual, efficiency=at * (1 - SWAY)))
+    high = longer(of.cluster, replace(of.virtual, efficiency=min(1.0, at * (1 + SWAY))))
+    yield Sensitivity(figure="efficiency of computes", change=_CHANGE, low=low, high=high)
+    if of.virtual.interference.off:
+        both = Interference(compute={ALL: 1 + SLOWER}, communication={ALL: 1 + SLOWER})
+        high = longer(of.cluster, replace(of.virtual, interference=both))
+        change = f"0 to {SLOWER:.0%}"
+        yield Sensitivity(figure="slow-down of compute and communication", change=change, low=None, high=high)
+
+
+_CHANGE = f"+-{SWAY:.0%}"
+
+
+def _wires(cluster: Cluster) -> list[tuple[str, str]]:
+    network = cluster.machine.network
+    outer = [(network.link, "NIC bandwidth")] if network is not None and cluster.nodes > 1 else []
+    inner = [
+        (spec.kind, f"{spec.kind} bandwidth")
+        for spec in cluster.machine.links
+        if spec.kind == cluster.machine.wires.link
+        or (cluster.machine.ultraserver is not None and spec.kind == cluster.machine.ultraserver.link)
+    ]
+    return [*outer, *inner]
+
+
+def _faster(cluster: Cluster, kind: str, factor: float) -> Cluster:
+    """Return the cluster with faster or slower wires of one kind."""
+    links = tuple(_scaled(spec, factor) if spec.kind == kind else spec for spec in cluster.machine.links)
+    return replace(cluster, machine=replace(cluster.machine, links=links))
+
+
+def _scaled(spec: LinkSpec, factor: float) -> LinkSpec:
+    figure = spec.bandwidth_bytes_per_s
+    return replace(spec, bandwidth_bytes_per_s=replace(figure, value=figure.value * factor))

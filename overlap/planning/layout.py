@@ -1,4 +1,4 @@
-"""How a model and its batch lie on the ranks, and what is refused. Pure."""
+"""Layout of a model and its batch on ranks: degrees of parallelism, and their checks. Pure."""
 
 from __future__ import annotations
 
@@ -70,22 +70,22 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return self.tp * self.pp * self.dp * self.cp
 
     @property
     def microbatches(self) -> int:
-        """Of a step, for each pipeline."""
+        """Number of microbatches of a step for each pipeline."""
         return self.global_batch // (self.dp * self.micro_batch)
 
     @property
     def replicas(self) -> int:
-        """Ranks that have the same weights, but for experts: their gradients are averaged."""
+        """Number of ranks that hold equal weights except experts, and average their gradients."""
         return self.dp * self.cp
 
     @property
     def axes(self) -> Mapping[str, int]:
-        """Of the mesh, outermost first; "dp" without the ranks that share experts."""
+        """Axes of the mesh, outermost first; "dp" without the ranks that share experts."""
         sizes = {"pp": {"pp": self.pp}, "tp": {"tp": self.tp}}
         sizes["dp"] = {"dp": self.dp // self.ep, "cp": self.cp, "ep": self.ep}
         return {axis: size for block in self.order.split(".") for axis, size in sizes[block].items()}
@@ -100,7 +100,7 @@ class Layout:
         raise AssertionError("every mesh has the axis pp")
 
     def pipeline(self) -> PipelineSchedule:
-        """Return what each rank of a pipeline does in which order."""
+        """Return the schedule of a pipeline's ranks."""
         return _pipeline(self.schedule, self.pp, self.microbatches, self.chunks)
 
     def stages_of(self, place: int) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class Layout:
         return tuple(range(place, self.pp * self.chunks, self.pp))
 
     def with_microbatches(self, count: int) -> Layout:
-        """Return the same with a batch of that many microbatches."""
+        """Return the layout with a batch of `count` microbatches."""
         return replace(self, global_batch=count * self.dp * self.micro_batch)
 
     def layers_of(self, model: Model, stage: int) -> range:
@@ -121,7 +121,7 @@ class Layout:
         return range(start, start + least + (stage < more))
 
     def check(self, model: Model) -> None:
-        """Refuse what does not fit the model.
+        """Check that the layout fits a model.
 
         Raises:
             UsageError: Naming figure and what was expected.

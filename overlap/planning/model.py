@@ -1,4 +1,4 @@
-"""A language model by its shape: what it has, and what a token of it costs. Pure."""
+"""Shape of a language model: its widths, parameters, and operations for a token. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MAY_BE_ZERO = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A transformer that predicts tokens. What is 0 is not there, or follows from the rest.
+    """A transformer that predicts tokens. A figure of 0 is absent, or follows from the others.
 
     Raises:
-        UsageError: If a figure cannot be meant, naming it.
+        UsageError: If a figure is impossible; names it.
     """
 
     name: str  # For messages
@@ -67,24 +67,24 @@ class Model:
 
     @property
     def query_width(self) -> int:
-        """Of all heads together, where scores are made."""
+        """Width of the queries of all heads."""
         return self.heads * (self.rope_dim + self.nope_dim if self.kv_rank else self.head_dim or self._even)
 
     @property
     def value_width(self) -> int:
-        """Of all heads together, where values are added up."""
+        """Width of the values of all heads."""
         return self.heads * (self.value_dim if self.kv_rank else self.head_dim or self._even)
 
     @property
     def kv_width(self) -> int:
-        """Of the keys and the values of a token together, as other ranks need them."""
+        """Width of the keys and values of a token, as they are sent to other ranks."""
         if self.kv_rank:
             return self.kv_rank + self.rope_dim
         return 2 * (self.kv_heads or self.heads) * (self.head_dim or self._even)
 
     @property
     def kv_parts(self) -> int:
-        """Into how many keys and values can be cut: heads; where those share what they are made of, not at all."""
+        """Number of parts into which keys and values can be cut: heads, or 1 with latent attention."""
         return 1 if self.kv_rank else self.kv_heads or self.heads
 
     @property
@@ -95,7 +95,7 @@ class Model:
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer's attention; norms are left out."""
+        """Parameters of one layer's attention, without norms."""
         h = self.hidden
         if self.kv_rank:
             queries = self.q_rank * (h + self.query_width) if self.q_rank else h * self.query_width
@@ -106,7 +106,7 @@ class Model:
 
     @property
     def expert_width(self) -> int:
-        """Inside an expert."""
+        """Width inside an expert."""
         return self.expert_ffn or self.ffn
 
     def perceptron(self, width: int) -> int:
@@ -118,7 +118,7 @@ class Model:
         return bool(self.experts) and layer >= self.dense_layers
 
     def kinds(self, layers: range) -> list[tuple[int, int]]:
-        """Return one of each kind of some layers that follow each other, and how many are like it."""
+        """Return one layer of each kind in a range, with the number of layers of that kind."""
         dense = range(layers.start, min(layers.stop, max(layers.start, self.dense_layers)))
         rest = range(dense.stop, layers.stop) if self.experts else layers
         each = [dense, rest] if self.experts else [rest]
@@ -132,23 +132,23 @@ class Model:
         return self.attention_parameters + every * self.perceptron(self.expert_width) + self.hidden * self.experts
 
     def active_layer_parameters(self, layer: int) -> int:
-        """Return those of them that a token meets."""
+        """Return the parameters of a layer that one token meets."""
         unused = self.experts - self.top_k if self.has_experts(layer) else 0
         return self.layer_parameters(layer) - unused * self.perceptron(self.expert_width)
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the matrix from tokens to widths, which scores use again if it is tied."""
+        """Parameters of the embedding, which the scores use again if it is tied."""
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self._tables + sum(self.layer_parameters(one) * like for one, like in self.kinds(range(self.layers)))
 
     @property
     def active_parameters(self) -> int:
-        """Those that a token meets."""
+        """Parameters that one token meets."""
         return self._tables + self._active
 
     @property

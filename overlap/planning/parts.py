@@ -1,4 +1,4 @@
-"""Where the time of a simulated step went, by dimension and by operation; sums that can be extrapolated. Pure."""
+"""Parts of a simulated step's time, by dimension and by operation; sums that can be extrapolated. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..timeline.spans import Timeline
 from .program import DIMENSIONS
 
 MESSAGE = "send/recv"
-"""What a timeline calls point-to-point operations."""
+"""Name of point-to-point operations in a timeline."""
 
 
 class Operation(NamedTuple):
-    """What collectives or messages have in common."""
+    """The shape that collectives or messages share."""
 
     dimension: str  # Of parallelism
     op: str  # Its name, or `MESSAGE`
@@ -30,7 +30,7 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Of one operation on a rank, on average over the ranks that were simulated; nanoseconds."""
+    """Time of one operation on a rank, averaged over the simulated ranks, in nanoseconds."""
 
     count: float = 0.0  # How often
     busy_ns: float = 0.0  # While bytes moved, each for itself
@@ -39,7 +39,7 @@ class Amount:
 
     @property
     def exposed_ns(self) -> float:
-        """Both."""
+        """Exposed time, on wires and waiting."""
         return self.wire_ns + self.waiting_ns
 
     def plus(self, other: Amount, times: float = 1.0) -> Amount:
@@ -95,7 +95,7 @@ class Parts:
         )
 
     def further(self, more: Parts, times: int) -> Parts:
-        """Return this, and `times` as much again as `more` has beyond it."""
+        """Return these parts, plus `times` the difference between `more` and these."""
 
         def line(a: float, b: float) -> float:
             return b + times * (b - a)
@@ -115,7 +115,7 @@ class Parts:
         )
 
     def by_dimension(self) -> dict[str, Amount]:
-        """Add up, in the order of `DIMENSIONS`; those that there are."""
+        """Return the amounts of each dimension that occurs, in the order of `DIMENSIONS`."""
         found: dict[str, Amount] = {}
         for operation, amount in self.operations.items():
             found[operation.dimension] = found.get(operation.dimension, Amount()).plus(amount)
@@ -123,12 +123,12 @@ class Parts:
 
     @property
     def wire_ns(self) -> float:
-        """Of the step, in which bytes moved and nothing was computed."""
+        """Time of the step in which bytes moved and nothing was computed."""
         return sum(amount.wire_ns for amount in self.operations.values())
 
 
 def _of_rank(cover: Coverage, spans: list[Span]) -> dict[Operation, Amount]:
-    """Give each exposed instant to one operation: to those that move bytes first, in the order of dimensions."""
+    """Assign each exposed instant to one operation: first to operations that move bytes, in the order of dimensions."""
     by: dict[Operation, list[Span]] = {}
     for span in spans:
         by.setdefault(_operation(span), []).append(span)

@@ -1,4 +1,4 @@
-"""The best layout of many: a search that simulates only what could win, and says why it left out the rest."""
+"""Search for the best layout: simulates only layouts that could win, and says why it leaves out the others."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from topology import Cluster, TopologyError
 from .. import Virtual
 from ..errors import OverlapError, UsageError
 from ..parallel.schedules import FAMILIES
+from .amounts import memory_of
 from .bound import bound_s
 from .estimates import Estimate, estimate
 from .layout import CHECKPOINTING, ORDERS, Layout
-from .memory import memory_of
 from .model import Model
 
 _SIZES = (25 << 20, 128 << 20, 512 << 20)  # bytes: torch's default, ours, and about all of a stage
@@ -31,28 +31,28 @@ FREE: Mapping[str, Callable[[int], Sequence[object]]] = {
     "zero": lambda ranks: (0, 1, 2, 3),
     "checkpointing": lambda ranks: CHECKPOINTING,
 }
-"""What can be searched for, and which values are tried on so many ranks."""
+"""Figures that can be searched for, with the values to try on a number of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A layout that fits."""
 
-    layout: Layout  # Which
-    bound_s: float  # Seconds that its step takes at least
-    near: bool = False  # Whether collectives are in that bound
+    layout: Layout  # The layout
+    bound_s: float  # Lower bound of its step, in seconds
+    near: bool = False  # Whether that bound includes collectives
 
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What a search knows so far; an interrupt leaves it as it is."""
+    """Results of a search, complete at every moment, also after an interrupt."""
 
-    tried: int = 0  # Layouts that there are
+    tried: int = 0  # Number of layouts
     best: Estimate | None = None  # The one with the shortest step
     simulated: list[tuple[Layout, float]] = field(default_factory=list)  # Steps in seconds, of all that were simulated
-    # How many were not, by reason; and one of the layouts each.
+    # Layouts that were not simulated, by reason.
     left_out: dict[str, list[Layout]] = field(default_factory=dict)
-    complete: bool = False  # Whether nothing is left to look at
+    complete: bool = False  # Whether the search has ended
 
     def leave_out(self, layout: Layout, why: str) -> None:
         """Note a layout that is not simulated."""
@@ -66,15 +66,15 @@ CANNOT_WIN = "at least as slow as the best, by a lower bound"
 def candidates(
     model: Model, like: Layout, names: Sequence[str], cluster: Cluster, virtual: Virtual, found: Found
 ) -> list[Candidate]:
-    """Return the layouts that fit model, cluster and memory, in the order of what they compute at least.
+    """Return the layouts that fit model, cluster and memory, in the order of their lower bounds.
 
     Args:
-        model: What is trained.
+        model: The trained model.
         like: Figures that are not searched for.
-        names: Of those that are; some of `FREE`.
-        cluster: Where.
-        virtual: What is assumed.
-        found: Takes what is left out, and why.
+        names: Figures to search for, some of `FREE`.
+        cluster: The machines.
+        virtual: The assumptions.
+        found: Takes the layouts that are left out, and why.
 
     Raises:
         UsageError: If a name cannot be searched for.
@@ -94,7 +94,7 @@ def candidates(
 
 
 def _all(like: Layout, names: Sequence[str], cluster: Cluster, found: Found) -> Iterator[Layout]:
-    """Go through all layouts for the cluster's ranks; a figure given stays, `dp` is what the others leave."""
+    """Yield all layouts for the cluster's ranks."""
     for name in names:
         if name not in FREE:
             raise UsageError(f"--best: {name!r} cannot be searched for; known are {', '.join(FREE)}")
@@ -112,7 +112,7 @@ def _all(like: Layout, names: Sequence[str], cluster: Cluster, found: Found) -> 
             continue
         seen.add(key)
         found.tried += 1
-        even = {"imbalance": 1.0} if told.get("ep") == 1 else {}  # of experts that all ranks have there is none
+        even = {"imbalance": 1.0} if told.get("ep") == 1 else {}  # ranks that all have all experts cannot differ
         try:
             yield replace(like, **told, **even)  # type: ignore[arg-type]
         except UsageError as error:
@@ -129,17 +129,17 @@ def search(
     algorithm: str | None = None,
     told: Callable[[int, Candidate], None] = lambda number, candidate: None,
 ) -> None:
-    """Look at candidates in the order of their bounds, until none that is left can win.
+    """Take candidates in the order of their bounds, until no remaining one can win.
 
-    The first one's bound is made nearer, then it waits its turn again; the first whose bound is near is simulated.
+    The first candidate gets a nearer bound and returns to the queue; a first candidate with a near bound is simulated.
 
     Args:
-        model: What is trained.
+        model: The trained model.
         ordered: As `candidates` returns them.
-        cluster: Where.
-        virtual: What is assumed.
-        found: Takes what is found, as soon as it is.
-        algorithm: The only one to use, by default any.
+        cluster: The machines.
+        virtual: The assumptions.
+        found: Takes the results, each as soon as it is known.
+        algorithm: The only algorithm to use; by default any.
         told: Called before each simulation.
     """
     waiting = [(each.bound_s, number, each) for number, each in enumerate(ordered)]

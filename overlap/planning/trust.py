@@ -1,4 +1,4 @@
-"""How far to trust what communication is predicted to take: the planner's errors on rows that it has not seen."""
+"""Trust in predicted times of communication: the planner's errors on published rows that nothing was fitted to."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Band:
 
     typical: float  # The median one
     worst: float  # The largest
-    rows: int  # Published rows, which nothing was fitted to, that say so
-    of: str  # What they are of
+    rows: int  # Number of published rows behind them
+    of: str  # Chip, place and dtype of these rows
     measured: bool  # Whether the size lies within published sizes of that very shape
 
 
@@ -68,7 +68,7 @@ def _shared(names: Sequence[str]) -> str:
 def band_of_step(cluster: Cluster, parts: Parts) -> tuple[float, float]:
     """Return the typical and the worst error of a step, as shares, if all of its exposed bytes are off alike.
 
-    What computes take is not in it: that is as good as the efficiency that was stated.
+    The error of computes is not in it; it depends on the stated efficiency.
     """
     typical = worst = 0.0
     for operation, amount in parts.operations.items():

@@ -1,4 +1,4 @@
-"""Where a rank's weights and gradients travel: buckets, ZeRO, and the update."""
+"""Transfers of a rank's weights and gradients: buckets, ZeRO, and the update."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _PREFETCHED = 2  # layers of gathered weights that a rank has at once (ZeRO-3)
 
 
 class Weights:
-    """Of one rank.
+    """Weights and gradients of one rank.
 
     Args:
-        rank: Whose.
-        amounts: Of the model.
-        dtype: Of weights and gradients.
-        replicas: The group that has the same weights.
-        expert_replicas: That which has the same experts.
-        place: In the pipeline.
+        rank: The rank.
+        amounts: Amounts of the model.
+        dtype: Type of weights and gradients.
+        replicas: The group that holds equal weights.
+        expert_replicas: The group that holds equal experts.
+        place: The rank's place in the pipeline.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Weights:
     # -- ZeRO-3 ----------------------------------------------------------------------------------------------------
 
     def gathered(self, layer: int) -> list[object]:
-        """Issue the gathering of a layer's weights, when that which was two before has been computed with."""
+        """Issue the gathering of a layer's weights, once the computes of the layer two before it are done."""
         if self._layout.zero < 3:
             return []
         after = self._computed[0]
@@ -52,7 +52,7 @@ class Weights:
         return [pool.gather(size, after) for pool, size in sizes if size]
 
     def computed(self, done: Future[Any]) -> None:
-        """Note what was computed with the weights that were gathered last."""
+        """Note the compute that used the weights gathered last."""
         self._computed.append(done)
 
     # -- gradients -------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Weights:
         return [*dense, *experts]
 
     def reduce(self, buckets: list[Array], computed: Future[Any], *, last: bool) -> None:
-        """Issue the reduction of what `complete` has told: the results 1, 2, ... of a compute."""
+        """Issue the reduction of the buckets that `complete` has returned: the results 1, 2, ... of a compute."""
         for index, (pool, bucket) in enumerate(zip(self._pools, buckets, strict=False), 1):
             pool.reduce(computed[index], bucket.size, last=last)
 
@@ -84,13 +84,13 @@ class Weights:
         return grown + (table if stage == self._last and layer == layers[-1] and not (of.tied and stage == 0) else 0)
 
     async def update(self) -> None:
-        """Issue the optimizer, bucket by bucket, and what brings new weights to all; return when they are there."""
+        """Issue the optimizer bucket by bucket, and the gathering of new weights; return when they have arrived."""
         for each in [*self._dense.update(), *self._experts.update()]:
             await each
 
 
 class _Pool:
-    """Weights that the same ranks have."""
+    """Weights that one group of ranks holds."""
 
     def __init__(self, rank: Rank, group: Group, dtype: np.dtype[Any], least: int, zero: int) -> None:
         self._rank, self._group, self._dtype, self._zero = rank, group, dtype, zero
@@ -111,7 +111,7 @@ class _Pool:
         return self._group.all_gather(mine, stream=_STREAM, name="dp gather weights")  # type: ignore[arg-type]
 
     def add(self, size: int, *, ends: bool) -> list[Array]:
-        """Return the buckets that are full now; with `ends` also the last one, whatever it holds."""
+        """Return the buckets that are full now; with `ends` also the last one, full or not."""
         full, self._filled = divmod(self._filled + size, self._bucket)
         sizes = [self._bucket] * full
         if ends and self._filled:

@@ -1,4 +1,4 @@
-"""How busy wires and memories are in a step: what all ranks send, added up on what carries it. Pure."""
+"""Load of wires and memories in a step: the bytes that all ranks send, added up by resource. Pure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Busy:
 
 
 def busy(cluster: Cluster, layout: Layout, parts: Parts, *, peer_direct: bool = True) -> dict[str, Busy]:
-    """Add up what a step keeps busy, by kind.
+    """Return how busy a step keeps wires and memories, by kind.
 
     Args:
-        cluster: Where.
-        layout: Who sends to whom.
-        parts: What was sent.
+        cluster: The machines.
+        layout: The layout, which says which ranks communicate.
+        parts: The operations of the step.
         peer_direct: Whether adapters read device memory themselves.
     """
     adding = _Adding(cluster, layout, peer_direct)
@@ -44,7 +44,7 @@ def busy(cluster: Cluster, layout: Layout, parts: Parts, *, peer_direct: bool = 
 
 
 class _Adding:
-    """What has been added up."""
+    """The sum of the time that each resource is busy."""
 
     def __init__(self, cluster: Cluster, layout: Layout, peer_direct: bool) -> None:
         self._cluster, self._layout, self._peer_direct = cluster, layout, peer_direct
@@ -55,7 +55,7 @@ class _Adding:
         self._unit = cluster.servers * cluster.ranks_per_node if whole else cluster.world_size
 
     def collectives(self, of: Operation, times: float) -> None:
-        """Add those of all groups like one."""
+        """Add a collective of all groups that are like one."""
         rows = self._alike.rows(of.ranks)
         none, algorithm = np.zeros(len(of.ranks), np.int64), None
         for members, units in repeated(rows, self._unit):
@@ -74,7 +74,7 @@ class _Adding:
             self._add(demand, units, times)
 
     def messages(self, of: Operation, times: float) -> None:
-        """Add those of all pairs like one."""
+        """Add a message of all pairs that are like one."""
         half = len(of.ranks) // 2
         src, dst = of.ranks[0], of.ranks[half]
         if of.dimension == "cp":
@@ -96,7 +96,7 @@ class _Adding:
         self._added.append((resources.ravel(), np.tile(each_ns, len(resources))))
 
     def shares(self, step_ns: float) -> dict[str, Busy]:
-        """Return what came of it."""
+        """Return the load by kind of wire."""
         if not self._added:
             return {}
         resources, each_ns = (np.concatenate(column) for column in zip(*self._added, strict=True))

@@ -16,10 +16,9 @@ from ...errors import UsageError
 from ...notice import notify, say
 from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
-from ...planning.estimates import Estimate
+from ...planning.estimates import Estimate, Sensitivity, sensitivities
 from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, ORDERS
 from ...planning.search import FREE, Candidate, Found, candidates, search
-from ...planning.sensitivity import Sensitivity, sensitivities
 from ...settings import Option
 from ...units import count, integer, number, parse_bytes, switch
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED

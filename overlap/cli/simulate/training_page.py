@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from ...planning.estimates import Estimate
+from ...planning.estimates import SLOWER, Estimate, Sensitivity
 from ...planning.layout import Layout
 from ...planning.parts import MESSAGE, Amount
 from ...planning.search import Found
-from ...planning.sensitivity import SLOWER, Sensitivity
 from ...planning.trust import Band, band_of, band_of_step
 from ...planning.wires import busy
 from ...timeline.draw.columns import columns
