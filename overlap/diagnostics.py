@@ -1,4 +1,4 @@
-"""Who is at fault: from the error that surfaced to the rank and the line that caused it."""
+"""Diagnosis of errors: from the error that surfaced to the rank and the line that caused it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def only(group: BaseException) -> BaseException:
 def parted(
     error: BaseException, *, stops: tuple[type[BaseException], ...]
 ) -> tuple[BaseException | None, BaseException | None]:
-    """Part what a program raised from what only stopped it, such as a cancellation; None for what is not there.
+    """Separate a program's own error from one that only stopped it, such as a cancellation; None for a missing part.
 
     Args:
-        error: What was raised, alone or in groups.
+        error: The error, alone or in groups.
         stops: The kinds that only stop.
     """
     if isinstance(error, BaseExceptionGroup):
@@ -62,7 +62,7 @@ def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
     if isinstance(error, PeerError) and error.culprit >= 0:
         return error.culprit, error.__cause__ if isinstance(error, PeerFailedError) and error.__cause__ else error
     if isinstance(error, CollectiveMismatchError):
-        return error.ranks[0], error  # the odd one out, whoever has noticed
+        return error.ranks[0], error  # the odd one out, not the rank that has noticed
     return rank, error
 
 
@@ -134,8 +134,8 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
     Args:
         task: The task.
         thread: Ident of its event loop's thread, which may be inside the task, and keep all others waiting.
-        name: What to call it; by default the name of its function.
-        indent: What each line begins with.
+        name: Its name; by default the name of its function.
+        indent: The beginning of each line.
     """
     parts = [part for part in task.name.split(".") if part not in ("__main__", "<locals>")]
     running = getattr(task.coro, "cr_running", False)

@@ -10,9 +10,9 @@
      |   +- PeerFailedError      it raised
      |   +- RankLeftError        it finished while others still wait for it
      |   +- PeerLostError        its process is gone or silent
-     +- RemoteError              what a rank of another process raised, as text
-     +- RankFailedError          what `overlap.run` raises: the first culprit, its error, and what it was doing
-     +- StallError               it takes too long, or never ends; says who waits for whom
+     +- RemoteError              the error of a rank of another process, as text
+     +- RankFailedError          raised by `overlap.run`: the first culprit, its error, and its unfinished operations
+     +- StallError               it takes too long, or never ends; says which rank waits for which
      +- ScheduleError            a schedule that does not compute its collective; it is never run
      +- JoinError, ListenError, MemberLostError, InboxFullError, OutboxFullError
                                  processes that do not come together, or are lost (`overlap.processes`)
@@ -47,7 +47,7 @@ class CollectiveMismatchError(OverlapError):
 
     Attributes:
         ranks: The two world ranks named in the message.
-        calls: What each of them called, in the same order.
+        calls: The call of each of them, in the same order.
         call_sites: `file:line` of each call, in the same order.
         group: Name of the group.
         seq: Position of the operation on its stream.
@@ -76,7 +76,7 @@ class NonFiniteError(OverlapError):
 
     Attributes:
         rank: World rank of the sender, the first to send one.
-        operation: What it issued, such as "all_reduce #3 on group 'world'".
+        operation: The operation, such as "all_reduce #3 on group 'world'".
         seq: Position of the operation on its stream.
         step: The `rank.step` in which it was issued, or None.
         call_site: `file:line` of the call.
@@ -164,7 +164,7 @@ class PeerLostError(PeerError):
 
 
 class RemoteError(OverlapError):
-    """What a rank of another process raised: nothing but text ever crosses from process to process.
+    """The error of a rank of another process: nothing but text ever crosses from process to process.
 
     Attributes:
         type_name: Name of the error's class there.
@@ -225,7 +225,7 @@ def printable(line: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Say in one line what a caller has passed: arrays by type and shape, what is long by its beginning.
+    """Describe an argument in one line: arrays by type and shape, long values by their beginning.
 
     >>> shown("median"), shown([0] * 99)
     ("'median'", '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0...')
@@ -235,7 +235,7 @@ def shown(value: object) -> str:
         return f"{type(value).__name__} of {getattr(value, 'dtype', 'unknown dtype')} {tuple(shape)}"
     try:
         text = repr(value)
-    except Exception:  # a stranger's, and no reason to hide what is wrong with the call
+    except Exception:  # of a foreign class; the message about the call matters more
         return f"<{type(value).__name__}>"
     line = printable(" ".join(text.split()) if "\n" in text else text)
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
@@ -253,7 +253,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 class RankFailedError(OverlapError):
-    """A rank ended the world: what `overlap.run` raises.
+    """A rank ended the world; raised by `overlap.run`.
 
     `__cause__` is the error itself, with its traceback.
 
@@ -293,8 +293,8 @@ class StallError(OverlapError):
 
     Attributes:
         timeout_s: How long it was given, if that is why it was ended; else None.
-        report: One line for each rank: what it waits for, where, and on whom.
-        sentence: Who waits for whom, in one sentence; may be empty.
+        report: One line for each rank: the operation it waits in, its place, and the ranks it waits for.
+        sentence: Which rank waits for which, in one sentence; may be empty.
     """
 
     def __init__(self, timeout_s: float | None, report: Sequence[str], *, reason: str = "", sentence: str = "") -> None:
@@ -303,7 +303,7 @@ class StallError(OverlapError):
         Args:
             timeout_s: As the attribute.
             report: As the attribute.
-            reason: What the world did; by default what `timeout_s` says.
+            reason: Why it was ended; by default `timeout_s`.
             sentence: As the attribute.
         """
         self.timeout_s, self.report, self.sentence = timeout_s, tuple(report), sentence
@@ -315,7 +315,7 @@ class DeadlineError(OverlapError, TimeoutError):
     """An operation has not ended within its `timeout_s`.
 
     Attributes:
-        operation: What was issued, such as "all_reduce #3 on group 'world'".
+        operation: The operation, such as "all_reduce #3 on group 'world'".
         call_site: `file:line` of the call.
         timeout_s: How long it was given.
     """

@@ -1,7 +1,7 @@
-"""The autopsy of a world: who, where and what it waited for, in three lines; then a table of the ranks. Pure.
+"""Autopsy of a world: the culprit, its place and the operation it waited in, in three lines; and a table of the ranks.
 
-By cause, not by clock, as everywhere: an error that began in a process beats a process that vanished without a word,
-and that beats whatever others only noticed.
+The verdict goes by cause, not by clock: an error that began in a process beats a process that vanished without a word,
+and that beats errors that others only noticed. Pure, but for `last_signs_of`, which reads files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class World:
 
     @property
     def ranks(self) -> dict[int, RankRecord]:
-        """What is known of each rank."""
+        """The record of each rank."""
         return {record.rank: record for flight in self.flights for record in flight.ranks}
 
     @property
@@ -78,7 +78,7 @@ def _apart_ns(flight: Flight, own: Flight) -> int:
 
 
 def verdict(world: World) -> list[str]:
-    """Return three lines: who, where, and what it waited for."""
+    """Return three lines: the culprit, its place, and the operation it waited in."""
     who, rank = _culprit(world)
     if rank is None:
         return [f"who:        {who}", f"where:      {_summary(world)}", f"waited for: {_longest(world)}"]
@@ -86,7 +86,7 @@ def verdict(world: World) -> list[str]:
 
 
 def last_signs(world: World, pid: int) -> list[str]:
-    """Return what is known of a process that ended without a word: what its ranks were doing, and who waited for them.
+    """Return the last operations of a process that ended without a word, and the ranks that waited for it.
 
     Args:
         world: The records of all processes, as far as they are here.
@@ -110,7 +110,7 @@ def _last_sign(record: RankRecord) -> str:
 
 
 def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
-    """Say which others waited for some ranks, and in what."""
+    """Name the other ranks that waited for some ranks, and the operation."""
     waiting = [
         (other, op)
         for rank in ranks
@@ -220,7 +220,7 @@ def _waited(world: World, rank: int) -> str:
 
 
 def _awaited(operation: Operation, rank: int, world: World) -> str:
-    """Say what an unfinished operation waits for; nothing is said of a compute that runs."""
+    """Name the cause for which an unfinished operation waits; empty for a running compute."""
     if operation.words.kind == "compute":
         return "" if operation.started_ns else "the computes before it, or its arguments"
     if not operation.words.what:
@@ -262,7 +262,7 @@ def _longest(world: World) -> str:
 
 
 def oldest(record: RankRecord) -> Operation | None:
-    """Return what a rank has not finished for longest; a compute that runs counts before what waits for its result.
+    """Return the oldest unfinished operation of a rank; a running compute counts before operations that use it.
 
     Of several computes that have begun, the last runs: it follows the others, whose end has not been noted yet.
     """
@@ -310,7 +310,7 @@ def stall_of(ranks: Mapping[int, RankRecord]) -> Stall | None:
 
 
 def _waits_for(rank: int, record: RankRecord, ranks: Mapping[int, RankRecord]) -> list[int]:
-    """Return whom a rank waits for in the oldest operation in which it does; nobody while it computes."""
+    """Return the ranks that a rank waits for in its oldest such operation; none while it computes."""
     first = oldest(record)
     if first is None or first.words.kind == "compute":
         return []
@@ -352,7 +352,7 @@ def _row(world: World, flight: Flight, record: RankRecord) -> tuple[str, ...]:
 
 
 def _lacking(world: World) -> list[str]:
-    """Say whose files are not here."""
+    """Name the processes without a file here."""
     processes = world.flights[0].processes
     lacking = sorted(set(range(processes)) - {flight.process for flight in world.flights})
     named = f"node{'s' * (len(lacking) > 1)} {listed(lacking)}"
@@ -396,7 +396,7 @@ def _lasting(duration_ns: int) -> str:
 
 
 def last_signs_of(pid: int, folder: str | os.PathLike[str] | None) -> list[str]:
-    """Return lines on what a process was doing when it ended; none if there is no record of it on this machine.
+    """Return lines on the last operations of a process that has ended; none without a record on this machine.
 
     Args:
         pid: The process, which has ended a moment ago.

@@ -1,4 +1,4 @@
-"""Where flight records lie, which of them stay, and for how long.
+"""Folders and names of flight records: which of them stay, and for how long.
 
 A record is a file from the start of a world: memory that is mapped to it outlives the process, however that ends. When
 the world has ended well it is removed; else it stays, until the folder has many newer ones. They lie in
@@ -36,7 +36,7 @@ class FlightFile:
 
     Attributes:
         path: Where it is.
-        writer: What the world tells.
+        writer: Writes into it.
     """
 
     def __init__(self, path: Path, memory: mmap, writer: Writer) -> None:
@@ -86,7 +86,7 @@ def open_flight(
         folder: Where it lies; None: in the default folder.
         name: Of the file, without its ending; no other record has it.
         ranks: World ranks of this process.
-        start: What is known of the world, see `reading.Flight`.
+        start: The start of the record, see `reading.Flight`.
     """
     where = Path(folder) if folder is not None else default_folder()
     try:
@@ -123,7 +123,7 @@ def _create(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> Fl
 
 
 def _check_own(folder: Path) -> None:
-    """Refuse a folder that somebody else has put where ours would be."""
+    """Refuse a folder in our place that belongs to another user."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(None, "it is not a folder of this user")

@@ -1,11 +1,11 @@
-"""Where in a flight record what lies. Every part has a fixed place and size, so that nothing but stores is written.
+"""Layout of a flight record. Every part has a fixed place and size, so that nothing but stores is written.
 
 ======================  ========================================================================
-bytes                   what
+offset                  content
 ======================  ========================================================================
 0                       `HEAD`: magic, version, how many ranks, records a rank, calls
-512                     a text: JSON of what is known at the start (`Flight` in `reading`)
-4096                    a text: JSON of how the world ended; empty as long as it has not
+512                     a text: JSON of the start of the world (`Flight` in `reading`)
+4096                    a text: JSON of the end of the world; empty as long as it has not
 8192                    calls: `CALLS` of `CALL_BYTES`, each a number and a text; new ones replace the oldest
 then, for each rank     `RANK`, together: they are set at the start, and a page that is touched costs 15 us
 then, for each rank     `RECORDS` of `RECORD`
@@ -35,7 +35,7 @@ RECORD = Struct("=qqqqqq")
 The last two are not set when an operation is issued, as stores cost time: they count if they are later than that.
 """
 ISSUE = Struct("=qqqq")
-"""What is set when it is issued."""
+"""The part that is set when an operation is issued."""
 
 # Different (call, group, line) of a program: mostly some dozens. 256 KiB.
 CALLS = 256
@@ -94,13 +94,13 @@ def ranks_of(record: Record) -> int:
 
 
 def call_of(record: Record, slot: int) -> tuple[int, str]:
-    """Return the number of the call that lies in a slot, 0 if there is none, and what is told of it."""
+    """Return the number of the call that lies in a slot, 0 if there is none, and its text."""
     at = call_at(slot)
     return CALL_HEAD.unpack_from(record, at)[0], read_text(record, at + CALL_HEAD.size, _CALL_TEXT_BYTES)
 
 
 def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:
-    """Write a text so that it is there as a whole or not at all; what is longer than the limit is cut."""
+    """Write a text so that it is there as a whole or not at all; a text beyond the limit is cut."""
     data = text.encode(errors="replace")[:limit_bytes]
     _LENGTH.pack_into(memory, at, 0)
     memory[at + 4 : at + 4 + len(data)] = data

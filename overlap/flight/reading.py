@@ -130,7 +130,7 @@ class Flight:
     born: str  # When the process began, as its system counts; "" if that is not known
     started_ns: int  # When the world began
     script: str = ""  # The program
-    ranks: Sequence[RankRecord] = ()  # Those of this process
+    ranks: Sequence[RankRecord] = ()  # Ranks of this process
     ending: WorldEnd | None = None  # None: the process did not live to see the end of the world, or it still runs
 
 
@@ -139,12 +139,12 @@ class Record:
 
     Attributes:
         path: The file.
-        about: What is known of the world since its start.
-        calls: What is known of calls, by their numbers.
+        about: The start of the record.
+        calls: Words of calls, by number.
         since_ns: The difference between its instants in nanoseconds since 1970 and by its `perf_counter_ns`.
 
     Raises:
-        UsageError: Naming the file and what is wrong with it.
+        UsageError: Naming the file and the fault.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -201,7 +201,7 @@ class Record:
         return found
 
     def _known(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return operations on the clock of all machines, with zeros for what has not happened."""
+        """Return operations on the clock of all machines, with zeros for instants that have not come."""
         issued, number, call, step, ended, started = table
         for each in set(np.unique(call).tolist()) - self.calls.keys():
             self._learn(each)
@@ -236,7 +236,7 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
     """Read one file.
 
     Raises:
-        UsageError: Naming the file and what is wrong with it.
+        UsageError: Naming the file and the fault.
     """
     with closing(Record(path)) as record:
         try:

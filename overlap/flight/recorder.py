@@ -1,7 +1,7 @@
 """Writes the flight record: one store into mapped memory when an operation is issued, one when it ends.
 
-It costs an operation 0.3 us in all (`python -m tests.benchmarks span`), because what is written is five numbers. All
-that takes words - the call, the group, the line - is written once, when it is new, and then has a number.
+It costs an operation 0.3 us in all (`python -m tests.benchmarks span`), because it writes five numbers. Words
+(the call, the group, the line) are written once, when they are new, and have a number from then on.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Recordable(Protocol):
     place: tuple[CodeType, int]  # Where it was issued, as code and instruction
 
     def told(self) -> Mapping[str, str]:
-        """Return what is said of all operations of this call at this place."""
+        """Return the words of all operations of this call at this place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFlight:
-    """What one rank does to be recorded; the loop's thread only, but for `started` and `ended`."""
+    """Functions that record one rank; the loop's thread only, but for `started` and `ended`."""
 
     # Takes an operation, the calls known to those like it, its own call (None: its input is not there yet), its number
     # and the instant; returns its record, or -1 if there is no free one.
@@ -103,7 +103,7 @@ class Writer:
     Args:
         memory: Of `file_bytes(len(ranks))` bytes, all zero.
         ranks: World ranks of this process.
-        start: What is known of them all, for `reading.Flight`.
+        start: The start of the record, for `reading.Flight`.
     """
 
     def __init__(self, memory: mmap, ranks: Sequence[int], start: Mapping[str, object]) -> None:
@@ -119,7 +119,7 @@ class Writer:
         HEAD.pack_into(self._memory, 0, MAGIC, VERSION, len(ranks), RECORDS, CALLS)
 
     def rank(self, rank: int) -> RankFlight:
-        """Return what a rank of this process does to be recorded."""
+        """Return the functions that record a rank of this process."""
         flight, turn = _recording(self._memory, *self._places[rank], self._calls)
         self._turn.append(turn)
         return flight
@@ -129,7 +129,7 @@ class Writer:
 
         Args:
             how: "failed", "stalled" or "interrupted".
-            rank: Who is at fault, as far as is known.
+            rank: The rank at fault, as far as is known.
             line: The error.
             here: Whether it began in this process.
         """
@@ -140,7 +140,7 @@ class Writer:
         write_text(self._memory, ENDING_AT, _json({**told, "clock_ns": perf_counter_ns()}), TEXT_LIMIT_BYTES)
 
     def close(self) -> None:
-        """Write nothing any more into the file: what is still told goes to memory that nobody reads."""
+        """Stop writing into the file: later calls write to memory that is never read."""
         nowhere = bytearray(len(self._memory))
         self._calls.turn(nowhere)
         for turn in self._turn:
@@ -219,7 +219,7 @@ def _cut(text: str, limit_bytes: int) -> str:
 
 
 def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[RankFlight, Callable[[bytearray], None]]:
-    """Return what a rank does, and what turns it to other memory; functions, for attributes would cost as much again.
+    """Return the functions that record a rank, and one that turns them to other memory; attributes would be slower.
 
     A record is told by the index of its first word: to set one, an item of a memoryview is cheaper than `pack_into`.
     """

@@ -1,6 +1,6 @@
-"""What the ranks of a running world did in the last moments. Pure.
+"""Figures of the last moments of a running world: time, bytes and lateness of each rank. Pure.
 
-Of each operation a record says when it was issued, when it began on its rank and when it ended; an operation that has
+A record says of each operation when it was issued, when it began on its rank and when it ended; an operation that has
 not ended counts as active from its call, or from the end of the one before it at the same place. Its bytes move from
 the moment at which the last member has come, as far as the members' records are here.
 """
@@ -17,7 +17,7 @@ from ..timeline.measure.intervals import Interval, Merged, intersect, length, me
 from ..timeline.measure.metrics import Breakdown
 
 Kind: TypeAlias = Literal["in process", "on host", "network"]
-"""Over what the bytes of a group travel."""
+"""The medium that the bytes of a group travel over."""
 
 Place: TypeAlias = tuple[str, int]
 """A host, and a process there."""
@@ -28,7 +28,7 @@ _UNKNOWN = CallWords("", "", "", (), "", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """What one rank did in a window."""
+    """Figures of one rank in a window."""
 
     times: Breakdown  # Where its time went; `step` is that in which it is
     step_ns: int | None  # What a step takes, from issue to issue; None if no two have been seen
@@ -38,10 +38,10 @@ class RankFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldFigures:
-    """What all of them did."""
+    """Figures of all ranks in a window."""
 
     ranks: Sequence[RankFigures]  # Ascending
-    # That ended, by what they travelled over; each operation counts once on each rank.
+    # Of ended operations, by the medium; each operation counts once on each rank.
     bytes_per_s: Mapping[Kind, float]
     late_ns: Mapping[int, int]  # How long others waited for a rank, added up over them
 
@@ -52,7 +52,7 @@ class WorldFigures:
 
     @property
     def step_ns(self) -> int | None:
-        """What a step takes."""
+        """The duration of a step, in the median of the ranks."""
         known = [each.step_ns for each in self.ranks if each.step_ns is not None]
         return int(median(known)) if known else None
 
@@ -78,7 +78,7 @@ def figures(
     *,
     places: Mapping[int, Place],
 ) -> WorldFigures:
-    """Measure what ranks did.
+    """Measure the time, bytes and lateness of ranks.
 
     Args:
         seen: Each rank, and the calls of its process.
@@ -109,7 +109,7 @@ def _kind(members: tuple[int, ...], places: Mapping[int, Place]) -> Kind:
 
 
 def _operations(table: RankTable, calls: Mapping[int, CallWords], window: Interval) -> list[_Operation]:
-    """Return what a rank has issued, in order of issue."""
+    """Return the operations of a rank, in order of issue."""
     found: list[_Operation] = []
     free_ns: dict[str, int] = {}  # until when the operations before it at the same place took
     rows = sorted(table.operations.T.tolist())
@@ -132,7 +132,7 @@ def _operations(table: RankTable, calls: Mapping[int, CallWords], window: Interv
 
 
 class _Came:
-    """Who has come to which operation, and when."""
+    """The arrivals of ranks at operations."""
 
     def __init__(self, by_rank: Mapping[int, Sequence[_Operation]]) -> None:
         self._when: dict[_Meeting, dict[int, int]] = {}
@@ -157,7 +157,7 @@ class _Came:
         return operation.end_ns if self.missing(operation) else max(self._when[operation.meeting].values())
 
     def last(self, operation: _Operation) -> list[int]:
-        """Return who is missing, or who came last."""
+        """Return the missing ranks, or the rank that came last."""
         when = self._when[operation.meeting]
         return self.missing(operation) or [max(when, key=lambda rank: (when[rank], -rank))]
 
@@ -165,7 +165,7 @@ class _Came:
 def _count_lateness(
     by_rank: Mapping[int, Sequence[_Operation]], came: _Came, window: Interval, late_ns: dict[int, int]
 ) -> None:
-    """Add up how long each rank was waited for: by those who had come to what it came to last, or has not come to."""
+    """Add up how long others waited for each rank in operations that it came to last, or has not come to."""
     for rank, operations in by_rank.items():
         for operation in operations:
             if operation.words.kind == "compute" or operation.end_ns < window[0]:
@@ -177,7 +177,7 @@ def _count_lateness(
 
 
 def _measured(table: RankTable, operations: Sequence[_Operation], came: _Came, window: Interval) -> RankFigures:
-    if table.cut and operations:  # what was before is not known
+    if table.cut and operations:  # earlier operations are not known
         window = max(window[0], min(one.end_ns for one in operations)), window[1]
     whole = merge([window])
 
@@ -224,7 +224,7 @@ def _step_ns(table: RankTable) -> int | None:
 
 
 def _doing(unfinished: Sequence[_Operation]) -> str:
-    """Return what runs; a compute goes before what waits for it."""
+    """Return the name of the running operation; a compute goes before an operation that waits for it."""
     running = [one for one in unfinished if one.words.kind == "compute"]
     first = running[-1:] or unfinished[:1]
     return first[0].words.name if first else ""

@@ -1,4 +1,4 @@
-"""What the ranks of a running world do, as lines of a terminal: right at 80 columns, in any height from six lines."""
+"""Lines of a terminal that show the ranks of a running world: right at 80 columns, in any height from six lines."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def title(*, job: str, script: str, ranks: int, where: str, age_s: float) -> str
 
 
 def brief(world: WorldFigures) -> str:
-    """Say in one line what goes on, for where nothing can be drawn."""
+    """Return the figures of the world in one line, for outputs that cannot draw."""
     return "; ".join([_sums(world), *([_late(world)] if _late(world) else []), _bytes(world)])
 
 
 def lines(world: WorldFigures, head: str, *, width: int, height: int, ascii: bool) -> list[Line]:
-    """Draw ranks as bars of what they did, those that were waited for most first; alike ones share a row.
+    """Draw bars of the time of ranks, first the ranks that others waited for most; alike ranks share a row.
 
     Args:
-        world: What to draw.
+        world: The figures to draw.
         head: The title.
         width: Columns.
         height: Lines at most, six at least.

@@ -23,7 +23,7 @@ _ROW_BYTES = 6 * _ROW.itemsize
 _NEVER = -(2**31)  # for what has not happened, or is too long ago
 _MOST = 2**31 - 1
 _MOST_BYTES = 2**63 - 1
-_HEAD_BYTES, _RANK_BYTES = 600, 48  # what the world and each rank take beside the rows
+_HEAD_BYTES, _RANK_BYTES = 600, 48  # of the world and of each rank, beside the rows
 _CALL_BYTES = 24  # of a call, beside its words
 _WORD_CHARACTERS = 200  # of each that is believed; flight records keep fewer
 _MOST_MEMBERS = 1 << 20  # of all groups together: 36 MB
@@ -41,7 +41,7 @@ class ProcessSnapshot:
     processes: int  # Processes of the world
     age_s: int  # For how long the world has run
     ranks: Sequence[RankTable]  # Of the process; instants are nanoseconds on the clock of process 0
-    calls: Mapping[int, CallWords]  # What is known of calls, by their numbers
+    calls: Mapping[int, CallWords]  # Words of calls, by number
 
 
 class SnapshotWriter:
@@ -91,7 +91,7 @@ class SnapshotWriter:
         return said
 
     def close(self) -> None:
-        """Say nothing any more."""
+        """End: later snapshots are empty."""
         self._record.close()
 
     def _start(self) -> list[object]:
@@ -101,7 +101,7 @@ class SnapshotWriter:
         return [*texts, about.pid, about.world_size, about.processes, age_s]
 
     def _rows(self, of: RankTable, now_ns: int, calls: _Calls) -> NDArray[np.int32]:
-        """Return operations in order of issue, of which the calls are said."""
+        """Return operations in order of issue whose calls are in the snapshot."""
         issued, number, call, step, ended, started = of.operations[:, np.argsort(of.operations[0], kind="stable")]
         since_ns = self._record.since_ns + now_ns
 
@@ -121,7 +121,7 @@ def _newest(rows: NDArray[np.int32], most: int) -> bytes:
 
 
 class _Calls:
-    """The calls that are said, as far as there is room for their words."""
+    """The calls of a snapshot, as far as there is room for their words."""
 
     def __init__(self, words: Mapping[int, CallWords], room_bytes: int) -> None:
         self._words, self._room_bytes = words, room_bytes
@@ -130,7 +130,7 @@ class _Calls:
         self._known: set[int] = set()
 
     def say(self, numbers: Sequence[int]) -> list[int]:
-        """Say these, the newest first, and return those that have been said."""
+        """Add calls, the newest first, and return the numbers of calls in the snapshot."""
         for number in sorted(set(numbers) - self._known, reverse=True):
             one = self._words.get(number)
             if one is None:
@@ -145,7 +145,7 @@ class _Calls:
 
 
 class Memory:
-    """What a watcher keeps of a world: the members of its groups, once, and no more than fit."""
+    """The members of the groups of a watched world: each group once, and no more than fit."""
 
     def __init__(self) -> None:
         self._members: dict[str, tuple[int, ...]] = {}
@@ -162,14 +162,14 @@ class Memory:
 
 
 def read_snapshot(blob: bytes, memory: Memory) -> ProcessSnapshot | None:
-    """Read what a process said; None if it had nothing to say.
+    """Read a snapshot; None if it is empty.
 
     Args:
-        blob: Anybody may have written it.
-        memory: Of the watcher.
+        blob: Not trusted.
+        memory: The watcher's memory of groups.
 
     Raises:
-        UsageError: It is nothing that a process says.
+        UsageError: It is no snapshot.
     """
     if not blob:
         return None

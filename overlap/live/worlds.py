@@ -1,4 +1,4 @@
-"""Which worlds run on this host, from the flight records of their processes."""
+"""Worlds that run on this host, found by the flight records of their processes, and snapshots of worlds over time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NS = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSnapshot:
-    """One look at a world."""
+    """The ranks of a world at one moment."""
 
     now_ns: int  # When
     # Where each is, its ranks and its calls.
@@ -66,8 +66,8 @@ class Sampler:
     """Sampler at a world.
 
     Args:
-        world: Which.
-        every_s: How often, if that is cheap enough; each look is at what happened in that time.
+        world: The world.
+        every_s: How often, if that is cheap enough; each snapshot covers that time.
     """
 
     def __init__(self, world: World, *, every_s: float) -> None:
@@ -76,13 +76,13 @@ class Sampler:
         self._is_first = True
 
     def take(self) -> WorldFigures:
-        """Return what its ranks did lately; `pause_s` says how long to wait before the next look."""
+        """Return figures of its ranks; `pause_s` says how long to wait before the next snapshot."""
         begun_s = process_time()
         look = self._world.snapshot()
         places = {glance.rank: place for place, ranks, _ in look.processes for glance in ranks}
         seen = [(glance, calls) for _, ranks, calls in look.processes for glance in ranks]
         found = figures(seen, (look.now_ns - round(self._every_s * _NS), look.now_ns), places=places)
-        spent_s = 0.0 if self._is_first else process_time() - begun_s  # the first one loads what the others have
+        spent_s = 0.0 if self._is_first else process_time() - begun_s  # the first snapshot loads modules
         self.pause_s, self._is_first = max(self._every_s, look.pause_s, spent_s / MOST_SHARE), False
         return found
 
@@ -155,7 +155,7 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
     """Return the worlds that run here, the newest first; the caller closes them.
 
     Args:
-        folder: Where their records are; None: where they are unless somebody says otherwise, and in all folders of
+        folder: Where their records are; None: in the default folder, and in all folders of
             `--flight-dir` in which this user keeps some of them.
     """
     found: dict[tuple[object, ...], list[Record]] = {}

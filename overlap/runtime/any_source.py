@@ -1,7 +1,6 @@
-"""Receives that name no source: they wait until any rank of the group has sent, and receive from that one.
+"""Receives from any source: they wait until a rank of the group has sent, and receive from that rank.
 
-In this process the senders' ends of messages show up in their communicators; of other processes, the transport tells
-what has been announced.
+Sends of this process show up in their communicators; the transport announces sends of other processes.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class AnyReceive(Issued[Array]):
         Args:
             context: Of the rank that receives.
             communicators: Of its world.
-            group: Whose ranks may send.
+            group: The group whose ranks may send.
             keys: Of the messages from each of them, by group rank.
             operation: The receive, once its source is known.
             receive: Issues it for a group rank.
@@ -65,12 +64,12 @@ class AnyReceive(Issued[Array]):
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         tag = self._keys[0].tag
         return f"{self.name} from any rank{f' with tag {tag}' if tag else ''} on group '{self._group.name}'"
 
     def told(self) -> dict[str, str]:
-        """Return what the flight record says of it."""
+        """Return its words for the flight record."""
         kind = "receive from any rank"
         return {"name": kind, "what": kind, "kind": kind, "group": self._group.name, "site": self.call_site}
 
@@ -81,7 +80,7 @@ class AnyReceive(Issued[Array]):
         return [key.ends[0] for key in others] if self.src is None else ()
 
     def state(self, now_ns: int) -> str:
-        """Say what it does now, for people to read."""
+        """Describe its present state for people."""
         return "waits for any of them to send" if self.src is None else ""
 
     def _loop_thread(self) -> int | None:

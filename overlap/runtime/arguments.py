@@ -138,7 +138,7 @@ def check_result(out: Array | None, pattern: Call, rank: int) -> None:
 
 
 def check_unwritten(locks: BufferLocks, arrays: Iterable[Array], reader: str) -> None:
-    """Refuse to read what another operation is writing: whoever reads could get any mixture of old and new.
+    """Refuse to read an array that another operation writes: the data could be any mixture of old and new.
 
     Raises:
         UsageError: If one of the arrays is the `out` of an operation that has not ended.

@@ -1,4 +1,4 @@
-"""The backend of a world: what time it is, and who computes and moves bytes in that time.
+"""The backend of a world: its clock, its compute threads, and its engine.
 
 `RealBackend` is here: threads compute and bytes move. The simulated one is in `overlap.simulation`.
 """
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 class Backend(ABC):
-    """What differs between real and simulated time.
+    """The differences between real and simulated time.
 
     Attributes:
         name: As the timeline calls it.
         shapes_only: Whether arrays have a shape and no data.
-        pause: What a task does that awaits what has ended.
+        pause: Returns the checkpoint of a task that awaits an operation which has ended.
         buffers: Where the memory of results, scratch and staging comes from: one pool a world, so that its memory goes
             with it, and its limit and its figures are the world's.
     """
@@ -59,7 +59,7 @@ class Backend(ABC):
         return self.buffers.copy(array)
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return what ranks of this process tell each other besides an operation, by rank of its group."""
+        """Return values that ranks of this process pass each other beside an operation, by group rank."""
         return {}
 
     def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
@@ -67,14 +67,14 @@ class Backend(ABC):
         nursery.start_soon(_call_after, timeout_s, stop)
 
     def meta(self) -> dict[str, str]:
-        """Return what a timeline should say of it."""
+        """Return its entries in the metadata of a timeline."""
         return {}
 
     def step_begins(self, context: RankContext) -> None:  # noqa: B027 (real time need not know)
-        """Take note that a rank begins a step."""
+        """Note that a rank begins a step."""
 
     def communicators(self, engine: BaseEngine) -> Communicators:
-        """Return where the ranks of a world meet."""
+        """Return the communicators of a world."""
         return Communicators(engine)
 
     @abstractmethod
@@ -83,14 +83,14 @@ class Backend(ABC):
 
     @abstractmethod
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
-        """Return what runs functions of a rank, one after the other."""
+        """Return a stream that runs functions of a rank in order."""
 
     @abstractmethod
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
-        """Return what runs the operations of a process's ranks."""
+        """Return the engine of a process's ranks."""
 
     def close(self) -> None:
-        """Put back what has been changed outside, once nothing runs any more."""
+        """Undo all changes outside the world, once nothing runs any more."""
         self.buffers.close()
 
 

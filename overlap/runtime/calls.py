@@ -43,17 +43,18 @@ class Calls:
 
     * `x` is an array, something `numpy.asarray` understands, or a future of an array. It is read-only and belongs to
       the operation until its future is done; `out` likewise. The result belongs to the caller. Only these very array
-      objects are locked: what is written through other views of their memory meanwhile may or may not be sent.
-    * `x` may also be a list, tuple or dict of arrays, at any depth, on all ranks alike: they travel as one operation,
-      of what is reduced one for each dtype, and the result has the same form. They are copied at the call.
+      objects are locked: data written through other views of their memory meanwhile may or may not be sent.
+    * `x` may also be a list, tuple or dict of arrays, at any depth, on all ranks alike: they travel as one operation
+      (a reduction: as one for each dtype), and the result has the same form. They are copied at the call.
     * What exports its memory is used without a copy: CPU tensors (bfloat16 and float8 included), `array.array`,
       `bytearray`, DLPack. As `out`, the result is that very object. Such objects cannot be locked: a tensor that is
       changed while an operation reads it makes the operation fail, others are to be left alone meanwhile.
     * `priority` (lower is more urgent) is added to that of the stream. `stream` is the communication stream, or None
-      for the default one. `name` is what the timeline shows.
-    * `timeout_s`: within how many seconds of the call it must have ended. Else it fails with a `DeadlineError` here and
-      a `PeerFailedError` on the other ranks, and so does all that follows it in its group on its stream, for nobody
-      knows what the others have; a message only ends those of its source, destination and tag. The world lives on.
+      for the default one. `name` appears in the timeline.
+    * `timeout_s`: the operation must end within so many seconds of the call. Else it fails with a `DeadlineError` here
+      and a `PeerFailedError` on the other ranks, and so do all later operations of its group on its stream, for the
+      state of the other ranks is unknown; a message ends only messages of its source, destination and tag. The world
+      lives on.
     * `call_site`: on whose behalf it is issued, for errors and the timeline: a frame, "file.py:41", or the `place`
       of another future. By default the line of the call; for adapters, whose callers are to be named.
     * `UsageError` is raised at the call; for futures, whose arrays do not exist yet, at the await.
@@ -460,7 +461,7 @@ class Calls:
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> Issued[Array]:
-        """Receive an array from one rank, or from whoever sends one.
+        """Receive an array from one rank, or from any rank.
 
         With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` says
         whose it was. Receives that name a rank go before those that do not.

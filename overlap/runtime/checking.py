@@ -1,4 +1,4 @@
-"""Finds what is not finite in what ranks send, before it is added to anything: where ``run(check="nan")`` asks for it.
+"""Checks the data that ranks send for NaN and infinity, before any reduction: the issuer of ``run(check="nan")``.
 
 A rank whose input has a NaN or an infinity fails there, and is named. Afterwards all ranks would have them, and nobody
 would know whose they were. Where nobody asks, none of this is in the way: groups have plain issuers and ports.
@@ -23,7 +23,7 @@ _BLOCK = 1 << 15
 
 
 class CheckingIssuer(Issuer):
-    """Issues operations whose inputs are looked at when they are there."""
+    """Issues operations whose inputs are checked once they exist."""
 
     def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
         if not isinstance(port.communicator, _Checked):
@@ -32,7 +32,7 @@ class CheckingIssuer(Issuer):
 
 
 class _Checked:
-    """A communicator that looks at what arrives."""
+    """A communicator that checks the input of each arriving operation."""
 
     def __init__(self, inner: Matching) -> None:
         self.members = inner.members
@@ -42,7 +42,7 @@ class _Checked:
 
     @property
     def identity(self) -> str:
-        """What names it on every rank alike, in few characters."""
+        """Its name in few characters, the same on every rank."""
         return self._inner.identity
 
     @property
@@ -51,7 +51,7 @@ class _Checked:
         return self._inner.closed
 
     def arrive(self, operation: Operation) -> None:
-        """Take in one rank's end, or fail all because of what it would send."""
+        """Take in one rank's end, or fail all ends if its data is not finite."""
         error = _found(operation) if _sends(operation) else None
         if error is None:
             self._inner.arrive(operation)
@@ -59,7 +59,7 @@ class _Checked:
             self._inner.withdraw(operation, Failure(error))
 
     def at_once(self, operation: Operation) -> bool:
-        """Return False: what is found is told to others."""
+        """Return False: other ranks must hear of a finding."""
         return False
 
 
@@ -76,7 +76,7 @@ def _sends(operation: Operation) -> bool:
 def _found(operation: Operation) -> NonFiniteError | None:
     """Return the error that an operation deserves for its input, if any."""
     source = operation.source
-    assert source is not None, "whoever sends has something to send"
+    assert source is not None, "a sender has an array"
     at = first_not_finite(source)
     if at is None:
         return None
@@ -113,7 +113,7 @@ def first_not_finite(array: Array) -> int | None:
 
 @cache
 def _marks(dtype: np.dtype[np.generic]) -> tuple[np.generic, np.generic] | None:
-    """Return which bits of a narrow type tell what is not finite, and what they are then; None: ask element by element.
+    """Return the bits of a narrow type that mark NaN and infinity, and their values; None: check each element.
 
     That would take forty times as long for a bfloat16.
     """

@@ -1,4 +1,4 @@
-"""Where the ranks of a group find each other's operations, and where disagreement is noticed.
+"""Communicators: bring the ends of an operation together, and notice that ranks disagree.
 
 A `Communicator` is shared by the ranks of this process that are in one group, for one stream, or by the two ends of
 messages with one tag. The ends of one operation come together in a `Match`, by sequence number; what has matched goes
@@ -30,7 +30,7 @@ _SHORT_WAYS = 64
 
 
 class BaseEngine(ABC):
-    """Runs the operations of one process's ranks, once they have matched."""
+    """Engine that runs the operations of one process's ranks once they have matched."""
 
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
         """Whether one end of an operation starts, and may end, without a task that is started or woken."""
@@ -57,7 +57,7 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def start(self, communicator: Communicator, match: Match) -> None:
-        """Start the programs of the ranks that are here, once anybody has said what travels."""
+        """Start the programs of the ranks here, once some rank has given dtype and shape."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -65,7 +65,7 @@ class BaseEngine(ABC):
 
 
 class ShortWay(ABC):
-    """What carries out one call again and again, where only one rank lives in this process and nothing is wrong."""
+    """Carries out a call that comes again and again, for the only rank of this process while nothing is wrong."""
 
     @abstractmethod
     def take(self, operation: Operation) -> None:
@@ -73,29 +73,29 @@ class ShortWay(ABC):
 
 
 class Shared(Protocol):
-    """What the communicators of a world share, as each of them sees it: see `Communicators`."""
+    """The state that the communicators of a world share: see `Communicators`."""
 
     engine: BaseEngine  # Runs what has matched
     left: set[int]  # World ranks that have finished their program
 
     def announce(self, key: Key) -> None:
-        """Let who receives from any source look at a message that nobody has begun to receive."""
+        """Offer a message that no rank has begun to receive to receives from any source."""
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
-        """Fail whatever is under way, and to come, in the communicators of that key's id."""
+        """Fail all present and later operations in the communicators of a key's id."""
 
     def broken(self, key: Key) -> Callable[[], BaseException] | None:
         """Return what makes the errors of a group that was aborted; None if it was not."""
 
     def close(self, communicator: Communicator) -> None:
-        """Forget one of messages that has come to rest."""
+        """Forget a communicator of messages that is idle."""
 
 
 class Communicator:
     """The operations that the members of one group issue on one stream, in their common order.
 
     Attributes:
-        key: What names it on every rank alike.
+        key: Its name, the same on every rank.
         name: Of the group, for messages.
         members: World ranks that meet, in group order.
         size: How many ranks the group has: all of these, unless some stand for others.
@@ -103,7 +103,7 @@ class Communicator:
         direct: Whether their operations take the short cut through shared memory.
         ports: The ends of messages, by place; those of collectives belong to their groups.
         first_seq: Number of the first of these messages.
-        closed: Whether it has been forgotten: whoever comes next opens another one.
+        closed: Whether it has been forgotten: the next operation opens another one.
         lasts: Whether it is kept while none of its messages is under way.
     """
 
@@ -119,7 +119,7 @@ class Communicator:
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
         self._short_ways: dict[Call, ShortWay] = {}
-        self._moving: dict[int, Match] = {}  # whose ends are all here, and not over
+        self._moving: dict[int, Match] = {}  # matches whose ends are all here and not all over
         self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
 
     def port(self, context: RankContext, stream: Stream, position: int) -> Port:
@@ -179,7 +179,7 @@ class Communicator:
             self._announce(operation)
 
     def at_once(self, operation: Operation) -> bool:
-        """Whether taking in an operation neither wakes nor starts a task: where other processes are, it may not."""
+        """Whether taking in an operation neither wakes nor starts a task; unknown unless it spans processes."""
         return False
 
     def shorten(self, call: Call, way: ShortWay) -> None:
@@ -193,13 +193,13 @@ class Communicator:
         raise AssertionError("what has all ends here takes no shorter way")
 
     def _announce(self, operation: Operation) -> None:
-        """Tell receives from any source that somebody has begun to send."""
+        """Tell receives from any source that a rank has begun to send."""
         if operation.port.position == 0:
             self._shared.announce(self.key)
 
     @property
     def identity(self) -> str:
-        """What names it on every rank alike, in few characters."""
+        """Its name in few characters, the same on every rank."""
         return f"{self.key.tag_base():x}"
 
     @property
@@ -237,14 +237,14 @@ class Communicator:
         self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end, and with it whatever is or comes here: nobody knows what the others have."""
+        """Fail one rank's end, and all present and later ones here: the state of the other ranks is unknown."""
         rank = self.members[operation.port.place]
         message = f"rank {rank} gave up: {failure.error}"
         operation.fail(failure)
         self._shared.break_off(self.key.id, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def break_off(self, error: Callable[[], BaseException]) -> None:
-        """Fail whatever is under way, which is no failure of the rank that nobody has seen, and all that is to come."""
+        """Fail all present and later operations; the ranks need not await them."""
         self._broken = self._broken or error
         cut = [*self._matches.values(), *self._moving.values()]
         self._matches.clear()
@@ -281,7 +281,7 @@ class Communicator:
         return self._tag_base + ((seq & 0xFFFF) << 8)
 
     def ended(self, match: Match, operation: Operation) -> None:
-        """Take note that one rank's end of a matched operation is over."""
+        """Count one rank's end of a matched operation as over."""
         match.ended += 1
         if match.ended == self.here:
             self._moving.pop(operation.seq, None)
@@ -320,7 +320,7 @@ class Communicator:
             self._dispute(match, operation)
 
     def _check_results(self, match: Match) -> None:
-        """Compare the arrays given by ranks that only receive, now that somebody has said what travels."""
+        """Compare the `out` of ranks that only receive with the dtype and shape that are known now."""
         assert match.pattern is not None
         for end in match.arrived:
             if end is not None and match.error is None:
@@ -346,7 +346,7 @@ class Communicator:
         if final or not self.direct or len(few) < len(many) or len(voices) == len(self.members):
             self._fail_dispute(match, operation.seq, mismatch(self.name, operation.seq, few[0], many[0]))
         elif not match.disputed:
-            match.disputed, match.pattern = True, None  # so that whoever comes is compared
+            match.disputed, match.pattern = True, None  # so that each later end is compared
             operation.context.spawn(self._dispute_later, match, operation)
 
     async def _dispute_later(self, match: Match, operation: Operation) -> None:
@@ -354,7 +354,7 @@ class Communicator:
         self._dispute(match, operation, final=True)
 
     def _voices(self, match: Match) -> list[Voice]:
-        """Return what each rank has called that is known to have come."""
+        """Return the calls of all ranks that are known to have come."""
         return [Voice(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:

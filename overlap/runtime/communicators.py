@@ -14,7 +14,7 @@ from .match import Key
 
 
 class Communicators:
-    """The communicators of a world, and what they share.
+    """The communicators of a world, and their shared state.
 
     Attributes:
         engine: Runs what has matched.
@@ -38,18 +38,18 @@ class Communicators:
         return found
 
     def broken(self, key: Key) -> Callable[[], BaseException] | None:
-        """Return what makes the errors of a group that was aborted; None if it was not."""
+        """Return the maker of errors of an aborted group; None if it was not aborted."""
         return (self._off.get(key.group.id) or self._off.get(key.id)) if self._off else None
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
-        """Fail all that is under way in a group, and all that is to come."""
+        """Fail all present and later operations of a group."""
         self.break_off(Key(ranks, occurrence, "").id, error)
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
-        """Do so on the ranks of this process.
+        """Fail all present and later operations of a communicator or a group on the ranks of this process.
 
         Args:
-            key_id: Of a communicator, or of what stands for all those of a group.
+            key_id: Of a communicator's key, or of the key of a group.
             error: Makes the errors.
         """
         self._off.setdefault(key_id, error)
@@ -65,7 +65,7 @@ class Communicators:
         return self._open.get(key)
 
     def keep(self, communicator: Communicator) -> Communicator:
-        """Keep a communicator for whoever comes next."""
+        """Keep a communicator for later operations."""
         self._open[communicator.key] = communicator
         return communicator
 
@@ -74,13 +74,13 @@ class Communicators:
         return Communicator(self, key, name, members)
 
     def close(self, communicator: Communicator) -> None:
-        """Forget one of messages that has come to rest."""
+        """Forget a communicator of messages that is idle."""
         if self._open.get(communicator.key) is communicator:
             del self._open[communicator.key]
             communicator.closed = True
 
     def rank_left(self, rank: int) -> None:
-        """Fail whatever waits for a rank that has finished its program."""
+        """Fail all operations that wait for a rank that has finished its program."""
         self.left.add(rank)
         for communicator in self.waiting():
             if rank in communicator.members:
@@ -89,13 +89,13 @@ class Communicators:
             waiting[0]()
 
     def waiting(self) -> Iterable[Communicator]:
-        """Return those in which some rank waits for another; most have none."""
+        """Return the communicators in which some rank waits for another."""
         return [communicator for communicator in self._open.values() if communicator.waits]
 
     # -- receives from any source ------------------------------------------------------------------------------------
 
     def check_any_source(self) -> None:
-        """Raise `UsageError` if nobody can tell who sends."""
+        """Raise `UsageError` if senders cannot be told apart."""
 
     def queue(self, key: Key, look: Callable[[], None]) -> Callable[[], None]:
         """Call `look` whenever a rank sends or ends while it is the turn of a receive; return what ends that.
@@ -116,7 +116,7 @@ class Communicators:
             waiting[0]()
 
     def announce(self, key: Key) -> None:
-        """Let who receives from any source look at a message that nobody has begun to receive."""
+        """Offer a message that no rank has begun to receive to the first receive from any source."""
         if self._looking:
             waiting = self._looking.get(key.from_any())
             if waiting:

@@ -1,4 +1,4 @@
-"""The compute stream: plain functions, in order, in the rank's own worker thread."""
+"""Compute streams: plain functions in threads of a rank, in order; and async functions as tasks beside its program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_LANE = "compute"
 
 
 class ComputeFuture(Issued[T_co]):
-    """The handle of a function on the compute stream; `await` it for what the function returns.
+    """The handle of a function on the compute stream; `await` it for the function's result.
 
     Attributes:
         name: As given, or the function's name.
@@ -69,16 +69,16 @@ class ComputeFuture(Issued[T_co]):
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
 
     def describe(self) -> RawCompute:
-        """Return what the timeline keeps of it besides its name and when it ran."""
+        """Return its entry in the timeline besides name and instants."""
         return (*self.place, self.issued_ns, self.step)
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return f"compute '{self.name}'"
 
     def told(self) -> dict[str, str]:
-        """Return what the flight record says of all computes of this name at this place."""
+        """Return the words of all computes of this name at this place, for the flight record."""
         return {"name": self.name, "what": self.name, "kind": "compute", "site": self.call_site}
 
     @property
@@ -87,7 +87,7 @@ class ComputeFuture(Issued[T_co]):
         return self.started_ns
 
     def state(self, now_ns: int) -> str:
-        """Say what it does now, for people to read; nothing while it waits for its turn or its arguments."""
+        """Describe its present state for people; nothing while it waits for its turn or its arguments."""
         if self.started_ns is None:
             return ""
         run_s = seconds_since(self.started_ns, now_ns)
@@ -143,9 +143,9 @@ class ComputeFuture(Issued[T_co]):
                 locks.unlock((locked.pop(),))
 
     def settle(self, value: object, failure: Failure | None = None) -> None:
-        """Set what the function returned or raised, unless the world has given it up; any thread.
+        """Set the result or error of the function, unless the world has given it up; any thread.
 
-        Its end is recorded first: what uses its result may end before the loop gets to hear of it.
+        Its end is recorded first: an operation that uses its result may end before the loop hears of it.
         """
         self.unlock_arguments(value)
         self.function, self.args, self.awaited = None, (), []
@@ -155,7 +155,7 @@ class ComputeFuture(Issued[T_co]):
         settle(self, value, failure)
 
     def ended(self) -> None:
-        """Take it off what is unfinished and tell who waits; the loop's thread, once it is settled."""
+        """Remove it from the unfinished operations and wake its waiters; the loop's thread, once it is settled."""
         outstanding = self.context.outstanding
         if outstanding.operations.pop(self, self) is None:
             outstanding.note_end(self, outcome(self)[1])
@@ -174,7 +174,7 @@ class ComputeStream(ABC):
 
     Attributes:
         lane: Its name, also in the timeline.
-        current: What a thread works on now, if one does.
+        current: The function that a thread runs now.
     """
 
     def __init__(self, context: RankContext, lane: str = DEFAULT_LANE) -> None:
@@ -184,7 +184,7 @@ class ComputeStream(ABC):
     def price(
         self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
     ) -> tuple[int, str] | None:
-        """Return what a function takes in nanoseconds, and what limits it; None where only the clock can tell."""
+        """Return the cost of a function in nanoseconds and its limit; None where it is measured, not modelled."""
         return None
 
     @abstractmethod
@@ -297,7 +297,7 @@ class ComputeStreams:
 
     @property
     def current(self) -> ComputeFuture[object] | None:
-        """What a thread works on now, if one does."""
+        """The function that a thread runs now."""
         return next((each.current for each in self._streams.values() if each.current is not None), None)
 
     def find(self, name: str | None) -> ComputeStream:
@@ -321,7 +321,7 @@ class ComputeStreams:
 
 
 def check_stream(name: str | None) -> None:
-    """Refuse what cannot name a compute stream.
+    """Check the name of a compute stream.
 
     Raises:
         UsageError: If it is no text, or an empty one.
@@ -331,7 +331,7 @@ def check_stream(name: str | None) -> None:
 
 
 class TaskFuture(Issued[T_co]):
-    """The handle of an async function; `await` it for what the function returns. The rank waits for it at its end."""
+    """The handle of an async function; `await` it for the function's result. The rank waits for it at its end."""
 
     __slots__ = ("_context",)
 
@@ -342,7 +342,7 @@ class TaskFuture(Issued[T_co]):
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return f"task '{self.name}'"
 
     def _loop_thread(self) -> int | None:

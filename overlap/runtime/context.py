@@ -1,4 +1,4 @@
-"""What operations, streams and engines need of the rank they work for and of its world: nothing else reaches them."""
+"""Context of a rank: all that operations, streams and engines know of the rank and its world."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Arrays(Protocol):
     shapes_only: bool  # Whether they have a shape and no data
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
-        """Return a new array; what is in it is not defined."""
+        """Return a new array of undefined content."""
 
     def copy(self, array: Array) -> Array:
         """Return a C-contiguous copy."""
@@ -34,7 +34,7 @@ class Arrays(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RankContext:
-    """One rank, as what works for it sees it."""
+    """One rank, as its operations, streams and engine see it."""
 
     rank: int  # World rank
     now_ns: Callable[[], int]  # Returns the present instant
@@ -47,18 +47,19 @@ class RankContext:
     ending: Ending  # How the world ends, once it does
     handover: Handover  # To the event loop, for other threads
     thread: int  # Ident of the event loop's thread
-    flight: RankFlight = NOT_RECORDED  # Takes what the flight record keeps
+    flight: RankFlight = NOT_RECORDED  # Writes the flight record
     nursery: trio.Nursery | None = None  # For tasks of this rank; open as long as it lives
     step: int | None = None  # Index of the step that it is in, if any
     kept_step: int | None = None  # Of the newest state or checkpoint that all ranks have on the disk, if there is one
     closed: bool = False  # Whether it has ended: nothing may be issued any more
     deadlines: Deadlines = field(default_factory=Deadlines)  # Of its operations
-    pause: Callable[[], Coroutine[object, object, None]] = checkpoint  # What a task does that awaits what has ended
+    # Returns the checkpoint of a task that awaits an ended operation.
+    pause: Callable[[], Coroutine[object, object, None]] = checkpoint
     # Returns "file:line" of its program, where that runs in another thread than the event loop.
     elsewhere: Callable[[], str] | None = None
 
     def keep_step(self, step: int) -> None:
-        """Note that what this step left is on the disk, of all ranks."""
+        """Note that the state of all ranks after this step is on the disk."""
         self.kept_step = step
 
     def from_thread(self, function: Callable[..., None], *args: object) -> None:

@@ -1,4 +1,4 @@
-"""Futures of what is made from the results of others."""
+"""Futures derived from the results of other futures, and values that hold futures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Derived(Future[T_co]):
         parts: The operations.
         make: Makes the result of theirs; called once, on the event loop's thread.
         thread: Of the event loop.
-        label: What it is called in messages; by default as the first of the parts.
+        label: Its name in messages; by default as the first of the parts.
     """
 
     __slots__ = ("_label", "_left", "_make", "_parts", "_thread")
@@ -33,7 +33,7 @@ class Derived(Future[T_co]):
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return self._label or self._parts[0].label
 
     def _loop_thread(self) -> int | None:
@@ -46,11 +46,11 @@ class Derived(Future[T_co]):
         failures = [failure for part in self._parts if (failure := outcome(part)[1]) is not None]
         value, failure = None, failures[0] if failures else None
         for other in failures[1:]:
-            other.seen = True  # who asks for this future is given the first
+            other.seen = True  # this future has the first failure
         if failure is None:
             try:
                 value = self._make([outcome(part)[0] for part in self._parts])
-            except Exception as error:  # whoever asks gets it
+            except Exception as error:  # the failure of this future
                 failure = Failure(error)
         if settle(self, value, failure):
             tell(self)

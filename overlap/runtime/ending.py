@@ -1,4 +1,9 @@
-"""How a world ends: the first culprit, whoever failed besides, and the errors that everybody else gets."""
+"""Verdict on a world that ends: the first culprit, further failures, the errors of other ranks; and forks.
+
+A fork shares every socket with its parent, also the one that wakes its event loop, and has none of its other threads.
+So a call on a rank raises in a fork, no event loop goes on there, and the fork ends where it leaves the program or the
+compute that has forked, without sending, writing or removing anything that the parent would.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ class Ending:
 
     Attributes:
         failure: The rank that ended it and its error; None as long as none has.
-        doing: What that rank had not finished, as text.
+        doing: The unfinished operations of that rank, as text.
         others: Errors of further ranks that were no consequences, by rank.
         forked: Whether this process is a fork of the one in which the world goes on.
     """
@@ -46,17 +51,17 @@ class Ending:
         self.failure, self.doing, self._since_ns = (culprit, cause), doing, now_ns
 
     def fork(self, rank: int) -> None:
-        """Take note that this process is a fork, in which nothing of the rank works."""
+        """Note that this process is a fork, in which the rank cannot work."""
         self.forked = True
         self.begin(rank, PeerFailedError(_FORKED, culprit=rank), [], 0)
 
     def add(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int | None) -> None:
-        """Record what failed after the first culprit and is no consequence.
+        """Record a failure after the first that is no consequence of it.
 
         Args:
             culprit: World rank.
             cause: Its error.
-            doing: What it had not finished.
+            doing: Its unfinished operations.
             now_ns: The instant in virtual time, where of those that fail in one instant the lowest rank is the first.
         """
         assert self.failure is not None
@@ -87,28 +92,28 @@ class Ending:
         )
 
 
-# A program that catches what it gets where it waits, and waits again, is ended after so many times.
+# A program that catches the error and waits again is ended after so many times.
 _CHANCES = 100
 
 
 class Forkable(Protocol):
-    """What does not survive in a fork."""
+    """An object that does not survive in a fork."""
 
     def forked(self) -> None:
-        """Take note that this process is a fork: the threads that do the work are not here."""
+        """Note that this process is a fork: the worker threads are not here."""
 
 
 _kept: WeakSet[Forkable] = WeakSet()
 
 
 def keep(one: Forkable) -> None:
-    """Tell it, in any process that is forked from this one."""
+    """Call its `forked` in any process that is forked from this one."""
     _kept.add(one)
 
 
 @contextmanager
 def kept(one: Forkable) -> Iterator[None]:
-    """Tell it, in any process that is forked from this one during the block."""
+    """Call its `forked` in any process that is forked from this one during the block."""
     keep(one)
     try:
         yield
@@ -139,7 +144,7 @@ def ending_forks(ending: Ending) -> Iterator[None]:
 
 
 def leave(error: BaseException | None) -> NoReturn:
-    """End this fork with what it has returned or raised. Exit handlers are its parent's."""
+    """End this fork with the outcome of its program. Exit handlers are its parent's."""
     code = 0 if error is None else 1
     with suppress(OSError):  # nobody reads any more
         if isinstance(error, SystemExit):
@@ -156,14 +161,14 @@ def leave(error: BaseException | None) -> NoReturn:
 
 
 def _own(frames: TracebackType | None) -> TracebackType | None:
-    """Return them from where the program begins."""
+    """Return the frames from where the program begins."""
     while frames is not None and is_ours(frames.tb_frame.f_code):
         frames = frames.tb_next
     return frames
 
 
 def stop_loop(error: Callable[[], BaseException]) -> None:
-    """Let the event loop of this thread do nothing more in this fork: what waits there gets an error."""
+    """Stop the event loop of this thread in this fork: waiting tasks get an error."""
     signal.set_wakeup_fd(-1)  # which would wake the parent
     trio.lowlevel.add_instrument(_Stopped(error))
 
@@ -175,7 +180,7 @@ class _Stopped(trio.abc.Instrument):
         self._error = error
 
     def after_task_step(self, task: Task) -> None:
-        """Fail whatever the task waits for."""
+        """Fail the operation that the task waits for."""
         if task.coro.cr_frame is None:  # it has ended, and what waits for it goes on in the parent
             leave(self._error())
         try:

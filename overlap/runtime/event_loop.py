@@ -1,4 +1,4 @@
-"""What threads hand over to an event loop: a queue, and one wake-up for all that is in it."""
+"""Event loop: work handed over by other threads, callbacks that must not recurse, fair pauses of tasks."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Handover:
         self._token = token
         self._queue: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._called = False  # the loop has been called, and has not begun to look
-        self._turn: threading.Lock | None = None  # of whoever may touch what is the loop's; held while the loop runs
+        self._turn: threading.Lock | None = None  # guards the loop's data; held while the loop runs
 
     def let_threads_in(self) -> None:
-        """Let threads do the loop's work while it sleeps, from now on; the loop's thread only."""
+        """Allow threads to do the loop's work while it sleeps; the loop's thread only."""
         if self._turn is None:
             self._turn = threading.Lock()
             self._turn.acquire()
@@ -58,7 +58,7 @@ class Handover:
 
     def leave(self) -> None:
         """Give the loop its place back."""
-        assert self._turn is not None, "somebody has entered"
+        assert self._turn is not None, "`enter` comes first"
         self._turn.release()
 
     def post(self, function: Callable[..., object], *args: object) -> None:
@@ -73,7 +73,7 @@ class Handover:
             self._token.run_sync_soon(self._look)
 
     def _look(self) -> None:
-        self._called = False  # first: what is posted from here on calls again, or is seen below
+        self._called = False  # first: later posts call again, or are seen below
         queue = self._queue
         for _ in range(len(queue)):  # no more, lest threads that never rest keep all else from its turn
             function, args = queue.popleft()
@@ -91,7 +91,7 @@ class Cancels(Protocol):
 
 
 class Looks(ABC):
-    """What a thread that waits for an operation can look after, instead of sleeping at once.
+    """Work of an operation that a waiting thread can do instead of sleeping at once.
 
     No protocol: to find out whether something follows one takes 8 to 14 us, in each wait.
     """
@@ -104,7 +104,7 @@ class Looks(ABC):
 
     @abstractmethod
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
-        """Look for a while whether it can be ended, for so long at most, and end it."""
+        """Try for a while, for so long at most, to end the operation."""
 
 
 class _Sleep(trio.abc.Instrument):
@@ -125,7 +125,7 @@ class _Sleep(trio.abc.Instrument):
 
 
 class InTurn:
-    """Calls what it is given at once, or after what it is calling: chains of operations must not recurse."""
+    """Calls callbacks one after the other, never one within another: chains of operations must not recurse."""
 
     def __init__(self) -> None:
         self._callbacks: deque[Callable[[], None]] = deque()
@@ -150,10 +150,10 @@ _EVERY_S = 0.5e-3
 
 
 class Turns:
-    """Those of the other tasks of one loop.
+    """Turns of the tasks of one loop.
 
     Args:
-        every_s: They have one after so long.
+        every_s: Other tasks run after so long.
     """
 
     __slots__ = ("_every_s", "_last_s")
@@ -162,9 +162,9 @@ class Turns:
         self._every_s, self._last_s = every_s, perf_counter()
 
     def pause(self) -> Coroutine[object, object, None]:
-        """Return what to await without need: it checks for cancellation, and lets others run if it is their turn."""
+        """Return a checkpoint: it checks for cancellation, and lets other tasks run if it is their turn."""
         now_s = perf_counter()
         if now_s - self._last_s < self._every_s:
-            return checkpoint_if_cancelled()  # noqa: ASYNC105 (whoever calls awaits it)
+            return checkpoint_if_cancelled()  # noqa: ASYNC105 (the caller awaits it)
         self._last_s = now_s
-        return checkpoint()  # noqa: ASYNC105 (so here)
+        return checkpoint()  # noqa: ASYNC105 (the caller awaits it)

@@ -25,8 +25,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 _FIRST = "await it first, or pass it to rank.compute or a collective"
 
-# Guards what several threads may do to one future: settle it, begin to wait for it, add callbacks to it. Whoever holds
-# it does nothing else, so one lock for all futures is no bottleneck, and a future need not carry its own.
+# Guards a future against several threads: settling, waiting, callbacks. Its holder does nothing else, so one lock for
+# all futures is no bottleneck, and a future need not carry its own.
 _LOCK = threading.Lock()
 
 
@@ -35,7 +35,7 @@ class Failure:
 
     Attributes:
         error: The exception as raised.
-        seen: Whether anybody has been given it; an unseen failure fails its rank at the end.
+        seen: Whether any task or thread has been given it; an unseen failure fails its rank at the end.
     """
 
     __slots__ = ("error", "seen")
@@ -94,12 +94,12 @@ class Future(Generic[T_co]):
         return False
 
     def cancel(self) -> bool:
-        """Return False: what is issued cannot be taken back, for the other ranks count on it."""
+        """Return False: an issued operation cannot be taken back, for the other ranks count on it."""
         return False
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         return "result"
 
     def result(self, timeout: float | None = None) -> T_co:
@@ -183,7 +183,7 @@ class Future(Generic[T_co]):
         return self.result()
 
     def _is_awaited(self) -> None:
-        """Take note that a program cannot go on without it."""
+        """Note that a program cannot go on without it."""
 
     def __repr__(self) -> str:
         state = "pending" if not self.done else "failed" if self._outcome()[1] else "done"
@@ -209,19 +209,19 @@ class Future(Generic[T_co]):
         __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
         __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __float__ = __int__ = _refuse
 
-    # -- what the functions below do to it ---------------------------------------------------------------------------
+    # -- for the functions below -------------------------------------------------------------------------------------
 
     def _loop_thread(self) -> int | None:
         """The thread of the event loop that tells of it, if that is known."""
         return None
 
     def _ends_at_once(self) -> bool:
-        """Whether it has ended, after a look at what it waits for: called before a task of its loop waits for it."""
+        """Whether it has ended, after an attempt to end it: called before a task of its loop waits for it."""
         return False
 
     def _pause(self) -> Coroutine[object, object, None]:
-        """What a task does that awaits it when it has ended."""
-        return checkpoint()  # noqa: ASYNC105 (whoever calls awaits it)
+        """Return the checkpoint of a task that awaits it when it has ended."""
+        return checkpoint()  # noqa: ASYNC105 (the caller awaits it)
 
     def _settled(self, timeout: float | None) -> tuple[object, Failure | None]:
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
@@ -337,7 +337,7 @@ class _Item(Future[object]):
 
 def _await_in_asyncio(future: Future[Any]) -> Generator[object, object, None]:
     """Wait on a loop of asyncio, which another thread wakes."""
-    import asyncio  # who awaits there has it
+    import asyncio  # a program that awaits there has it
 
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 

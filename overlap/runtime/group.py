@@ -24,7 +24,7 @@ from .issue import Issuer
 from .outstanding import name_told
 from .stream import Stream, Streams
 
-_MOST = 1 << 63  # what travels as int64
+_MOST = 1 << 63  # integers that travel as int64
 
 
 class Surroundings(Protocol):
@@ -96,7 +96,7 @@ class Group(Calls):
         return Group(self._context, self._around, self._streams, self._occurrences, members, name)
 
     def abort(self, error: BaseException | str | None = None) -> None:
-        """Fail all that is under way in this group, and all that is to come, on every rank; the world lives on.
+        """Fail all present and later operations of this group on every rank; the world lives on.
 
         What is under way fails with a `GroupAbortedError` that names this rank. A new group of the same ranks works.
 
@@ -154,7 +154,7 @@ class GroupRules:
     """Checks the groups of a world against its cluster, each once.
 
     Args:
-        cluster: Whose rules they are.
+        cluster: Has the rules.
     """
 
     def __init__(self, cluster: topology.Cluster) -> None:

@@ -1,4 +1,4 @@
-"""What running worlds change in the interpreter and its libraries, and put back when the last of them ends."""
+"""Settings of the interpreter and its libraries that running worlds change, and restore when the last of them ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Shared:
             self._users += 1
 
     def end(self) -> None:
-        """Take it back, unless others still want it."""
+        """Undo the change, unless other worlds still want it."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -94,7 +94,7 @@ class BlasLimit:
             _ONE_BLAS_THREAD.begin()
 
     def lift(self) -> None:
-        """Put back what was, unless other worlds still want it."""
+        """Restore the number of threads, unless other worlds still want one."""
         if self._imposed:
             self._imposed = False
             _ONE_BLAS_THREAD.end()

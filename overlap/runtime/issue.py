@@ -49,7 +49,7 @@ class Issuer:
         context: Of the rank.
         communicators: Of the world.
         streams: Of the rank.
-        group: Whose operations these are.
+        group: The group of the operations.
         ranks: World ranks of the group, in its order.
         occurrence: Tells apart groups of the same ranks.
 

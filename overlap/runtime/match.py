@@ -1,4 +1,4 @@
-"""The ends of one operation, as they come together, and what names the place where they do."""
+"""Match of the ends of one operation: its key, its ends, and disputes between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .operation import Operation
 
 
 class Key(NamedTuple):
-    """What names a communicator on every rank alike."""
+    """Name of a communicator, the same on every rank."""
 
     ranks: tuple[int, ...]  # World ranks of the group, in its order
     occurrence: int  # Which of the groups with these ranks
@@ -34,20 +34,20 @@ class Key(NamedTuple):
 
     @property
     def group(self) -> Key:
-        """What stands for all communicators of its group."""
+        """The key that stands for all communicators of its group."""
         return Key(self.ranks, self.occurrence, "")
 
     @property
     def id(self) -> int:
-        """What names it, in 40 bits, in what processes tell each other."""
+        """Its name of 40 bits in messages between processes."""
         return self.tag_base() >> 24
 
     def from_any(self) -> Key:
-        """Return what stands for messages of that tag to that rank, whoever sends them."""
+        """Return the key that stands for messages of a tag to a rank from any sender."""
         return self._replace(src=0)
 
     def of_any_tag(self) -> Key:
-        """Return what stands for all messages from that rank to that rank, whatever their tags."""
+        """Return the key that stands for messages of all tags between the two ranks."""
         return self._replace(tag=0)
 
     def tag_base(self, *more: object) -> int:
@@ -63,8 +63,8 @@ class Match:
         arrived: By place; None as long as one has not.
         count: How many have.
         pattern: The call of the first arrival, or of the first that says dtype and shape.
-        first: Whose call that is.
-        error: Makes the errors that all ends fail with.
+        first: The operation with that call.
+        error: Makes the error of each end.
         ended: How many of the ends here are over.
         disputed: Whether ends differ, and more must come before it is clear which are the few.
     """
@@ -80,7 +80,7 @@ class Match:
 
     @property
     def ends(self) -> list[Operation]:
-        """Those that have arrived."""
+        """The ends that have arrived."""
         return [end for end in self.arrived if end is not None]
 
 
@@ -93,7 +93,7 @@ class Unfit(Exception):
 
 
 class Voice(NamedTuple):
-    """What one rank has called."""
+    """The call of one rank."""
 
     rank: int  # World rank
     call: Call  # What it asked for
@@ -101,7 +101,7 @@ class Voice(NamedTuple):
 
 
 def few_and_many(voices: Sequence[Voice]) -> tuple[list[Voice], list[Voice]]:
-    """Return the smallest and the largest side of those that agree; of equal ones, the later is the odd one out."""
+    """Return the smallest and the largest side of ranks that agree; of equal sides, the later is the odd one out."""
     sides: list[list[Voice]] = []
     for voice in voices:
         side = next((side for side in sides if side[0].call.agrees(voice.call)), None)
@@ -113,7 +113,7 @@ def few_and_many(voices: Sequence[Voice]) -> tuple[list[Voice], list[Voice]]:
 
 
 def mismatch(group: str, seq: int, one: Voice, other: Voice) -> Callable[[], CollectiveMismatchError]:
-    """Return what makes the error of two ranks that differ in operation `seq`."""
+    """Return the maker of the error of two ranks that differ in operation `seq`."""
     return partial(
         CollectiveMismatchError,
         group=group,

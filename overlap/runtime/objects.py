@@ -121,7 +121,7 @@ def pack(value: object, *, pickled: bool) -> bytes:
 
 
 def unpack(data: bytes, *, pickled: bool) -> object:
-    """Return the object; with `pickled`, whoever has packed it can make this process do anything."""
+    """Return the object; with `pickled`, its sender can make this process run any code."""
     if pickled:
         return pickle.loads(data)
     return msgpack.unpackb(data, ext_hook=_restored, strict_map_key=False)

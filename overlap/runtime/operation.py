@@ -1,4 +1,4 @@
-"""A collective as one rank sees it: what was asked for, and its way through a window and a match to its end.
+"""Operation: one rank's end of a collective or message, from the call through a window and a match to its end.
 
 `CollectiveFuture` is the handle that users await and the state machine that streams and communicators drive::
 
@@ -40,17 +40,17 @@ class Members(Protocol):
 
 
 class Matching(Protocol):
-    """Where an operation finds those of the other ranks: a communicator, as operations see it."""
+    """A communicator, as operations see it."""
 
     members: tuple[int, ...]  # World ranks that meet
 
     @property
     def closed(self) -> bool:
-        """Whether it has been forgotten: whoever comes next opens another one."""
+        """Whether it has been forgotten: the next operation opens another one."""
 
     @property
     def identity(self) -> str:
-        """What names it on every rank alike, in few characters."""
+        """Its name in few characters, the same on every rank."""
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end."""
@@ -62,7 +62,7 @@ class Matching(Protocol):
         """Fail all ends because one rank has no input."""
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end, and with it whatever is or comes here: nobody knows what the others have."""
+        """Fail one rank's end, and all present and later ones here: the state of the other ranks is unknown."""
 
     def forget(self, seq: int) -> None:
         """Drop a match that will not take place."""
@@ -88,13 +88,13 @@ class Lane(Protocol):
 
     @property
     def listens(self) -> bool:
-        """Whether somebody is to be told that an operation ends: one that waits for room, or the end of the rank."""
+        """Whether the end of an operation wakes something: one that waits for room, or the end of the rank."""
 
     def enqueue(self, operation: Operation) -> None:
         """Start an operation now if there is room, else when its turn comes."""
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
-        """Take note that an operation ended."""
+        """Remove an operation that has ended, and start the next."""
 
 
 class Port:
@@ -108,7 +108,7 @@ class Port:
         next_seq: Number of its next operation.
         known: The calls that the flight record has words for.
         towards: The peer of messages, for people to read.
-        group: Who meets here, for the timeline.
+        group: The name and ranks of the group, for the timeline.
     """
 
     __slots__ = ("communicator", "group", "known", "next_seq", "place", "position", "stream", "towards")
@@ -194,7 +194,7 @@ class CollectiveFuture(Issued[T_co]):
         self.active = False  # in its stream's window
         self.awaited_ns: int | None = None  # since when the program waits for it
         self.running = False  # its bytes are moving
-        self.scope: Cancels | None = None  # what runs its program, while that is under way
+        self.scope: Cancels | None = None  # runs its program, while that is under way
         self.look: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
         self.algorithm = "direct"
         self.record = -1  # in the flight record
@@ -206,12 +206,12 @@ class CollectiveFuture(Issued[T_co]):
 
     @property
     def urgency(self) -> int:
-        """How its messages are ordered on a wire: by priority, then by age."""
+        """The order of its messages on a wire: by priority, then by age."""
         return (self.priority << 64) + self.issued_ns
 
     @property
     def label(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
         port = getattr(self, "port", None)  # a thread may have issued it a moment ago
         number = f" #{self.seq}{port.towards}" if port is not None else ""
         return f"{self.name}{number} on group '{self.group.name}'"
@@ -233,7 +233,7 @@ class CollectiveFuture(Issued[T_co]):
         return self.started_ns if self.active and not isinstance(self.input, Future) else None
 
     def told(self) -> dict[str, str]:
-        """Return what the flight record says of all operations of this call at this place."""
+        """Return the words of all operations of this call at this place, for the flight record."""
         call = getattr(self, "call", None)  # none as long as the input is not there
         return {
             "name": self.name,
@@ -296,7 +296,7 @@ class CollectiveFuture(Issued[T_co]):
         return kind is not BARRIER and (kind is not P2P or position == 1)
 
     def describe(self, pattern: Call, met_ns: int) -> RawMatch:
-        """Return what the timeline keeps of this operation for all of its ranks."""
+        """Return the part of its timeline entry that all of its ranks share."""
         return pattern.kind.text, self.algorithm, self.port.group, self.seq, pattern.nbytes, pattern.dtype, met_ns
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
@@ -318,23 +318,23 @@ class CollectiveFuture(Issued[T_co]):
 
     @property
     def heard(self) -> bool:
-        """Whether tasks, callbacks, or others are to be told of its end, which only the loop may do."""
+        """Whether its end wakes tasks, callbacks or the stream, which only the loop may do."""
         return self._waiters is not None or self._callbacks is not None or self.port.stream.listens
 
     def _share(self) -> None:
-        """See to it that nobody changes what others may have, too."""
+        """Make a result that other ranks share read-only."""
         if not self.context.arrays.shapes_only:
             self.out = read_only(cast(Array, self.out))
 
     def fail(self, failure: Failure) -> None:
-        """End badly: the error goes to whoever awaits, and fails the rank if nobody does.
+        """End with an error, which goes to the awaiting tasks, and fails the rank if there are none.
 
         Bytes that are moving are stopped first, or waited for.
         """
         if self._done:
             return
         if self.running:
-            self._failure = self._failure or failure  # what it ends with once its bytes have stopped
+            self._failure = self._failure or failure  # its end once its bytes have stopped
             self._stop()
         else:
             self._failure = failure
@@ -343,12 +343,12 @@ class CollectiveFuture(Issued[T_co]):
             self._conclude()
 
     def expire(self, error: BaseException) -> None:
-        """Fail it because it has not ended in time, and with it what follows on its communicator."""
+        """Fail it because it has not ended in time, and with it all later operations of its communicator."""
         if not self._done:
             self.port.communicator.give_up(self, Failure(error))
 
     def abandon(self, error: BaseException) -> None:
-        """Fail it because the world has: tell who awaits before they are cancelled; the arrays come back later."""
+        """Fail it because the world has: waiting tasks hear before they are cancelled; the arrays come back later."""
         self.port.communicator.forget(self.seq)
         if not self._done:
             self._failure = Failure(error, seen=True)
@@ -358,7 +358,7 @@ class CollectiveFuture(Issued[T_co]):
             self.release()
 
     def stopped(self) -> None:
-        """Take note that its bytes have stopped moving."""
+        """Note that its bytes have stopped moving."""
         self.running, self.scope, self.look = False, None, None
         if self._failure is not None:
             self.fail(self._failure)

@@ -1,4 +1,4 @@
-"""What a rank has issued: the operations that are unfinished, and the failures that nobody has seen."""
+"""Unfinished operations of a rank, their deadlines, and failures that no task has been given."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Issued(Future[T_co]):
 
     @property
     def since_ns(self) -> int | None:
-        """When it began to do what it does now; None if that is not known."""
+        """When its present state began; None if that is not known."""
         return None
 
     def state(self, now_ns: int) -> str:
-        """Say what it does now, for people to read; may be empty."""
+        """Describe its present state for people; may be empty."""
         awaited = self.awaits
         if not awaited:
             return ""
@@ -73,12 +73,12 @@ class Issued(Future[T_co]):
 
 
 class Outstanding:
-    """What one rank has issued and not finished.
+    """The unfinished operations of one rank.
 
     Attributes:
         operations: In the order in which they were issued.
         draining: Whether the rank waits for them to end.
-        doing: What was unfinished when it was abandoned, as text.
+        doing: The operations that were unfinished when the rank was abandoned, as text.
     """
 
     __slots__ = ("_changed", "_cut_off", "_unseen", "doing", "draining", "operations")
@@ -92,7 +92,7 @@ class Outstanding:
         self._changed = trio.Event()
 
     def note_end(self, operation: Issued[T_co], failure: Failure | None) -> None:
-        """Keep the failure of an operation that ended, in case nobody asks for it, and let `drain` look again."""
+        """Keep the failure of an operation that ended, in case it is never awaited, and let `drain` look again."""
         if failure is not None:
             self._unseen.append(failure)
             if isinstance(failure.error, TransportError):
@@ -126,7 +126,7 @@ class Outstanding:
             settle(operation, None, Failure(error(), seen=True))
 
     def lines(self, now_ns: int | None = None) -> list[str]:
-        """Name the unfinished operations, oldest first, and if it is told the time what they wait for, and how long."""
+        """Name the unfinished operations, oldest first; given the time, also their states."""
         operations = list(self.operations)
         lines = []
         for operation in operations[:_LISTED]:
@@ -151,7 +151,7 @@ class Outstanding:
 
 
 def name_told(name: object, otherwise: str) -> str:
-    """Return the name that a caller has given; what it is called anyway, if that is empty.
+    """Return the name that a caller has given, or the default if that is empty.
 
     Raises:
         UsageError: If it is no text.
@@ -162,7 +162,7 @@ def name_told(name: object, otherwise: str) -> str:
 
 
 def place_told(site: CallSite) -> tuple[CodeType, int]:
-    """Return a place, as code and instruction, of what is no frame.
+    """Return the place, as code and instruction, of a call site that is no frame.
 
     Raises:
         UsageError: If it is a text that does not read as "file:line", or something else.
@@ -195,9 +195,9 @@ def check_timeout(timeout_s: float) -> None:
 
 
 class Deadlines:
-    """Those of one rank; everything here happens on the loop's thread.
+    """The deadlines of one rank; the loop's thread only.
 
-    Programs give the same time to most of what they issue, so those that share one are in order by themselves, and what
+    Programs give most operations the same time, so the operations of one time are in order by themselves, and one that
     ends is forgotten in one step: it may be long before its time.
     """
 
@@ -214,7 +214,7 @@ class Deadlines:
         """Let an operation expire when so much time has gone by.
 
         Args:
-            operation: Which one.
+            operation: The operation.
             timeout_s: From now on.
             spawn: Starts the task that waits.
             now_ns: Tells for how long it has waited.
@@ -247,7 +247,7 @@ class Deadlines:
                 del self._queues[timeout_s]
 
     def stop(self) -> None:
-        """Let nothing expire any more."""
+        """Drop all deadlines."""
         self._queues.clear()
         if self._scope is not None:
             self._scope.cancel()

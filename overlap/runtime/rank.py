@@ -36,13 +36,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatistics:
-    """What `rank.statistics()` tells."""
+    """The result of `rank.statistics()`."""
 
     buffer_pool: BufferPoolStatistics  # Where the memory of results comes from; one pool serves all ranks of a process
 
 
 class Rank(Calls):
-    """What `main` is given: this rank's place in the world and everything it can issue.
+    """The argument of `main`: this rank's place in the world and everything it can issue.
 
     Collectives called on a rank run on the group of all ranks, `rank.world`.
 
@@ -79,7 +79,7 @@ class Rank(Calls):
         self._computes = Known()
         self._streams = Streams(context)
         self.world = Group(context, around, self._streams, {}, everybody, "world")
-        self._issuer = self.world._issuer  # what is called on a rank is called on the group of all
+        self._issuer = self.world._issuer  # a call on a rank is a call on the group of all
 
     def __repr__(self) -> str:
         unfinished = len(self._context.outstanding.operations)
@@ -91,7 +91,7 @@ class Rank(Calls):
 
     @property
     def state(self) -> RankState:
-        """What survives a restart: `await rank.state.save(step, tree)`, and `await rank.state.latest()` to go on."""
+        """State that survives a restart: `await rank.state.save(step, tree)`; `await rank.state.latest()` to go on."""
         if self._state is None:
             self._state = RankState(
                 self.world,
@@ -138,13 +138,13 @@ class Rank(Calls):
         """Queue `fn(*args)` on this rank's compute stream and return its future at once.
 
         Functions run one after the other, in the order they were issued, in a thread of this rank's own (with one BLAS
-        thread). Those of another `stream` have another thread and run beside them, as on the several engines of a
-        NeuronCore: what must not wait for all that is queued, such as a cast of what is to be sent. Futures among the
+        thread). Functions of another `stream` have another thread and run beside them, as on the several engines of a
+        NeuronCore: such as a cast of data to be sent, which must not wait for all queued functions. Futures among the
         arguments, also inside tuples, lists and dicts, are resolved first.
 
         Arrays among the arguments, at any depth of tuples, lists and dicts, are read-only until the function has
         returned, for the function too: several computes may read the same array. A function that has something new
-        returns it, or writes into a copy, or into what it reaches through an object or a closure. What it returns may
+        returns it, or writes into a copy, or into what it reaches through an object or a closure. Its result may
         be its argument or a view of it. The call takes 2 us more for one array, 52 us for a dict of 100. Other objects
         that hold memory, such as tensors, cannot be made read-only: leave them alone until then.
 
@@ -152,7 +152,7 @@ class Rank(Calls):
             fn: A plain function. It cannot be interrupted: cancelling the world waits for the one that runs.
             args: Its arguments.
             name: For the timeline; by default the function's name.
-            seconds: What it costs on the virtual clock, in seconds. Ignored on the real clock.
+            seconds: Its cost on the virtual clock, in seconds. Ignored on the real clock.
             flops: The same as floating-point operations.
             bytes_moved: The same as bytes of memory traffic.
             stream: Name of the compute stream, which is made when it is first used; None for the default one.
@@ -246,7 +246,7 @@ class Rank(Calls):
         """Show in the timeline that this rank has computed something that was not given to `compute`; any thread.
 
         Args:
-            name: What it was.
+            name: Of the work.
             start_ns: When it began, as `rank.now_ns` counts, which in real time is `time.perf_counter_ns`.
             end_ns: When it ended.
             lane: "compute", or another for what runs beside it.

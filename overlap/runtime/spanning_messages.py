@@ -1,4 +1,4 @@
-"""The communicators of a world of several processes, and the messages between these, which come and go."""
+"""Communicators of a world of several processes, and those of messages between processes, which come and go."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SpanningMessages(SpanningCommunicator):
     def __init__(self, *args: Any, first_seq: int, counted: bool) -> None:
         super().__init__(*args)
         self.first_seq, self._counted = first_seq, counted
-        self.lasts = first_seq > 0  # what was used again is going to be; there may be a tag for each message
+        self.lasts = first_seq > 0  # a tag that was used again will be; a program may use one tag for each message
         self.resting = False
 
     @property
@@ -56,7 +56,7 @@ class SpanningMessages(SpanningCommunicator):
         return super().tag(pattern, 0)
 
     def waiting(self, before_ns: int) -> Iterator[tuple[int, Voice]]:
-        """Find what has been under way since `before_ns` or longer and has not been told."""
+        """Find operations under way since `before_ns` or longer that other processes have not been told."""
         return super().waiting(before_ns) if self._counted else iter(())
 
     def hear(self, seq: int, said: Voice) -> bool:
@@ -79,7 +79,7 @@ class SpanningMessages(SpanningCommunicator):
 
     @property
     def count(self) -> int:
-        """How many there were, ever."""
+        """The number of messages, ever."""
         return max(self.issued.values(), default=self.first_seq)
 
     def _rest(self) -> None:
@@ -90,7 +90,7 @@ class SpanningMessages(SpanningCommunicator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AtRest:
-    """What is remembered of messages at rest."""
+    """The memory of messages at rest."""
 
     key: Key
     name: str
@@ -103,7 +103,7 @@ class SpanningCommunicators(Communicators):
     """The communicators of a world of several processes: those of local ranks only, and those that reach out.
 
     Attributes:
-        spanning: Those that reach out, by id.
+        spanning: The communicators that reach out, by id.
         lost_count: Whether it is no longer known of all messages how many there were.
     """
 
@@ -138,7 +138,7 @@ class SpanningCommunicators(Communicators):
         self._others.tell_broken(Key(ranks, occurrence, "").id, made.culprit, made)
 
     def rest(self, messages: SpanningMessages) -> None:
-        """Keep what is used again and again, and forget everything else that has come to rest."""
+        """Keep communicators in repeated use, and forget all others that are idle."""
         if not messages.lasts:
             self.close(messages)
             return

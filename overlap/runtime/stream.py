@@ -34,7 +34,7 @@ class Stream:
         priority: Added to the priority of each of its operations; lower is more urgent.
         window: How many unfinished operations may be in flight at once.
         rank: World rank that it belongs to.
-        rests: Called when none of its operations is under way any more; None: nobody asks.
+        rests: Called when none of its operations is under way any more, unless it is None.
     """
 
     __slots__ = ("_active", "_context", "_outstanding", "_waiting", "name", "priority", "rank", "rests", "window")
@@ -61,7 +61,7 @@ class Stream:
 
     @property
     def listens(self) -> bool:
-        """Whether somebody is to be told that an operation ends: one that waits for room, or the end of the rank."""
+        """Whether the end of an operation wakes something: one that waits for room, or the end of the rank."""
         return bool(self._waiting) or self._outstanding.draining
 
     def enqueue(self, operation: Operation) -> None:
@@ -79,7 +79,7 @@ class Stream:
             self._waiting.append(operation)
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
-        """Take note that `operation` ended, and start the next one that waits for room."""
+        """Remove an operation that has ended, and start the next one that waits for room."""
         outstanding = self._outstanding
         del outstanding.operations[operation]
         if outstanding.draining or failure is not None:
@@ -197,7 +197,7 @@ class Streams:
 
 
 def _check(name: str, priority: int, window: int) -> None:
-    """Raise `UsageError` unless these can be what a stream is made of."""
+    """Raise `UsageError` unless these are settings of a stream."""
     if not isinstance(name, str) or not name:
         raise UsageError(f"name: expected the name of a stream, got {shown(name)}")
     if not isinstance(priority, int):

@@ -1,4 +1,4 @@
-"""Lists, tuples and dicts of arrays in one call: what is in them travels as one array, and comes back in their form."""
+"""Trees of arrays (lists, tuples, dicts) in one call: their arrays travel as one, and come back as a tree."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class Pack:
 
 
 def packs(kind: Collective, tree: object, size: int, arrays: Arrays) -> list[Pack]:
-    """Put the arrays of a tree together: all that is only moved, and of what is reduced those of one dtype.
+    """Pack the arrays of a tree: all together if they are only moved, by dtype if they are reduced.
 
     Args:
-        kind: What is done with them.
+        kind: The collective.
         tree: Of arrays, or of what exports its memory or is a number. It is copied.
         size: Ranks in the group.
         arrays: Where new arrays come from.
@@ -103,7 +103,7 @@ def _pack(kind: Collective, places: list[int], leaves: list[Array], size: int, a
 
 
 def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
-    """Return what makes a tree of results, of the form of a tree, out of packed ones."""
+    """Return a function that makes a tree of results, in the form of a tree, from packed results."""
 
     form = _form(tree)
 

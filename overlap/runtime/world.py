@@ -51,16 +51,16 @@ class OtherProcesses(Others, Protocol):
     """The other processes of a world, as it sees them."""
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
-        """Return where the ranks of all processes meet."""
+        """Return the communicators of all processes."""
 
     def attached(self, world: World) -> AbstractAsyncContextManager[None]:
-        """Tell a world what the others say, for the length of an ``async with``."""
+        """Pass a world the news of other processes, for the length of an ``async with``."""
 
     async def part(self) -> None:
         """Wait until the ranks of all processes have finished."""
 
     async def verdict(self) -> None:
-        """Give the others a moment to say who is at fault."""
+        """Give other processes a moment to name the culprit."""
 
     def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
@@ -73,18 +73,18 @@ class OtherProcesses(Others, Protocol):
 
 
 class World:
-    """What the ranks of this process share: where they meet, who works for them, and how they end.
+    """The ranks of this process with all that they share: communicators, engine, and end.
 
     They are those of the transport, or `ranks` of them.
 
     Attributes:
         size: Ranks in the world.
-        local: Those of this process.
-        backend: What time it is, and who works in it.
+        local: World ranks of this process.
+        backend: Its clock, compute threads and engine.
         ending: The first failure, and what follows from it.
-        communicators: Where the ranks meet.
-        issuer: What issues the operations of their groups.
-        reports: What can be said of what the ranks are doing.
+        communicators: Bring the operations of ranks together.
+        issuer: Class that issues the operations of their groups.
+        reports: Reports on the ranks.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class World:
         self._survival, self._steps = (restart, state_dir), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
         self._scope = trio.CancelScope()
-        self._reason = ""  # what the world did that was stopped
-        self._timed_out: float | None = None  # after how long, if that is what it was
+        self._reason = ""  # why the world was stopped
+        self._timed_out: float | None = None  # after how long, if it was stopped for that
         self._limits = limits or StallLimits()
         self._locks = BufferLocks()
         everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
@@ -258,7 +258,7 @@ class World:
     # -- failure -----------------------------------------------------------------------------------------------
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Take note that `rank` raised; the first culprit ends the world."""
+        """Note that `rank` raised; the first culprit ends the world."""
         culprit, cause = origin(rank, error)
         doing = self.reports.doing(culprit)
         if doing:
@@ -272,7 +272,7 @@ class World:
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
 
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
-        """Take note that a rank of another process ended the world."""
+        """Note that a rank of another process ended the world."""
         if self.ending.failure is None:
             self._end_because(culprit, cause, doing)
 
@@ -301,13 +301,13 @@ class World:
             stop_loop(self.ending.peer_failed)
 
     def let_threads_in(self) -> None:
-        """Let threads issue and end what is small without waking the loop, while that sleeps; on the loop's thread."""
+        """Let threads issue and end small operations without waking the loop, while it sleeps; on the loop's thread."""
         self._handover.let_threads_in()
 
     def runs_elsewhere(self, place: Callable[[], str]) -> None:
-        """Take note that the programs of the ranks here run in another thread.
+        """Note that the programs of the ranks here run in another thread.
 
-        Whatever the loop's tasks wait for, that thread may issue something: it is never given up as hopeless.
+        That thread may issue an operation at any time: the world is never given up as hopeless.
 
         Args:
             place: Returns where that is now, as "file:line".
@@ -357,14 +357,14 @@ class World:
         return world_watch(self._members, self._token, self._limits, self._others, self.give_up)
 
     def show(self, line: str) -> None:
-        """Show in the timeline, on the first rank of this process, what has happened to its connections."""
+        """Show an event of its connections in the timeline, on the first rank of this process."""
         now_ns = self.backend.now_ns()
         self._members[0].context.record(("wires", "wires", line, now_ns, now_ns, None))
 
-    # -- what ranks ask of it ------------------------------------------------------------------------------------
+    # -- for groups of its ranks ---------------------------------------------------------------------------------
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return what ranks of this process tell each other besides an operation, where arrays have no data."""
+        """Return values that ranks of this process pass each other beside an operation whose arrays have no data."""
         return self.backend.notes(key, seq)
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
@@ -372,11 +372,11 @@ class World:
         self._rules.check(ranks)
 
     def recorders(self) -> list[Recorder]:
-        """Return those of the ranks here."""
+        """Return the recorders of the ranks here."""
         return [member.rank.recorder for member in self._members]
 
     def timeline(self) -> Timeline:
-        """Return what has been recorded so far."""
+        """Return the timeline recorded so far."""
         meta = {"script": sys.argv[0], "cluster": _told(self._cluster)} | self.backend.meta()
         return Timeline.collect(self.recorders(), world_size=self.size, clock=self.backend.name, meta=meta)
 

@@ -1,4 +1,4 @@
-"""A thread of each world that lets the event loop look around now and then, and notices who keeps it busy.
+"""Watch of the event loop: a thread that wakes it now and then, and finds the rank that keeps it busy.
 
 A timer of the loop itself would not do: it stands still with the loop, and on the clocks of tests time passes when
 nothing moves. The thread wakes four times a second, and does nothing else while all goes well.
@@ -51,8 +51,8 @@ class LoopWatch:
         look: Called on the loop's thread, every so often.
         period_s: How often.
         tasks: Returns the task of each rank's program.
-        told: Takes who keeps the loop, and for how many seconds so far; called in the thread of the watch.
-        over: Takes who has kept the loop, and when it was free again; on the loop's thread.
+        told: Takes the rank that keeps the loop, and for how many seconds so far; in the thread of the watch.
+        over: Takes the rank that has kept the loop, and when it was free again; on the loop's thread.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ def queued_ns(thread: int) -> int:
 Points: TypeAlias = list[tuple[CodeType, int]]
 """Code and instruction of some frames, outermost first."""
 
-# Frames of what makes tasks wait: trio, and the library by which it hands over what they waited for.
+# Frames of the libraries in which tasks wait: trio, and outcome.
 _TRIO = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (trio, outcome))
 _JOINING = ("__aexit__", "_nested_child_finished")  # of a nursery that waits for its children
 

@@ -1,4 +1,4 @@
-"""What can be said of what the ranks of this process are doing: where they stand, and who waits for whom."""
+"""Reports on the ranks of this process: where each stands, which waits for which; and the watches that make them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SOON_S = 1.0  # people who have asked for an end wonder after a second
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """A rank, and what works for it."""
+    """A rank, its context and its compute streams."""
 
     rank: Rank  # As its program sees it
     context: RankContext  # As its operations see it
@@ -98,7 +98,7 @@ class Member:
 
 
 def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
-    """Call a rank's program; return what is to be awaited.
+    """Call a rank's program; return its awaitable.
 
     Raises:
         UsageError: If there is nothing to be awaited.
@@ -116,7 +116,7 @@ _TOLD = 16  # lines on who waits for whom, when the user has had enough
 
 
 class Reports:
-    """What can be said of the ranks of this process.
+    """Reports on the ranks of this process.
 
     Args:
         members: The ranks.
@@ -125,7 +125,7 @@ class Reports:
 
     Attributes:
         stood: Where the ranks stood when the first of them was stopped; of all processes once they are gathered.
-        caveat: A line that ends what is said of where they stood.
+        caveat: A line that ends each report.
     """
 
     def __init__(self, members: Sequence[Member], backend: Backend, others: Others | None) -> None:
@@ -145,7 +145,7 @@ class Reports:
             self.stood = await self._others.standings(self.stood)
 
     def lines(self) -> list[str]:
-        """Say of each rank what it waited for and on whom, one line each."""
+        """Return a line for each rank: the operation it waited in and the ranks it waited for."""
         return self._told(self.stood)
 
     def sentence(self) -> str:
@@ -154,7 +154,7 @@ class Reports:
         return stall.sentence if stall is not None else ""
 
     async def note_on(self, interrupt: BaseException) -> None:
-        """Note on an interrupt who was waiting for whom."""
+        """Add to an interrupt which rank was waiting for which."""
         self.take_stock()
         await self.gather()
         stall, lines = find_stall({standing.rank: standing for standing in self.stood}), self.lines()
@@ -176,7 +176,7 @@ class Reports:
         return [member.standing(now_ns, places.get(member.context.rank)) for member in self._members]
 
     def lines_now(self) -> list[str]:
-        """Say of each rank what it waits for and on whom, one line each."""
+        """Return a line for each rank: the operation it waits in and the ranks it waits for."""
         return self._told(self.standings())
 
     def _told(self, standings: Sequence[Standing]) -> list[str]:
@@ -224,7 +224,7 @@ def world_watch(
     others: Others | None,
     give_up: Callable[[float], None],
 ) -> LoopWatch:
-    """Return what watches for stalls, and for who keeps the loop, for the length of a ``with`` in the loop's thread.
+    """Return the watch for stalls and for a busy loop, for the length of a ``with`` in the loop's thread.
 
     Args:
         members: The ranks of this process.
@@ -247,7 +247,7 @@ def world_watch(
 
 
 def _tell_busy(others: Others | None, busy: Busy, seconds: float, *, alone: bool) -> None:
-    """Say who keeps the loop; in the thread that watches it."""
+    """Tell the user which rank keeps the loop; in the thread of the watch."""
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(
         f"rank {busy.rank} has kept the event loop busy for {seconds:.0f} s at {busy.place}; {waiting}; "

@@ -1,10 +1,10 @@
-"""Notices that nothing moves, says so once and who is waited for, and ends what can never go on.
+"""Watch for stalls: reports once that nothing moves and which rank the others wait for, and ends hopeless worlds.
 
-It looks a few times while a stall would grow old enough to be told, at what is there anyway: the last span of each
-rank and how much is unfinished. No operation does anything for it.
+It compares the last span of each rank and its number of unfinished operations a few times before a stall is old enough
+to be reported. No operation does anything for it.
 
-Why 300 s end only what is certain: a rank that waits for one whose program is elsewhere looks the same if that program
-hangs as if it writes a checkpoint for six minutes, and no healthy run may be ended by us. Ranks of which each waits for
+Only certain deadlocks are ended after 300 s: a rank may wait for a program that hangs or that writes a checkpoint for
+six minutes, which look alike, and no healthy run may be ended. Ranks of which each waits for
 another, while none computes and no task of theirs waits for anything else, cannot be healthy.
 """
 
@@ -29,7 +29,7 @@ _MOST_PATIENT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallLimits:
-    """How long a world may make no progress."""
+    """Limits of the time in which a world makes no progress."""
 
     tell_s: float = STALL_S  # Then it is told who waits for whom
     give_up_s: float | None = None  # Then the world is ended; None: after `HOPELESS_S`, and only if it can never go on
@@ -90,7 +90,7 @@ class StallWatch:
 
     @property
     def period_s(self) -> float:
-        """How often to look."""
+        """Seconds between two looks."""
         return min(1.0, self._limits.tell_s / 10)
 
     def look(self) -> None:

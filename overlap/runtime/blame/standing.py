@@ -29,7 +29,7 @@ class Standing:
 class Stall:
     """Ranks that wait for ranks of which nothing comes."""
 
-    waiting: Sequence[int]  # Those that wait, ascending
+    waiting: Sequence[int]  # Ranks that wait, ascending
     reached: Mapping[int, set[int]]  # For whom each of them waits, directly or not, itself included
     standings: Mapping[int, Standing]  # Of all of these
 
@@ -94,7 +94,7 @@ def find_stall(standings: Mapping[int, Standing]) -> Stall | None:
 
 
 def report_lines(standings: Iterable[Standing]) -> list[str]:
-    """Say of each rank what it waits for and on whom, one line each."""
+    """Return a line for each rank: the operation it waits in and the ranks it waits for."""
     return [f"rank {standing.rank}: {line}" for standing in standings for line in standing.lines]
 
 

@@ -1,4 +1,4 @@
-"""Arrays that nobody can write to, whoever else has their memory; and arrays in memory that is borrowed."""
+"""Arrays that are read-only for good, lie in borrowed memory or in memory common to processes, or have no memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_only(array: Array) -> Array:
 
 
 class _Memory:
-    """What an array in borrowed memory refers to, and all its views with it: when this goes, nobody has one.
+    """Owner of borrowed memory, to which an array and all its views refer: when it goes, none of them is left.
 
     numpy lets views refer to the first object below them that is no array, or to the array above it.
     """

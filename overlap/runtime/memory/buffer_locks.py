@@ -17,7 +17,7 @@ class BufferLocks:
     """Knows which arrays of a world are in use: the first user makes one read-only, the last one gives it back.
 
     Only the array object itself is guarded: other views of the same memory stay writable, numpy cannot reach them.
-    Arrays that were read-only to begin with are left alone. Who locks an array holds it until it unlocks it.
+    Arrays that were read-only to begin with are left alone. The user of an array refers to it until it unlocks it.
 
     Locking and unlocking an array take 0.5 us each, however much is in flight. Any thread may do either: computes
     unlock in their rank's thread. One lock around a few dictionary operations makes that safe; it can be taken again by
@@ -42,7 +42,7 @@ class BufferLocks:
         """Make arrays read-only, or count one more user of each; return those that are to be unlocked.
 
         Args:
-            arrays: Those that were read-only to begin with are left alone.
+            arrays: Arrays that were read-only to begin with are left alone.
             written: The one of them that the user writes, through a view of its own; then it has no other.
         """
         users, held = self._users, arrays
@@ -64,7 +64,7 @@ class BufferLocks:
         return held
 
     def written(self, array: Array) -> bool:
-        """Whether an array is in use by somebody who writes it."""
+        """Whether an operation in progress writes an array."""
         return self._users.get(id(array), 0) & _WRITTEN != 0
 
     def unlock(self, arrays: Iterable[Array]) -> None:
@@ -79,7 +79,7 @@ class BufferLocks:
                     users[key] = left
                 elif waiting:
                     self._give_back(array)
-                else:  # what `_give_back` comes to where nothing waits for it
+                else:  # as `_give_back` where nothing waits for the array
                     try:
                         array.setflags(True)  # type: ignore[call-arg]
                     except ValueError:
@@ -111,7 +111,7 @@ class BufferLocks:
 
     def _wait_for_base(self, view: Array) -> None:
         base = self._locked_base(view)
-        if base is not None:  # else its base was made read-only by somebody else, and this is no affair of ours
+        if base is not None:  # else the program made its base read-only
             self._wait(view, base)
 
     def _wait(self, view: Array, array: Array) -> None:
@@ -138,7 +138,7 @@ class BufferLocks:
 
 
 def _owner(array: Array) -> object:
-    """Return what the memory of an array belongs to."""
+    """Return the owner of an array's memory."""
     owner: object = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
@@ -192,12 +192,12 @@ def _search(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
 
 
 def explain(error: BaseException) -> None:
-    """Tell a function that has tried to write into what was lent to it what to do instead."""
+    """Add a note to the error of a function that has tried to write into its arguments."""
     if isinstance(error, ValueError) and "read-only" in str(error):
         error.add_note(_READ_ONLY)
 
 
 def explain_unfinished(error: BaseException) -> None:
-    """Tell a program that has tried to write into what its unfinished operations work on what to do instead."""
+    """Add a note to the error of a program that has tried to write into arrays in flight."""
     if isinstance(error, ValueError) and "read-only" in str(error) and not hasattr(error, "__notes__"):
         error.add_note(_UNFINISHED)

@@ -43,7 +43,7 @@ IDLE_NS = 60 * 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferPoolStatistics:
-    """What a pool has done so far."""
+    """Figures of a pool so far."""
 
     limit_bytes: int  # Idle memory that it may keep
     held_bytes: int  # Idle memory that it keeps now; what slices of dropped arrays still use is among it
@@ -55,7 +55,7 @@ class BufferPoolStatistics:
 
 # How many idle roots of a size are looked at before a new one is made: some may still be in use through slices.
 _TRIES = 4
-# What comes back is sorted in by whoever takes next. Large arrays and crowds do not wait for that: they may exceed the
+# The next `empty` sorts returned memory in. Large arrays and crowds do not wait for that: they may exceed the
 # limit, and nobody may take again.
 _AT_ONCE_BYTES, _AT_ONCE = 4 << 20, 16
 # Reference counts are exact only there, and only under the GIL.
@@ -63,7 +63,7 @@ _COUNTS_REFERENCES = platform.python_implementation() == "CPython" and getattr(s
 
 
 class _Lease(weakref.ref["Array"]):
-    """What the pool knows of a root: a weak reference to the array that was made in it last."""
+    """The pool's record of a root: a weak reference to the array that was made in it last."""
 
     __slots__ = ("nbytes", "root", "since_ns")
     root: Root  # The memory
@@ -143,7 +143,7 @@ class BufferPool:
         return copied
 
     def statistics(self) -> BufferPoolStatistics:
-        """Return what it keeps and how often that helped."""
+        """Return figures of its memory and its use."""
         with self._lock:
             self._sort_in()
             return BufferPoolStatistics(
@@ -186,7 +186,7 @@ class BufferPool:
         return np.empty(size, np.uint8)
 
     def _sort_in(self) -> None:
-        """Put what has come back where it is found."""
+        """Sort returned memory in by size."""
         now_ns = self._now_ns()
         while self._returned:
             lease = self._returned.popleft()
@@ -205,7 +205,7 @@ class BufferPool:
             self._let_go_older_than(now_ns - IDLE_NS)
 
     def _let_go(self, limit_bytes: int) -> None:
-        """Drop what was not used for longest until at most so much is idle."""
+        """Drop the least recently used memory until at most so much is idle."""
         while self._idle_bytes > limit_bytes:
             oldest = min(filter(None, self._idle.values()), key=lambda idle: idle[0].since_ns)
             self._idle_bytes -= oldest.popleft().nbytes
@@ -224,11 +224,11 @@ class BufferPool:
     # -- any thread, in the midst of anything ------------------------------------------------------------------------
 
     def _came_back(self, lease: _Lease) -> None:
-        """Take note that an array is gone; the garbage collector may call this while this thread holds the lock."""
+        """Note that an array is gone; the garbage collector may call this while this thread holds the lock."""
         self._returned.append(lease)
         if lease.nbytes < _AT_ONCE_BYTES and len(self._returned) < _AT_ONCE:
             return
-        if self._lock.acquire(blocking=False):  # who holds it, or comes next, will do it else
+        if self._lock.acquire(blocking=False):  # else the holder, or the next caller, sorts it in
             try:
                 self._sort_in()
             finally:

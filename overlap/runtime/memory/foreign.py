@@ -1,4 +1,4 @@
-"""Arrays behind other types: what exports its memory is read and written there, without a copy.
+"""Arrays behind other types, which export their memory: it is read and written there, without a copy.
 
 A CPU tensor of torch in any dtype that collectives carry (bfloat16 and float8 too, which numpy knows from ml_dtypes),
 what has a buffer (`array.array`, `bytearray`, `memoryview`, `ctypes` arrays), and what speaks DLPack or numpy's array
