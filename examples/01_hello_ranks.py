@@ -1,6 +1,6 @@
 """Ranks are async functions that run side by side in one process.
 
-You will see one line from each rank, in rank order, whoever was ready first.
+You will see one line from each rank, in rank order, whichever was ready first.
 """
 
 import overlap

@@ -1,6 +1,6 @@
 """A collective is issued, not called: it returns a future at once, and `await` gives the result.
 
-You will see what each rank gave, and what each got back: the sum of all, and everything in rank order.
+You will see the input of each rank, and its results: the sum of all, and all inputs in rank order.
 """
 
 import numpy as np

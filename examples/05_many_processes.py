@@ -1,4 +1,4 @@
-"""The same program in one process and in many: only the command changes.
+"""One program in one process and in many: only the command changes.
 
 You will see one line from each rank: where it lives, the mean of all gradients, and from which node each came.
 

@@ -30,7 +30,7 @@ async def train(rank: overlap.Rank, model: Transformer, batch: int, bucket: int)
         for layer in reversed(range(model.layers)):
             full, filled = divmod(filled + model.layer_parameters, bucket)
             rest = 0 if layer else filled
-            gradients = rank.compute(backward, full, rest, flops=2 * flops)  # those that are complete after it
+            gradients = rank.compute(backward, full, rest, flops=2 * flops)  # the ones that are complete after it
             pending += [rank.all_reduce(gradients[i], op="mean") for i in range(full + (rest > 0))]
         for reduced in pending:
             await reduced

@@ -1,10 +1,10 @@
-"""What Peer Direct is worth: BERT with 5 billion weights, ZeRO-2, on 128 Gaudi of 16 dl1.24xlarge.
+"""Peer Direct against host copies: BERT with 5 billion weights, ZeRO-2, on 128 Gaudi of 16 dl1.24xlarge.
 
 Published: 391.44 samples/s with copies through the host, 674.73 with Peer Direct (Habana's document on Peer Direct).
 Compute is calibrated on the first figure, so that the second one is a prediction. The document's batch is 12,288, in 4
 micro-batches of 24 for each Gaudi. You will see that the prediction is far too low: copies cost 0.3 s for each of the 4
 reductions of 10 GB, and the published throughputs differ by 13 s a step. Only a step that were all communication, of
-fewer samples than these, would have the published ratio: what else host copies slowed down is not published.
+fewer samples than these, would have the published ratio: other costs of host copies are not published.
 
     HabanaAI/Model-References, deepspeed_config_bert_5b_lans.json: ZeRO-2 in bfloat16, all_reduce in buckets of 150
     million elements, nothing overlapped.

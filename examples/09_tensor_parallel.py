@@ -3,8 +3,8 @@
 Each layer's activations are summed over 8 neighbouring cores, twice forward and twice backward: nothing can be computed
 meanwhile. Its gradients are averaged over the replicas while the layers before it go on.
 
-You will see what 16 instances cost a step, where the gradients cross the network, if all are averaged at the end of the
-step, and if each is as soon as it exists.
+You will see the time of a step on one instance and on 16, where the gradients cross the network: averaged at the end of
+the step, and each as soon as it exists.
 """
 
 import ml_dtypes

@@ -1,8 +1,8 @@
 """Sharded weights (FSDP) and tensor parallel on trn2: two communication streams instead of one.
 
-Weights are gathered ahead of their use, gradients are scattered behind it; both are large, and nobody waits for them
-yet. Activations are summed over 4 cores, and everybody waits for that. On one stream the sums queue behind the rest; on
-two they need not, and theirs has the better priority.
+Weights are gathered ahead of their use, gradients are scattered behind it; both are large, and no compute waits for
+them yet. Activations are summed over 4 cores, and all computes wait for the sums. On one stream the sums queue behind
+the rest; on two they need not, and their stream has the better priority.
 
 You will see the time of a step with one stream and with two, if weights are gathered when they are needed, or one or
 two layers ahead. Gathering ahead is most of it; two layers ahead pay on two streams only.

@@ -1,9 +1,9 @@
 """ZeRO: the loop of data parallel, with a model that the ranks share out.
 
-Stage 2 leaves each rank a quarter of the gradients and of Adam's means, stage 3 also of the weights: those are gathered
+Stage 2 leaves each rank a quarter of the gradients and of Adam's means, stage 3 also of the weights: these are gathered
 a bucket ahead of their use, and freed after it.
 
-You will see the loss fall, what each stage keeps on a rank beside what the formula says, and the overlap. Both stages
+You will see the loss fall, the memory of each stage on a rank beside the formula, and the overlap. Both stages
 end with the same loss, to the last bit: they only differ in where numbers live.
 
     python examples/12_zero.py 300     steps; 40 by default

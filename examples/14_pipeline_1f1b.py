@@ -1,7 +1,7 @@
 """Pipeline parallel, 1F1B: each rank has a quarter of the layers, and eight microbatches pass through.
 
-A schedule is data: the order in which each rank runs forwards (F) and backwards (B) of microbatches. What an action
-needs travels while those before it compute.
+A schedule is data: the order in which each rank runs forwards (F) and backwards (B) of microbatches. The input of an
+action travels while earlier ones compute.
 
 You will see the schedule as time goes to the right, the loss fall, and how much of the communication was hidden. Idle
 places ("." and "--") are the bubble that ranks cannot fill.

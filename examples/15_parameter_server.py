@@ -1,4 +1,4 @@
-"""A parameter server: rank 0 has the weights, and serves whoever comes first; nobody waits for the slowest.
+"""A parameter server: rank 0 has the weights, and serves the first to come; no rank waits for the slowest.
 
 Workers send gradients and get weights back, in their own time. Each has a reply on its way while it computes, so its
 weights are a gradient of its own old, and some of the others': the price of asynchronous training.
@@ -24,7 +24,7 @@ async def serve(rank: overlap.Rank, weights: np.ndarray, gradients: int) -> None
     adam, taken = parallel.Adam(1e-3), [0] * rank.world_size
     state = adam.fresh(weights.size, weights.dtype)
     for step in range(1, gradients + 1):
-        asked = rank.recv((weights.shape, weights.dtype), None)  # from whoever sends
+        asked = rank.recv((weights.shape, weights.dtype), None)  # from any rank
         gradient = await asked
         await rank.compute(partial(adam.update, weights, gradient, state, step), name="update")
         rank.send(weights.copy(), asked.src)

@@ -1,7 +1,7 @@
 """Gradients travel as bfloat16: half the bytes, and weights that are as good.
 
-A hook is an async function from a bucket to its mean gradient. This one rounds, lets the ranks add up in float32 what
-arrives in bfloat16, and widens the result.
+A hook is an async function from a bucket to its mean gradient. This one rounds, lets the ranks add up bfloat16
+in float32, and widens the result.
 
 You will see, for both kinds of number on the wire, how many bytes a rank gave to the wire for a step, and the loss.
 

@@ -1,8 +1,8 @@
-"""The strategies on one model and one batch: what a step takes, what it waits for, what a rank must remember.
+"""The strategies on one model and one batch: the time of a step, exposed communication, and memory of a rank.
 
 A stack of perceptrons with 537 million weights learns 64 x 1024 tokens a step on the 64 cores of a trn2.48xlarge,
 without data. You will see, for each strategy, the time of a step, how much of it is communication that no compute
-hides, and what weights, gradients and Adam's means take on a rank. Activations come on top.
+hides, and the memory of weights, gradients and Adam's means on a rank. Activations come on top.
 """
 
 from functools import partial

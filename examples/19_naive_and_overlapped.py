@@ -3,7 +3,7 @@
 Both train 32 layers of 4096 x 4096 on the 64 cores of a modelled trn2.48xlarge, in virtual time, without data. The
 first awaits every compute, then averages the gradients; the second hands them over and goes on.
 
-You will see what a step takes, what of it is communication that no compute hides, and how near that is to the best
+You will see the time of a step, the part of it that is communication no compute hides, and how near that is to the best
 there can be: as long as compute alone, or communication alone.
 """
 

@@ -9,7 +9,7 @@ from .gpt import GPT
 
 
 class Cut:
-    """Adds up what the parts of a layer return: outputs forward, gradients of the input backward.
+    """Adds up the results of the parts of a layer: outputs forward, gradients of the input backward.
 
     Args:
         rank: This rank.
@@ -26,7 +26,7 @@ class Cut:
         return self.group.all_reduce(out[0]), out[1]
 
     def backward(self, w: Mapping[str, object], saved: object, dy: object) -> tuple[object, dict[str, object]]:
-        """Issue the pass, and the sums. Of the norm, which is whole, each rank has what its part says."""
+        """Issue the pass, and the sums. Each rank has the gradients of the norm, which is whole, from its own part."""
         back = self.rank.compute(self.layer.backward, w, saved, dy)
         dx = self.group.all_reduce(back[0])
         return dx, {key: self.group.all_reduce(back[1][key]) if key == "norm" else back[1][key] for key in w}

@@ -1,7 +1,7 @@
 """A character-level GPT in numpy, every backward pass written by hand, and the text that it learns.
 
-A layer is two plain functions that remember nothing: `forward(weights, x)` returns the output and what the backward
-pass will need; `backward(weights, saved, dy)` returns the gradient of `x` and those of the weights, in the same dict.
+A layer is two plain functions that remember nothing: `forward(weights, x)` returns the output and the values for
+backward; `backward(weights, saved, dy)` returns the gradients of `x` and of the weights, in such a dict.
 So a layer runs wherever its weights are: on every rank, on the rank of its stage, or on all ranks of a tensor group,
 each with some of its heads and units.
 
@@ -93,7 +93,7 @@ class Embedding:
         return w["letter"][x] + w["place"][: x.shape[1]], x
 
     def backward(self, w: Weights, x: Array, dy: Array) -> tuple[None, Weights]:
-        """Add up what came to each row; letters have no gradient."""
+        """Add up the gradients of each row; letters have no gradient."""
         letter, place = np.zeros_like(w["letter"]), np.zeros_like(w["place"])
         np.add.at(letter, x, dy)
         place[: x.shape[1]] = dy.sum(0)
@@ -101,18 +101,18 @@ class Embedding:
 
 
 class Attention:
-    """x + a sum over heads: each position looks at those before it. `qkv` is (3, C, H*D), `out` is (H*D, C).
+    """x + a sum over heads: each position looks at earlier ones. `qkv` is (3, C, H*D), `out` is (H*D, C).
 
     Args:
         width: D, the channels of a head; how many heads there are, the weights tell.
-        share: How much of `x` to add: where t ranks with some of the heads each add up what they return, 1 / t.
+        share: How much of `x` to add: where t ranks with some of the heads each add up their outputs, 1 / t.
     """
 
     def __init__(self, width: int, share: float = 1.0) -> None:
         self.width, self.share = width, np.float32(share)
 
     def forward(self, w: Weights, x: Array) -> tuple[Array, object]:
-        """softmax(q k^T / sqrt(D)) v, over what is not later."""
+        """softmax(q k^T / sqrt(D)) v, over positions that are not later."""
         b, t, _ = x.shape
         h, normed = norm(w["norm"], x)
         q, k, v = (np.matmul(rows(h), w["qkv"]).reshape(3, b, t, -1, self.width)).swapaxes(2, 3)
@@ -124,7 +124,7 @@ class Attention:
         return self.share * x + (mixed @ w["out"]).reshape(x.shape), (h, normed, q, k, v, attended, mixed)
 
     def backward(self, w: Weights, saved: tuple, dy: Array) -> tuple[Array, Weights]:
-        """The same way back: out, mixing, softmax, scores, qkv, norm."""
+        """Go back through out, mixing, softmax, scores, qkv, norm."""
         h, normed, q, k, v, attended, mixed = saved
         dmixed = (rows(dy) @ w["out"].T).reshape(q.shape[0], q.shape[2], -1, self.width).swapaxes(1, 2)
         d = dmixed @ v.swapaxes(2, 3)
@@ -149,7 +149,7 @@ class Perceptron:
         return self.share * x + (active @ w["down"]).reshape(x.shape), (h, normed, active, slope)
 
     def backward(self, w: Weights, saved: tuple, dy: Array) -> tuple[Array, Weights]:
-        """The same way back."""
+        """Go back through the functions of forward."""
         h, normed, active, slope = saved
         d = rows(dy) @ w["down"].T * slope
         dx, dgain = norm_backward(w["norm"], normed, (d @ w["up"].T).reshape(h.shape))
@@ -165,7 +165,7 @@ class Head:
         return h @ w["letter"], (h, normed)
 
     def backward(self, w: Weights, saved: tuple, dy: Array) -> tuple[Array, Weights]:
-        """The same way back."""
+        """Go back through the functions of forward."""
         h, normed = saved
         dx, dgain = norm_backward(w["norm"], normed, dy @ w["letter"].T)
         return dx, {"norm": dgain, "letter": rows(h).T @ rows(dy)}
@@ -201,11 +201,12 @@ class GPT:
         inner = {
             f"{kind}{i}": layer for i in range(blocks) for kind, layer in (("attend", attention), ("mlp", perceptron))
         }
-        self.inner = frozenset(inner)  # the names of those that can be cut into heads and units
+        self.inner = frozenset(inner)  # the names of weights that can be cut into heads and units
         self.layers = {"embed": Embedding(), **inner, "head": Head()}
 
     def weights(self, seed: int = 0, dtype: type = np.float32) -> dict[str, Weights]:
-        """Draw them as GPT-2 does: normal of size 0.02, what adds to the residual smaller by the root of its depth."""
+        """Draw them as GPT-2 does: normal of size 0.02, weights that add to the residual smaller by the root of its
+        depth."""
         random, c = np.random.default_rng(seed), self.channels
 
         def draw(*shape: int, size: float = 0.02) -> Array:
@@ -231,7 +232,7 @@ class GPT:
         return {name: found[name] for name in self.layers}, loss
 
     def flat_gradient(self, weights: Array, x: Array, y: Array) -> tuple[Array, float]:
-        """Return what `gradients` does, of weights in one flat array, as one."""
+        """Return the result of `gradients` for weights in one flat array, as one."""
         found, loss = self.gradients(tree(self.weights(), weights), x, y)
         return flat(found), loss
 
@@ -253,7 +254,7 @@ def tree(like: dict[str, Weights], weights: Array) -> dict[str, Weights]:
 
 
 def mean(a: Weights, b: Weights) -> Weights:
-    """Return the mean of what two halves of a batch say, array by array."""
+    """Return the mean of the gradients of two halves of a batch, array by array."""
     return {name: (a[name] + b[name]) / 2 for name in a}
 
 

@@ -1,4 +1,4 @@
-"""A stack of perceptrons without data, for the virtual clock: only shapes, and what products cost."""
+"""A stack of perceptrons without data, for the virtual clock: only shapes, and the costs of products."""
 
 import overlap
 from overlap.parallel import ColumnLinear, Layer, Pipeline, RowLinear, Sequential, schedules

@@ -1,4 +1,4 @@
-"""What a training run has reached: how much it communicated, and how much of that was hidden under compute."""
+"""The verdict of a training run: how much it communicated, and how much of that was hidden under compute."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from overlap.timeline import Recorder, Timeline, breakdowns
 
 
 def reached(recorders: Sequence[Recorder]) -> str:
-    """Return one sentence about the ranks of this process, from what they have recorded.
+    """Return one sentence about the ranks of this process, from their recorded spans.
 
     Communication counts from when a rank comes to an operation: waiting for slower ranks is part of it.
     """

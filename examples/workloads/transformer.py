@@ -1,4 +1,4 @@
-"""A transformer as figures: what its layers weigh, and what they compute."""
+"""A transformer as figures: the sizes of its layers, and the work of their computes."""
 
 from dataclasses import dataclass
 

@@ -45,8 +45,8 @@ class DataParallel(Bucketed[Averaged]):
     The first weights are the group's first rank's: models may be initialised as one likes, on all ranks differently.
 
     Attributes:
-        rank: That it runs on.
-        group: Whose gradients it averages.
+        rank: The rank that it runs on.
+        group: The ranks whose gradients it averages.
         steps: How many `step` calls there have been.
         choice: Of bucket_bytes="auto", once it has been made; None before, and without it.
     """
@@ -89,7 +89,8 @@ class DataParallel(Bucketed[Averaged]):
                 and wires. `overlap plan all_reduce --exact` tells the cost; in one process there is none.
             clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
                 gradient has come: no communication is hidden under forward.
-            clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is that of all.
+            clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is the norm of
+                all parts.
             clip_copies: How many ranks of that group have the same values of a parameter, such as the gains of a norm
                 between tensor-parallel layers, by name: they count once.
             unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros".
@@ -102,7 +103,7 @@ class DataParallel(Bucketed[Averaged]):
                 all fail with a `ReplicaError` that names the ranks in the minority.
 
         Raises:
-            UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
+            UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
         """
         settings = Settings(
             bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
@@ -226,7 +227,7 @@ class DataParallel(Bucketed[Averaged]):
         assert self._tuner is not None
         await self.settle()
         told = await self._tuner.choose() if self.group.rank == 0 else None
-        choice = Choice.told(await self.group.broadcast(told, name="choice of buckets"))
+        choice = Choice.from_array(await self.group.broadcast(told, name="choice of buckets"))
         if self.group.rank == 0:
             notify(str(choice))
         self._take_over(choice)
@@ -270,7 +271,7 @@ class DataParallel(Bucketed[Averaged]):
     def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
         """Go on from that step, with the choice that had been made; see `Bucketed`."""
         if self._tuner is not None and "choice" in notes:
-            self._take_over(Choice.told(np.array(notes["choice"])))
+            self._take_over(Choice.from_array(np.array(notes["choice"])))
         return super().resume(steps, notes, own)
 
     # -- updates ---------------------------------------------------------------------------------------------------
@@ -301,7 +302,7 @@ class DataParallel(Bucketed[Averaged]):
             yield arrived, slots if len(bucket.parts) == 1 else [(slots[0][0], slice(0, part.stop - part.start))]
 
     def _reorder(self, order: Sequence[str]) -> None:
-        """Make the buckets anew."""
+        """Make new buckets for that order."""
         if order != self._backward:
             self._update_all()
             self._backward = list(order)

@@ -193,7 +193,7 @@ class Sequential:
         axis: Of the input. Sequence-parallel layers share axis 0 among ranks; cut another there.
 
     Raises:
-        UsageError: If there are no layers, or `parts` cannot be meant.
+        UsageError: If there are no layers, or `parts` is invalid.
     """
 
     def __init__(self, rank: Rank, layers: Mapping[str, Layer], *, parts: int = 1, axis: int = 0) -> None:

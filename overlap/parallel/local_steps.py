@@ -41,7 +41,7 @@ class LocalSteps(Strategy):
     weights, divided by the period; `DataParallel` sends that in each step.
 
     Attributes:
-        rank: That it runs on.
+        rank: The rank that it runs on.
         group: The ranks that train it.
         steps: How many inner steps there have been.
     """
@@ -73,7 +73,7 @@ class LocalSteps(Strategy):
             ahead: How many steps the program may be ahead of its computes where it does `await model.step()`.
 
         Raises:
-            UsageError: If an argument cannot be meant.
+            UsageError: If an argument is invalid.
         """
         leaves = flatten(params)
         _check(period=period, delay=delay, fragments=fragments, ahead=ahead, parameters=len(leaves))

@@ -1,6 +1,6 @@
 """Optimizers on flat arrays: their state for each element, and the change of a run of parameters in place.
 
-They know nothing of names, layers and ranks. So they serve whole parameters, buckets and shards alike, with the same
+Optimizers know nothing of names, layers and ranks. So they serve whole parameters, buckets and shards alike, with equal
 bits: every element is computed from its own values only.
 """
 

@@ -98,7 +98,7 @@ class Pipeline:
 
         Raises:
             UsageError: If the schedule is for another number of ranks, or splits a backward that a layer has in one
-                piece; if the layers or weights are not those of this rank's stages; if a number cannot be meant.
+                piece; if layers or weights are missing for a stage of this rank; if a number is invalid.
         """
         self.rank, self.group, self.schedule = rank, group_of(rank, group), schedule
         self._check_schedule()
@@ -206,7 +206,7 @@ class Pass:
     """A batch that is being issued.
 
     Args:
-        pipeline: Whose it is.
+        pipeline: Of the batch.
         xs: Microbatches, where the first stage is.
         targets: Of the loss, where the last stage is.
 

@@ -24,7 +24,7 @@ class Settings:
     """The arguments that `DataParallel` and `Sharded` share; their docstrings explain them.
 
     Raises:
-        UsageError: If one of them cannot be meant, naming it.
+        UsageError: If one of them is invalid, naming it.
     """
 
     bucket_bytes: int | Literal["auto"] | None

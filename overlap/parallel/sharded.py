@@ -48,8 +48,8 @@ class Sharded(Bucketed[Scattered]):
     `step`; in stage 3 their memory is free once nobody has them.
 
     Attributes:
-        rank: That it runs on.
-        group: Whose gradients it averages.
+        rank: The rank that it runs on.
+        group: The ranks whose gradients it averages.
         stage: Of ZeRO: 1, 2 or 3.
         steps: How many `step` calls there have been.
     """
@@ -99,7 +99,8 @@ class Sharded(Bucketed[Scattered]):
             clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
                 gradient has come. The norm is added up from parts, so its last digits may differ from those of
                 `DataParallel`.
-            clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is that of all.
+            clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is the norm of
+                all parts.
             clip_copies: How many ranks of that group have the same values of a parameter, by name: they count once.
             unused: Whether a parameter without a gradient on this rank is an "error", or counts as "zeros". Then each
                 ``with no_sync()`` is one micro-batch.
@@ -111,7 +112,7 @@ class Sharded(Bucketed[Scattered]):
             ahead: How many steps the program may be ahead of its updates where it does `await model.step()`.
 
         Raises:
-            UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
+            UsageError: If an argument is invalid. At the first weight that is needed, if `params` differ.
         """
         if stage not in (1, 2, 3):
             raise UsageError(f"stage: expected 1, 2 or 3, got {stage!r}")

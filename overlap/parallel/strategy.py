@@ -51,7 +51,7 @@ class Strategy(ABC):
     """A model under training by a group of ranks.
 
     Attributes:
-        rank: That it runs on.
+        rank: The rank that it runs on.
         group: The ranks that train it.
         steps: How many `step` calls there have been.
     """

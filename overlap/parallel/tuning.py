@@ -76,7 +76,7 @@ class Choice:
         return np.array([self.candidate, self.step_s, self.default_s])
 
     @classmethod
-    def told(cls, array: Array) -> Choice:
+    def from_array(cls, array: Array) -> Choice:
         """Return the choice in an array of `to_array`."""
         candidate, step_s, default_s = map(float, array)
         return cls(candidate=int(candidate), step_s=step_s, default_s=default_s)
@@ -86,7 +86,7 @@ class Tuner:
     """Records the first steps of a model, and chooses its buckets.
 
     Args:
-        rank: That it runs on.
+        rank: The rank that it runs on.
         make: Makes a model like it, given rank, parameters, `bucket_bytes`, `order` and `hook`.
         leaves: Its parameters.
 

@@ -57,14 +57,14 @@ class DataParallel(TrainedModule[_Averaged]):
         Args:
             module: With parameters on the CPU, the same ones on all ranks.
             optimizer: Makes an optimizer of parameters, such as `functools.partial(torch.optim.Adam, lr=1e-3)`.
-            rank: This rank; by default that of `init_process_group("overlap")`.
+            rank: This rank; by default the rank of `init_process_group("overlap")`.
             group: Ranks to average over; by default all.
             bucket_bytes: When a bucket is full; by default as in `overlap.parallel.DataParallel`.
             clip_norm: Limit of the norm of all gradients. Then no weight is updated before the last gradient has come.
             unused: Whether a parameter without a gradient is an "error", or counts as "zeros".
 
         Raises:
-            UsageError: If there is no world, or an argument cannot be meant.
+            UsageError: If there is no world, or an argument is invalid.
         """
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"clip_norm: expected a positive number, got {clip_norm!r}")

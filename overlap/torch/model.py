@@ -64,7 +64,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
 
     Attributes:
         module: It.
-        rank: That it runs on.
+        rank: The rank that it runs on.
         group: Ranks that train it together.
         optimizer: Of the weights that this rank updates; learning-rate schedules are given this.
     """

@@ -23,8 +23,8 @@ def record(
 
     Args:
         module: Any, also one inside DistributedDataParallel or `overlap.torch.DataParallel`.
-        optimizer: Whose steps are shown.
-        rank: Whose timeline; by default that of `init_process_group("overlap")`.
+        optimizer: To show its steps.
+        rank: The rank of the timeline; by default the rank of `init_process_group("overlap")`.
 
     Returns:
         A function that ends the recording.
@@ -104,7 +104,7 @@ class _Recording:
 
     def _backward_reached(self, name: str) -> None:
         if self._backward is None:
-            # torch tells the end of a whole backward pass in no public way; its own parallel modules ask so
+            # torch has no public callback for the end of a backward pass; its own parallel modules use this one
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
         self._seen()
         self._close()

@@ -122,14 +122,14 @@ class Sharded(TrainedModule[_Shared]):
             module: With parameters on the CPU, the same ones on all ranks.
             optimizer: Makes an optimizer of parameters.
             stage: Of ZeRO.
-            rank: This rank; by default that of `init_process_group("overlap")`.
+            rank: This rank; by default the rank of `init_process_group("overlap")`.
             group: Ranks to share with; by default all.
             bucket_bytes: When a bucket is full; by default as in `overlap.parallel.DataParallel`.
             depth: In stage 3, how many buckets ahead of their use parameters are gathered.
             unused: Whether a parameter without a gradient is an "error", or counts as "zeros".
 
         Raises:
-            UsageError: If there is no world, or an argument cannot be meant.
+            UsageError: If there is no world, or an argument is invalid.
         """
         if stage not in (1, 2, 3):
             raise UsageError(f"stage: expected 1, 2 or 3, got {stage!r}")

@@ -112,7 +112,7 @@ def test_the_choice_says_what_it_brings():
         "bucket_bytes='auto' takes buckets of 1 MiB, order='forward': 212 ms a step in the replay, 290 ms with the "
         "defaults"
     )
-    assert tuning.Choice.told(choice.to_array()) == choice
+    assert tuning.Choice.from_array(choice.to_array()) == choice
 
 
 def test_a_program_that_never_waits_chooses_where_it_ends(capfd):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..tree import Array
 
 _SLOTS = 64
-"""Items are told apart as far as there are slots; 512 bytes travel as fast as 8."""
+"""Slots for digests; 512 bytes travel as fast as 8."""
 
 
 def digests(items: Iterable[str]) -> NDArray[np.int64]:

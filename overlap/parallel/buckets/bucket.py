@@ -26,7 +26,7 @@ class Wiring:
     """The parts of a model that all its buckets use."""
 
     rank: Rank  # This rank
-    group: Group  # Whose gradients are averaged
+    group: Group  # The ranks whose gradients are averaged
     hook: Hook | None  # Takes the place of the collective
     exact: bool  # Whether every gradient is added up in the order of ranks
     work: MemoryWork  # Issues computes that move memory

@@ -36,8 +36,8 @@ class Bucketed(Strategy, Generic[B]):
     Buckets leave in the same order on all ranks, each as soon as it is full and those before it have left.
 
     Attributes:
-        rank: That it runs on.
-        group: Whose gradients it averages.
+        rank: The rank that it runs on.
+        group: The ranks whose gradients it averages.
         steps: How many `step` calls there have been.
     """
 

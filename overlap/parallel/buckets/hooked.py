@@ -24,7 +24,7 @@ class Hooked:
     Args:
         hook: From the bucket to its mean.
         rank: This rank.
-        group: Whose mean it is.
+        group: The ranks whose mean it is.
         plan: The gradients in the bucket.
         priority: Of its operations.
         counts: Elements of the mean that each rank needs, where no rank needs all; see `GradientBucket`.

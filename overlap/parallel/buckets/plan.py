@@ -128,9 +128,9 @@ def _plan(
 class GradientBucket:
     """One bucket of one step, on one rank: the argument of a hook."""
 
-    rank: Rank  # That it runs on
-    # Whose mean it returns. Operations on it take a stream of the bucket's own, so hooks of several buckets may wait
-    # and go on in any order.
+    rank: Rank  # The rank that it runs on
+    # The ranks whose mean it returns. Operations on it take a stream of the bucket's own, so hooks of several buckets
+    # may wait and go on in any order.
     group: Group
     index: int  # Of the bucket; the same on all ranks
     step: int  # Of the model, from 1

@@ -19,8 +19,8 @@ power_sgd          rank (n + m)    2                             nothing in the 
                    / (n m)
 =================  ==============  ============================  ===============================================
 
-Bytes are those of an all-reduce of float32. Computes of hooks run on a compute stream of their own, `hooks`, beside the
-backward pass.
+Bytes are relative to an all-reduce of float32. Computes of hooks run on a compute stream of their own, `hooks`, beside
+the backward pass.
 """
 
 from .float8 import float8

@@ -27,7 +27,7 @@ async def beside(bucket: GradientBucket, fn: Callable[..., T], *args: object, pa
     They are there, and not futures: all buckets of a rank share one stream, in which none may wait for another's wires.
 
     Args:
-        bucket: Whose hook it is.
+        bucket: The bucket of the hook.
         fn: A plain function.
         args: Its arguments.
         passes: Number of walks over memory of the bucket's size: the cost on the virtual clock.

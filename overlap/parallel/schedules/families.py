@@ -177,7 +177,7 @@ def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None)
         chunks: Stages on each rank, for "interleaved-1f1b"; by default 2, or as many as the schedule has.
 
     Raises:
-        UsageError: If the name is unknown, or a number cannot be meant.
+        UsageError: If the name is unknown, or a number is invalid.
     """
     family = FAMILIES.get(name.lower()) if isinstance(name, str) else None
     if family is None:

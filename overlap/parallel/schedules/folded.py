@@ -43,7 +43,7 @@ class _Row:
     """The actions of a rank as they are appended: each the next microbatch of its kind and stage.
 
     Args:
-        rank: Whose.
+        rank: Of the row.
         ranks: Of the pipeline.
         most: Microbatches after which nothing is appended any more.
     """

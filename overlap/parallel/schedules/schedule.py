@@ -14,7 +14,7 @@ class PipelineSchedule:
     """For every rank of a pipeline, its actions in their order.
 
     Make one with `schedules.make(name, ...)`, from text, or from rows of your own. Rows that miss or repeat an action,
-    or with which ranks wait for each other for ever, make no schedule.
+    or with which ranks wait for each other without end, make no schedule.
 
     Attributes:
         name: For messages.
@@ -27,7 +27,7 @@ class PipelineSchedule:
             F to its B or W.
 
     Raises:
-        ScheduleError: If it cannot be meant; the message has all rows, and marks the place.
+        ScheduleError: If the rows make no schedule; the message has all rows, and marks the place.
     """
 
     def __init__(self, name: str, rows: Iterable[Sequence[Action]]) -> None:

@@ -49,7 +49,7 @@ def replay(rows: Rows, owners: tuple[int, ...], durations: Durations) -> Timing:
 
 
 def starts_of(rows: Rows, owners: tuple[int, ...], durations: Durations) -> dict[Action, int]:
-    """Return the start of each action; an action that waits for ever is missing."""
+    """Return the start of each action; an action that waits without end is missing."""
     starts: dict[Action, int] = {}
     ends: dict[Action, int] = {}
     heads, free = [0] * len(rows), [0] * len(rows)
