@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .counts import Counts, described, result_rows, whole_rows
-from .kinds import Collective, Shape, check_input, result_shape
+from .kinds import Collective, Counts, Shape, check_input, described, result_rows, result_shape, whole_rows
 from .reduce import Reducer, check_dtype, reducer
 
 Pairs = tuple[tuple[int, int], ...]

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ScheduleError
-from .counts import Counts, blocks_given, blocks_got, whole_rows
-from .kinds import Collective
+from .kinds import Collective, Counts, blocks_given, blocks_got, whole_rows
 from .pattern import Ints
 from .placement import Floats
 from .rules import phases

@@ -18,7 +18,6 @@ from .parameters import Parameters, parameters
 from .placed import Placed, on
 from .rounds import Rounds, rounds
 from .shortcut import short_cut_options
-from .sliced import Sliced
 
 
 @lru_cache(maxsize=4096)  # a mesh of a few thousand ranks has hundreds of groups, and they take turns
@@ -63,8 +62,8 @@ def candidates(
         two_level_options(request, placement, figures),
         short_cut_options(request),
     )
-    # Sliced options search for their best number of slices: they come last, when it is known what they must beat.
-    options = sorted((each for options, _ in found for each in options), key=lambda each: isinstance(each, Sliced))
+    # Sliced options search for their best number of slices: they come last, when the price to beat is known.
+    options = sorted((each for options, _ in found for each in options), key=lambda each: each.searches)
     return options, [each for _, rejected in found for each in rejected]
 
 

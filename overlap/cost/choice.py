@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..collectives.congruence import congruence
 from ..collectives.generators import GENERATORS, fits
 from ..collectives.kinds import Collective
 from ..collectives.schedule import IN_RANK_ORDER
 from ..errors import ScheduleError
 from .select import DIRECT, Plan, plan, size_class
+from .symmetry import congruence
 
 if TYPE_CHECKING:
     from topology import Cluster

@@ -26,7 +26,7 @@ from .phased import Phased
 from .placed import Placed, on
 from .regular import regular_rounds
 from .rounds import Rounds
-from .stage import Sample, Stage
+from .symmetry import Sample, Stage
 
 _GATHERS = ("mesh", "rdh", "kangaring", "multi_ring", "ring")
 _GATHERS_ON_ONE_LEVEL = (*_GATHERS, "swing", "bucket")

@@ -19,7 +19,6 @@ from .parameters import Parameters
 from .placed import Placed, on
 from .regular import ring_rounds
 from .rounds import Rounds, rounds
-from .sliced import Sliced
 
 ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
 """Algorithms that are costed phase by phase."""
@@ -96,13 +95,11 @@ WIDE = f"of more than {_MOST_LEVEL} ranks only what has two levels is looked at"
 
 def _option(algorithm: str, found: Expansion, placement: Placement, parameters: Parameters) -> Option:
     whole = on(placement, found.rounds, parameters=parameters)
-    if algorithm not in SLICED:
-        return Flat(algorithm, found.detail, whole, found.make)
 
-    def placed(slices: int) -> Placed:
+    def sliced(slices: int) -> Placed:
         return on(placement, rounds(found.make(slices=slices)), parameters=parameters)
 
-    return Sliced(algorithm, whole, placed, lambda slices: found.make(slices=slices))
+    return Flat(algorithm, found.detail, whole, found.make, sliced=sliced if algorithm in SLICED else None)
 
 
 def expanded(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:

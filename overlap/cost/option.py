@@ -12,6 +12,9 @@ from ..collectives.schedule import Schedule
 from .maxplus import CostBreakdown, cost
 from .placed import Placed
 
+# Of a schedule: twice as many would gain at most 1 / 64 of the time that bytes take.
+_MOST_SLICES = 64
+
 # Sizes of which a part remembers the time: a plan asks for every number of slices.
 _REMEMBERED = 64
 
@@ -150,6 +153,11 @@ class Option(ABC):
     def schedule(self, slices: int = 1) -> Schedule:
         """Return the table, not yet proved."""
 
+    @property
+    def searches(self) -> bool:
+        """Whether a price is the best of several forms, and the search is shorter if it is known what to beat."""
+        return False
+
     def phases(self, slices: int) -> tuple[Part, ...]:
         """Return its phases with the data cut in so many slices."""
         return self.parts
@@ -190,19 +198,69 @@ class Option(ABC):
 
 
 class Flat(Option):
-    """One schedule over all ranks."""
+    """One schedule over all ranks, on data in one piece or in as many slices as is fastest."""
 
-    def __init__(self, algorithm: str, detail: str, placed: Placed, make: Callable[[], Schedule]) -> None:
-        self.algorithm, self.detail, self.parts, self._make = algorithm, detail, (Part(placed),), make
+    def __init__(
+        self,
+        algorithm: str,
+        detail: str,
+        placed: Placed,
+        make: Callable[..., Schedule],
+        *,
+        sliced: Callable[[int], Placed] | None = None,
+    ) -> None:
+        """Make an option.
+
+        Args:
+            algorithm: Its name.
+            detail: What distinguishes it on this group; may be empty.
+            placed: The schedule on the machine, with the data in one piece.
+            make: Generates the table; takes `slices` where the algorithm sends slices.
+            sliced: Puts the schedule with so many slices on the machine; None if the algorithm sends none.
+        """
+        self.algorithm, self.detail, self.parts = algorithm, detail, (Part(placed),)
+        self._make, self._sliced = make, sliced
+        self._known = {1: self.parts[0]}
+
+    @property
+    def searches(self) -> bool:
+        """Whether a price is the best of several numbers of slices."""
+        return self._sliced is not None
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost for a vector of `nbytes`."""
-        return Price(total_s=self.parts[0].total_s(nbytes))
+        """Return the cost with the best number of slices, a power of two.
+
+        The time falls with the number of slices as long as bytes count for more than starts, then it rises. However
+        many there are, it is more than the time without any bytes, and than bytes are on the busiest wire: where that
+        is too much, the price is for one piece.
+        """
+        whole = self.parts[0]
+        best, slices = Price(total_s=whole.total_s(nbytes)), 2
+        if self._sliced is None:
+            return best
+        hopeless = max(whole.total_s(0), whole.model.busiest_s_per_byte() * nbytes) >= below_s
+        while slices <= _MOST_SLICES and not hopeless:
+            more = Price(total_s=self._part(slices).total_s(nbytes), slices=slices)
+            if more.total_s >= best.total_s:
+                break
+            best, slices = more, 2 * slices
+        return best
+
+    def phases(self, slices: int) -> tuple[Part, ...]:
+        """Return its one phase, with the data cut in so many slices."""
+        return (self._part(slices),)
 
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return where the time goes."""
-        return self.parts[0].breakdown(nbytes)
+        return self._part(slices).breakdown(nbytes)
 
     def schedule(self, slices: int = 1) -> Schedule:
         """Return the table under the option's name, not yet proved."""
-        return replace(self._make(), algorithm=self.algorithm)
+        made = self._make() if self._sliced is None else self._make(slices=slices)
+        return replace(made, algorithm=self.algorithm)
+
+    def _part(self, slices: int) -> Part:
+        if slices not in self._known:
+            assert self._sliced is not None, f"{self.algorithm} sends no slices"
+            self._known[slices] = Part(self._sliced(slices))
+        return self._known[slices]

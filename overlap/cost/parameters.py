@@ -58,33 +58,14 @@ class Parameters:
     wake_s: float = 0.0  # what a rank takes of them in each step that it waits for messages in
     copied_s_per_byte: float = 0.0  # what a byte that a rank reads or writes to copy takes of them
 
-    def starts_s(self, kind: NDArray[np.str_]) -> Floats:
-        """Return the start of messages that leave over wires of some kinds."""
-        return _by_kind(kind, self.start_s, 0.0)
-
-    def gaps_s(self, kind: NDArray[np.str_]) -> Floats:
-        """Return the gap of messages that leave over wires of some kinds."""
-        return _by_kind(kind, self.gap_s, 0.0)
-
-    def incasts_s(self, kind: NDArray[np.str_]) -> Floats:
-        """Return what one more message costs that comes over wires of some kinds."""
-        return _by_kind(kind, self.incast_s, 0.0)
-
-    def reduces_s(self, kind: NDArray[np.str_]) -> Floats:
-        """Return what it takes to start reducing what comes over wires of some kinds."""
-        return _by_kind(kind, self.reduce_s, 0.0)
-
-    def busy(self, kind: NDArray[np.str_]) -> tuple[Floats, Floats]:
-        """Return what messages take of shared processors, by the kinds of their wires: each, and for each byte."""
-        return _by_kind(kind, self.busy_s, 0.0), _by_kind(kind, self.busy_s_per_byte, 0.0)
-
     def efficiencies(self, kind: NDArray[np.str_]) -> Floats:
         """Return the efficiency of each wire."""
-        return _by_kind(kind, self.efficiency, 1.0)
+        return by_kind(self.efficiency, kind, otherwise=1.0)
 
 
-def _by_kind(kind: NDArray[np.str_], figures: ByKind, default: float) -> Floats:
-    found = np.full(len(kind), default)
+def by_kind(figures: ByKind, kind: NDArray[np.str_], *, otherwise: float = 0.0) -> Floats:
+    """Return the figure of each wire, given the figures by kind and the kinds of the wires."""
+    found = np.full(len(kind), otherwise)
     for name, figure in figures:
         found[kind == name] = figure
     return found

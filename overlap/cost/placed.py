@@ -9,7 +9,7 @@ from itertools import zip_longest
 import numpy as np
 
 from ..collectives.placement import Floats, Ints, Placement, Routes, Wires
-from .parameters import IDEAL, Parameters
+from .parameters import IDEAL, Parameters, by_kind
 from .processors import processors
 from .rounds import Round, Rounds
 
@@ -222,7 +222,7 @@ def _placed(
         core_s_per_byte=work.s_per_byte,
         hops=_longest(latency_s, way, wires),
         port=port,
-        gap_s=parameters.gaps_s(wires.kind[way.wire[start]]),
+        gap_s=by_kind(parameters.gap_s, wires.kind[way.wire[start]]),
         reduce_s=_reduces(one, way, wires, parameters),
         curves=tuple(_curves(way, wires, parameters)),
     )
@@ -240,7 +240,7 @@ def _incasts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> F
     if not parameters.incast_s or not len(one.dst):
         return np.zeros(len(one.dst))
     others = np.bincount(one.dst, one.count)[one.dst] - 1
-    return others * parameters.incasts_s(wires.kind[way.wire[way.first[1:] - 1]])
+    return others * by_kind(parameters.incast_s, wires.kind[way.wire[way.first[1:] - 1]])
 
 
 def _reduces(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
@@ -249,7 +249,7 @@ def _reduces(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> F
         return np.zeros(len(one.dst))
     kinds = wires.kind[way.wire[way.first[1:] - 1]]
     further = np.bincount(one.dst, one.count)[one.dst] - 1
-    start_s = np.maximum(parameters.reduces_s(kinds) - further * parameters.gaps_s(kinds), 0.0)
+    start_s = np.maximum(by_kind(parameters.reduce_s, kinds) - further * by_kind(parameters.gap_s, kinds), 0.0)
     return np.where(one.added[one.dst] > 0, start_s, 0.0)
 
 
@@ -277,9 +277,9 @@ def _memory(touched: Floats, placement: Placement, parameters: Parameters, conte
 def _starts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
     """Return what a sender spends on each message and on issuing its others."""
     outward = wires.kind[way.wire[way.first[:-1]]]
-    gap_s = parameters.gaps_s(outward)
+    gap_s = by_kind(parameters.gap_s, outward)
     total = np.bincount(one.src, gap_s if one.count is None else one.count * gap_s, len(one.added))
-    return parameters.starts_s(outward) + np.maximum(total[one.src] - gap_s, 0.0)
+    return by_kind(parameters.start_s, outward) + np.maximum(total[one.src] - gap_s, 0.0)
 
 
 def _longest(latency_s: Floats, way: Routes, wires: Wires) -> dict[str, int]:

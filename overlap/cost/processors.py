@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..collectives.placement import Floats, Placement
-from .parameters import Parameters
+from .parameters import Parameters, by_kind
 from .rounds import Round
 
 
@@ -37,7 +37,7 @@ def processors(one: Round, kind: NDArray[np.str_], placement: Placement, paramet
     process, size = placement.device, int(placement.device.max(initial=0)) + 1
     share = _shares(size, int(parameters.cores))
     src, dst = process[one.src], process[one.dst]
-    message_s, byte_s = parameters.busy(kind)
+    message_s, byte_s = by_kind(parameters.busy_s, kind), by_kind(parameters.busy_s_per_byte, kind)
     sent_s = byte_s * one.sent
     once_s = (np.bincount(src, message_s, size) + np.bincount(dst, message_s, size)) / 2
     once_s += parameters.wake_s * np.bincount(process[np.unique(one.dst)], minlength=size)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..collectives.placement import Floats, Ints
-from .rounds import Round, Rounds
+from .rounds import AMOUNTS, Round, Rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,12 +130,9 @@ def _alike(
 ) -> Round:
     """Return a round in which all ranks do as much: `work` by the names of a round's amounts for each rank."""
     src, dst, sent = ends
-    amounts = {name: np.full(size, work.pop(name, 0.0)) for name in _AMOUNTS}
+    amounts = {name: np.full(size, work.pop(name, 0.0)) for name in AMOUNTS}
     assert not work, f"a round has no {work}"
     return Round(repeat=repeat, passed_on=passed_on, src=src, dst=dst, sent=sent, **amounts)
-
-
-_AMOUNTS = ("added", "local_added", "moving", "adding", "local")
 
 
 def _mesh(unit: Unit) -> tuple[Round, Round]:

@@ -6,9 +6,9 @@ and a handful of rounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,11 @@ from ..collectives.placement import Floats, Ints
 from ..collectives.schedule import Buffer, Op, Schedule
 
 _Amounts: TypeAlias = "NDArray[np.integer] | Floats"
+
+AMOUNTS = ("added", "local_added", "moving", "adding", "local")
+"""Amounts of a round that each rank has."""
+
+_Column: TypeAlias = NDArray[Any]
 
 # Blocks of the vector that a collective's bytes are counted on: one for each rank, or one in all.
 _PER_RANK = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
@@ -123,15 +128,7 @@ def _likewise(one: Round, ranks: Ints, like: Ints) -> Round:
         whole[ranks] = amount[like]
         return whole
 
-    return replace(
-        one,
-        added=spread(one.added),
-        local_added=spread(one.local_added),
-        moving=spread(one.moving),
-        adding=spread(one.adding),
-        local=spread(one.local),
-        beside=None if one.beside is None else spread(one.beside),
-    )
+    return replace(one, **_of_ranks(one, spread))
 
 
 def _copied(one: Round, plays: Ints, size: int) -> Round:
@@ -143,22 +140,17 @@ def _copied(one: Round, plays: Ints, size: int) -> Round:
         whole[plays] = amount
         return whole
 
-    return Round(
-        repeat=one.repeat,
-        passed_on=one.passed_on,
-        src=src[order],
-        dst=dst[order],
-        sent=np.tile(one.sent, len(plays))[order],
-        count=None if one.count is None else np.tile(one.count, len(plays))[order],
-        far=None if one.far is None else np.tile(one.far, len(plays))[order],
-        lane=None if one.lane is None else np.tile(one.lane, len(plays))[order],
-        added=spread(one.added),
-        local_added=spread(one.local_added),
-        moving=spread(one.moving),
-        adding=spread(one.adding),
-        local=spread(one.local),
-        beside=None if one.beside is None else spread(one.beside),
-    )
+    def tiled(column: _Column | None) -> _Column | None:
+        return None if column is None else np.tile(column, len(plays))[order]
+
+    of_messages: dict[str, Any] = {name: tiled(getattr(one, name)) for name in ("sent", "count", "far", "lane")}
+    return replace(one, src=src[order], dst=dst[order], **of_messages, **_of_ranks(one, spread))
+
+
+def _of_ranks(one: Round, how: Callable[[Floats], Floats]) -> dict[str, Any]:
+    """Return the amounts of each rank, each of them changed."""
+    amounts = {name: how(getattr(one, name)) for name in AMOUNTS}
+    return amounts if one.beside is None else {**amounts, "beside": how(one.beside)}
 
 
 def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:

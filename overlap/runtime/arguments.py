@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 
 from ..collectives.call import Call, call, uneven_call
-from ..collectives.counts import Counts, normal
-from ..collectives.kinds import ALL_REDUCE, BARRIER, BROADCAST, GATHER, P2P, PERMUTE, REDUCE, SCATTER
+from ..collectives.kinds import ALL_REDUCE, BARRIER, BROADCAST, GATHER, P2P, PERMUTE, REDUCE, SCATTER, Counts, normal
 from ..collectives.reduce import OPS, Array, check_dtype
 from ..errors import UsageError, shown
 from .context import Arrays

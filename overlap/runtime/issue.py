@@ -11,8 +11,7 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from ..collectives.counts import check_counts
-from ..collectives.kinds import P2P, PERMUTE, Collective
+from ..collectives.kinds import P2P, PERMUTE, Collective, check_counts
 from ..collectives.reduce import Array
 from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
 from ..flight.recorder import Known

@@ -11,8 +11,6 @@ from itertools import count
 
 import numpy as np
 
-from overlap.cost.sliced import Sliced
-
 
 def fair(ways, capacity):
     """Return how fast messages get on that cross some wires: the fullest wire first, its messages all alike."""
@@ -67,7 +65,7 @@ class Running:
 
     def __init__(self, messages, option, nbytes, start_s):
         self.messages, self.nbytes, self.done_s = messages, nbytes, None
-        cut = isinstance(option, Sliced)
+        cut = option.searches
         self.phases = deque(option.phases(option.price(nbytes).slices) if cut else option.parts)
         messages.after(start_s, self.phase)
 

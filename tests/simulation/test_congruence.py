@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import topology
-from overlap.collectives.congruence import congruence
 from overlap.cost.select import plan
+from overlap.cost.symmetry import congruence
 
 from .worlds import now_ns, simulate
 

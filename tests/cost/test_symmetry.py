@@ -9,7 +9,7 @@ from overlap.collectives.generators.composed import PHASES
 from overlap.cost import cost
 from overlap.cost.candidates import candidates
 from overlap.cost.select import plan
-from overlap.cost.stage import Stage
+from overlap.cost.symmetry import Stage
 
 
 def whole_s(part, nbytes):
