@@ -4,6 +4,11 @@ Why priorities cannot deadlock: operations are matched by (group, stream, sequen
 works on its first `window` unfinished operations in issue order, which is the same order on every rank. Everything in
 the window may receive; priority only orders what is sent next. So the oldest unfinished operation is active on all
 ranks and always moves, whatever timing and priorities choose.
+
+Why a window also has a span: an operation starts only if fewer than `SPAN` (or `window`, if that is more) were started
+since the oldest unfinished one. Shared memory reuses what an operation posts there `2 * SPAN` operations later. A rank
+that posts operation n + 2 * SPAN has finished n + SPAN, so every rank had started n + SPAN, and therefore finished n:
+nobody reads the memory of operation n any more.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from .future import Failure, Future, call_when_done
 from .operation import Operation
 
 DEFAULT_WINDOW = 8
+SPAN = 32  # Operations; half of what `transports.common.OPERATIONS` keeps apart
 
 
 class Stream:
@@ -37,27 +43,35 @@ class Stream:
         rests: Called when none of its operations is under way any more, unless it is None.
     """
 
-    __slots__ = ("_active", "_context", "_outstanding", "_waiting", "name", "priority", "rank", "rests", "window")
+    __slots__ = (
+        "_context", "_in_flight", "_outstanding", "_span", "_started", "_waiting", "name", "priority", "rank", "rests",
+        "window",
+    )  # fmt: skip
 
     def __init__(self, context: RankContext, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> None:
         self.rank, self.name, self.priority, self.window = context.rank, name, priority, window
         self._context, self._outstanding = context, context.outstanding
-        self._active = 0
+        self._in_flight: dict[Operation, int] = {}  # in issue order, with how many had started before
+        self._started, self._span = 0, max(window, SPAN)
         self._waiting: deque[Operation] = deque()
         self.rests: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Stream '{self.name}' of rank {self.rank}: {self._active} in flight, {len(self._waiting)} queued>"
+        in_flight, queued = len(self._in_flight), len(self._waiting)
+        return f"<Stream '{self.name}' of rank {self.rank}: {in_flight} in flight, {queued} queued>"
 
     @property
     def idle(self) -> bool:
         """Whether all of its operations have ended."""
-        return self._active == 0
+        return not self._in_flight
 
     @property
     def has_room(self) -> bool:
         """Whether an operation would start at once, and its end start no other."""
-        return self._active < self.window
+        in_flight = self._in_flight
+        return not in_flight or (
+            len(in_flight) < self.window and self._started - next(iter(in_flight.values())) < self._span
+        )
 
     @property
     def listens(self) -> bool:
@@ -67,8 +81,9 @@ class Stream:
     def enqueue(self, operation: Operation) -> None:
         """Start `operation` now if the window has room, else when its turn comes."""
         self._outstanding.operations[operation] = None
-        if self._active < self.window:
-            self._active += 1
+        if not self._in_flight or self.has_room:
+            self._in_flight[operation] = self._started
+            self._started += 1
             if isinstance(operation.input, Future):
                 activate(operation)
             else:  # as `activate` does, without the call: short latencies count here
@@ -84,17 +99,18 @@ class Stream:
         del outstanding.operations[operation]
         if outstanding.draining or failure is not None:
             outstanding.note_end(operation, failure)
-        waiting = self._waiting
         if not operation.active:  # it failed before its turn came
-            waiting.remove(operation)
-        elif waiting:
-            following = waiting.popleft()
+            self._waiting.remove(operation)
+            return
+        del self._in_flight[operation]
+        while self._waiting and self.has_room:
+            following = self._waiting.popleft()
+            self._in_flight[following] = self._started
+            self._started += 1
             following.active = True
             self._context.soon(partial(activate_late, following))
-        else:
-            self._active -= 1
-            if self.rests is not None and self._active == 0:
-                self.rests()
+        if self.rests is not None and not self._in_flight:
+            self.rests()
 
 
 def activate(operation: Operation) -> None:

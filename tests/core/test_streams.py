@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import overlap
+from overlap.runtime.stream import SPAN
 from transports import LinkSpeed, NeuronLink, Paced, Recording
 
 from .worlds import FEW_PATHS, TIMEOUT_S, run
@@ -364,3 +365,23 @@ def test_the_stream_of_another_rank_is_refused() -> None:
             rank.barrier(stream=other)
 
     assert run(main, 2) == [None, None]
+
+
+# -- the span of a window -------------------------------------------------------------------------------------
+
+
+def test_no_operation_starts_far_behind_the_oldest_unfinished_one() -> None:
+    """Seven of eight places of the window stay in use while rank 0's first input takes a second."""
+
+    async def main(rank: overlap.Rank) -> list[bool]:
+        x = np.ones(4, np.float32)
+        held = rank.all_reduce(rank.compute(lambda: x, seconds=1.0 if rank.rank == 0 else 0.0))
+        later = [rank.all_reduce(x) for _ in range(100)]
+        await trio.sleep(0.5)
+        seen = [bool(future.done) for future in later]
+        for future in (held, *later):
+            await future
+        return seen
+
+    expected = [True] * (SPAN - 1) + [False] * (101 - SPAN)
+    assert overlap.run(main, ranks=2, clock="virtual") == [expected] * 2
