@@ -1,4 +1,4 @@
-"""The front doors: `run` and `run_async` set up a world, let it live, and keep its timeline.
+"""Front doors: `run` and `run_async` set up a world, let it live, and keep its timeline.
 
 Not `run.py`: a module of that name would take the place of the function `overlap.run` as soon as it is imported.
 """

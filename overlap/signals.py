@@ -1,4 +1,4 @@
-"""What signals ask of this process: SIGTERM and SIGHUP to end in peace, SIGUSR1 to say what its worlds are doing.
+"""Signals of this process: SIGTERM and SIGHUP end it in peace, SIGUSR1 lets it report what its worlds are doing.
 
 Schedulers end jobs with SIGTERM and a grace. By default a process dies of it on the spot: no `finally` runs, and no
 trace is written. Here the worlds of this process are cancelled, those of other processes are told, and the process
@@ -8,7 +8,8 @@ so it comes twice.
 
 SIGUSR1 ends nothing: it prints who waits for whom, and the tasks of each rank with file and line, on stderr.
 
-Only signals that nobody handles are taken, and only for as long as a world lives or the launcher's program runs.
+Signals that the program handles are left to it. The others are taken for as long as a world lives or the launcher's
+program runs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Terminated(SystemExit):
 
     Attributes:
         number: The signal.
-        kept: What is saved of the world, as the end of a sentence; empty if nothing is.
+        kept: The saved state of the world, as the end of a sentence; empty if there is none.
     """
 
     def __init__(self, number: signal.Signals, kept: str = "") -> None:
@@ -70,7 +71,7 @@ class Life:
         self.scope.cancel(reason=f"told to end by {number.name}")
 
     def tell(self) -> None:
-        """Say what it is doing."""
+        """Report what it is doing."""
         told = ["the processes have not met"]
         if self.world is not None:
             told = [*self.world.reports.lines_now(), "tasks:", *self.world.reports.tasks()]
@@ -124,7 +125,7 @@ def obeying(*, quiet: bool = False) -> Iterator[None]:
     """Obey signals while the main thread runs the block; inside another such block, that one does.
 
     Args:
-        quiet: Somebody else says that the process was told to end.
+        quiet: The caller tells the user that the process was told to end.
 
     Raises:
         Terminated: If it was.
@@ -157,7 +158,7 @@ def _check() -> None:
 
 
 def _follows(error: BaseException, number: signal.Signals) -> bool:
-    """Whether an error is what becomes of the signal, here or in another process that got it sooner."""
+    """Whether an error follows from the signal, here or in another process that got it sooner."""
     if isinstance(error, RankFailedError):
         return isinstance(error.cause, RemoteError) and error.cause.type_name == number.name
     if isinstance(error, BaseExceptionGroup):
@@ -166,7 +167,7 @@ def _follows(error: BaseException, number: signal.Signals) -> bool:
 
 
 class _Obedience:
-    """What this process has been told, and who acts on it.
+    """Signals that this process has got, and their effect.
 
     Attributes:
         asked: The signal that was the first to ask it to end.
@@ -185,7 +186,7 @@ class _Obedience:
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Handle for the block what nobody handles."""
+        """Handle for the block the signals that have no handler."""
         self._taken = [number for number in self._handlers if signal.getsignal(number) is signal.SIG_DFL]
         for number in self._taken:
             signal.signal(number, self._handlers[number])
@@ -197,13 +198,13 @@ class _Obedience:
             self.release()
 
     def release(self) -> None:
-        """Handle no more of them."""
+        """Give the signals back."""
         for number in self._taken:
             if signal.getsignal(number) == self._handlers[number]:
                 signal.signal(number, signal.SIG_DFL)
 
     def close(self) -> None:
-        """Wait for what was begun."""
+        """Stop the timers."""
         for timer in self._timers:
             timer.cancel()
             timer.join()

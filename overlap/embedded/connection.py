@@ -1,4 +1,4 @@
-"""The handle of a world that lives in a thread of its own."""
+"""Connection: one rank of a world whose event loop lives in a thread of its own."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Connection:
             timeout_s: Seconds to wait at most; then the rank leaves, and what is not done fails on the others.
 
         Raises:
-            RankFailedError: If a rank has failed, or an operation here has, and nobody has asked for its error.
+            RankFailedError: If a rank has failed, or an operation here has, and its error was never asked for.
             TimeoutError: If it took too long.
         """
         self._end()
@@ -149,7 +149,7 @@ class Connection:
                 self._token.run_sync_soon(function)
 
     def forked(self) -> None:
-        """Take note that this process is a fork of the one that has connected."""
+        """Let go of the world: this process is a fork of the one that has connected."""
         self._forked = True
         self._token = None
         self._ended.set()
@@ -190,7 +190,7 @@ class Connection:
         world.runs_elsewhere(self._place)
 
     def _place(self) -> str:
-        """Return where the thread is that has connected, for who waits for this rank to read."""
+        """Return where the thread is that has connected, for reports of ranks that wait for this one."""
         return place_of(sys._current_frames().get(self._owner))
 
     async def _main(self, rank: Rank) -> None:
@@ -202,7 +202,7 @@ class Connection:
 
 
 def _at_exit(connection: weakref.ref[Connection]) -> None:
-    """End what a program has left open; if it ends with an error, the others hear of that."""
+    """End a connection that the program has left open; if it ends with an error, the other ranks hear of it."""
     open_still = connection()
     if open_still is None:
         return
@@ -210,5 +210,5 @@ def _at_exit(connection: weakref.ref[Connection]) -> None:
     if error is not None:
         open_still.fail(error)
         return
-    with suppress(OverlapError):  # whoever waits for something has been given the error
+    with suppress(OverlapError):  # waiting threads have been given the error
         open_still.close()

@@ -1,4 +1,4 @@
-"""The door for programs that own their main thread: `connect` gives them a rank."""
+"""Door for programs that own their main thread: `connect` gives them a rank."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from ..processes.secret import generate, user_secret
 from ..processes.sockets import format_endpoint, parse_endpoint
 
 _turns: Counter[object] = Counter()
-"""How often this process has gone to a place as a rank: connections that follow each other there must not mix."""
+"""Connections so far, by place and rank: connections that follow each other at one place must not mix."""
 
 # A backlog for every process of a large world to dial at once.
 _BACKLOG = 512
@@ -32,7 +32,7 @@ Met: TypeAlias = "tuple[RendezvousConfig, int]"
 
 
 class Store(Protocol):
-    """What several processes can put small values into, such as those of `torch.distributed`."""
+    """A store of small values that several processes share, such as those of `torch.distributed`."""
 
     def set(self, key: str, value: bytes, /) -> object:
         """Keep a value."""
@@ -42,7 +42,7 @@ class Store(Protocol):
 
 
 def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None) -> Met:
-    """Meet where everybody was told.
+    """Meet at an endpoint that all processes were told.
 
     Raises:
         UsageError: If it is no endpoint, or others could join there.
@@ -71,7 +71,7 @@ def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: s
 def through_store(
     store: Store, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None, host: str | None
 ) -> Met:
-    """Meet where rank 0 finds room; it tells the others through the store, with a secret for this connection alone.
+    """Meet at a free port of rank 0, which tells it through the store, with a secret for this connection alone.
 
     Raises:
         JoinError: If what is in the store cannot be meant.
@@ -133,7 +133,7 @@ def _nodes_of(machines: Sequence[str]) -> int:
 
 
 def _machine() -> str:
-    """Name the kernel and the network of this process: what shares both reaches each other over loopback."""
+    """Name the kernel and the network of this process: processes that share both reach each other over loopback."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/net')}"

@@ -1,10 +1,10 @@
-"""Which cores each process of a launch keeps to.
+"""Binding of the processes of a launch to cores.
 
-Linux likes to put whoever is woken onto the core of whoever woke it, so that processes which send to each other share
-one while another idles; and numerical libraries start a thread for every core that a process may use, so that those of
-several processes get in each other's way. With a share of its own each does neither. Measured on two cores: a training
-step of 2 processes over sockets takes 44 ms, not 59; to send and receive 256 KiB among 4 takes 0.67 ms over TCP, not
-1.0, from the barrier before it.
+Linux likes to run a woken process on the core of the process that woke it, so that two which send to each other share
+one core while another idles. Numerical libraries start a thread for every core that a process may use, so that the
+threads of several processes get in each other's way. A process with a share of its own does neither. Measured on two
+cores: a training step of 2 processes over sockets takes 44 ms, not 59; to send and receive 256 KiB among 4 takes
+0.67 ms over TCP, not 1.0, from the barrier before it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _place(topology: Path) -> list[int]:
 
 
 def _number(path: Path) -> int:
-    """Read what the system says; where it says nothing that is the same for all."""
+    """Read a number; 0 for all cores where the system tells none."""
     with suppress(OSError, ValueError):
         return int(path.read_text(encoding="ascii"))
     return 0

@@ -1,4 +1,4 @@
-"""The process of one node, as its launcher holds it: started with its pipes, heard, ended with its group, reaped."""
+"""Process of one node, as its launcher holds it: started with its pipes, heard, ended with its group, reaped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NodeProcess:
     """The process of one node, its pipes, and what it has said.
 
     Args:
-        what: The launch it is part of.
+        what: The launch that it is part of.
         node: Its index.
         secret: Descriptor of the secret, which it inherits.
         screen: The terminal that all processes share.
@@ -159,7 +159,7 @@ class NodeProcess:
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and all that it has started in its group."""
         if self.process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):  # there is nobody left in it
+            with suppress(ProcessLookupError, PermissionError):  # it is empty
                 os.killpg(self.process.pid, number)
 
     def is_stopped(self) -> bool:
@@ -170,7 +170,7 @@ class NodeProcess:
         return False
 
     def ask(self) -> None:
-        """Ask the process what it is doing; not what it has started, which may end of it."""
+        """Send the process the signal that asks for a report; its children might end of it."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, ASKING)
@@ -254,7 +254,7 @@ async def _lines(descriptor: int, most_bytes: int) -> AsyncIterator[bytes]:
 
 
 async def _exited(pid: int) -> None:
-    """Wait until a child has ended, without reaping it: until that is done nobody else can get its pid."""
+    """Wait until a child has ended, without reaping it: until then no other process can get its pid."""
     if not hasattr(os, "pidfd_open"):
         await trio.to_thread.run_sync(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT, abandon_on_cancel=True)
         return
@@ -267,7 +267,7 @@ async def _exited(pid: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """What to start."""
+    """Description of a launch."""
 
     command: Sequence[str]  # The program and its arguments, the same on each node
     environ: Mapping[str, str]  # Environment of all

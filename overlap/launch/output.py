@@ -1,4 +1,4 @@
-"""What the processes print: read from pipes, written as whole lines, never torn, and never faster than it is read."""
+"""Output of the processes: read from pipes, and written as whole lines, no faster than it is read."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _COLOURS = (36, 33, 35, 32, 34, 31)  # of terminals: cyan, yellow, magenta, gree
 
 
 def prefix_of(node: int, *, colour: bool) -> bytes:
-    """Return what stands before each line of a node."""
+    """Return the prefix of each line of a node."""
     text = f"[node {node}]"
     return (f"\x1b[{_COLOURS[node % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} ").encode()
 
 
 class OutputError(OverlapError):
-    """What is printed cannot be written, though somebody would read it.
+    """Output cannot be written, for another reason than that its reader has left.
 
     Attributes:
-        where: What it was to be written to.
-        reason: What the system says.
+        where: Its destination.
+        reason: The error of the system.
     """
 
     def __init__(self, where: str, error: OSError) -> None:
@@ -57,7 +57,7 @@ class Screen:
         self._turn = trio.Lock()
 
     async def write(self, descriptor: int, lines: Sequence[bytes]) -> None:
-        """Write whole lines; waits as long as nobody reads.
+        """Write whole lines; waits for a slow reader.
 
         Raises:
             BrokenPipeError: If the reader has left.
@@ -131,7 +131,7 @@ class Relay:
         await self._show(self._lines.end())
 
     def hurry(self) -> None:
-        """Take note that the process is gone: what is in the pipe is carried, and no more."""
+        """Carry only the rest of the pipe: the process is gone."""
         self._deadline_s, self._left_bytes = trio.current_time() + DRAIN_S, DRAIN_BYTES
         self._waiting.deadline = self._deadline_s
 
@@ -220,7 +220,7 @@ class LineBuffer:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return what is left when nothing more comes."""
+        """Return the last lines, at the end of the stream."""
         left = self._rest.rstrip(b"\r") or self._overwritten
         self._rest = self._overwritten = b""
         return [left + b"\n"] if left else []

@@ -1,4 +1,4 @@
-"""The processes of one launch: started, watched, and ended together, by the first failure or by a signal."""
+"""Processes of one launch: started, watched, and ended together, by the first failure or by a signal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOutcome:
-    """How it went."""
+    """Outcome of a launch."""
 
     endings: Sequence[Ending]  # Of all processes, in the order in which they ended
     asked: signal.Signals | None  # The first signal that the launcher got, if any
@@ -51,8 +51,8 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
 
     Raises:
         UsageError: If the system lets no more processes be started; those that were are ended.
-        OSError: If nobody reads what one prints.
-        OutputError: If what one prints cannot be written.
+        OSError: If the reader of the output has left.
+        OutputError: If output cannot be written.
     """
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*handled) as signals, ExitStack() as kept:
@@ -87,7 +87,7 @@ def _cores(what: LaunchSpec) -> Sequence[frozenset[int]]:
 
 
 class _Watch:
-    """The processes while they run, and what is done about them."""
+    """Watch over the processes while they run."""
 
     def __init__(self, what: LaunchSpec) -> None:
         self.members: list[NodeProcess] = []
@@ -150,7 +150,7 @@ class _Watch:
         member.send(signal.SIGKILL)
 
     async def _watch_the_stopped(self) -> None:
-        """End who stays stopped: those that wait for it on other machines see only that it is silent."""
+        """End a process that stays stopped: processes on other machines that wait for it see only that it is silent."""
         looks = Counter[int]()
         while True:
             await trio.sleep(LOOK_S)
@@ -177,7 +177,7 @@ class _Watch:
             while not all(member.waits_in() for member in self._running()):
                 self._news = trio.Event()
                 await self._news.wait()
-        self._stop(signal.SIGTERM)  # whoever waits for all to come will hear nothing: one will not
+        self._stop(signal.SIGTERM)  # members that wait for all to come would hear nothing: one does not come
         await self._kill_late()
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:

@@ -1,8 +1,8 @@
-"""Starts a world again that has failed, as often as it may, and as long as that gets it any further.
+"""Restarts of a world that has failed, as often as allowed, and as long as there is progress.
 
 The line that is printed of each attempt says who ended it and why, and from which step the next one goes on. The next
 attempt starts at once while there is progress; without, it waits, longer each time, and the third attempt in a row
-that got no further is the last: what fails three times at one place fails the fourth time too.
+that got no further is the last: a program that fails three times at one place fails the fourth time too.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Restarts:
 
     most: int  # How often, at least once
     latest: Callable[[], int | None]  # Returns the step from which the next attempt goes on; None if there is no state
-    # Returns how far an attempt came, given the pids of its processes; None if nobody knows.
+    # Returns how far an attempt came, given the pids of its processes; None if that is not known.
     reached: Callable[[Sequence[int]], int | None]
-    place: str | None  # Where the state is; None: nobody has said
-    sleep: Callable[[float], None]  # Waits so many seconds
+    place: str | None  # Where the state is; None: none is named
+    sleep: Callable[[float], None]  # Waits a number of seconds
     # With how few nodes the world may go on; after an attempt without progress the next has one less, and after one
     # with progress it has all of them again. None: it needs all.
     fewest: int | None = None
@@ -81,7 +81,7 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
 
 
 def numbered(what: LaunchSpec, attempt: int, nodes: int, here: Sequence[int]) -> LaunchSpec:
-    """Return what an attempt starts: so many nodes, some of them here."""
+    """Return the launch of one attempt: how many nodes take part, and which of them are started here."""
     environ = {**what.environ, "OVERLAP_RESTART": str(attempt)}
     if nodes == 1 < what.nodes:  # a process alone is told its ranks by this only
         environ["OVERLAP_RANKS"] = str(what.ranks_per_node)

@@ -1,4 +1,4 @@
-"""Which process ended the job, the exit code that follows, and what is said about it last. Pure.
+"""Verdict on a launch: the process that ended the job, the exit code, and the last words to the user. Pure.
 
 By cause, not by clock: a process that says that its error began there beats those that ended because of another, and
 these beat the ones that the launcher had to stop. Among equals the first to end counts. But where all that is known is
@@ -25,7 +25,7 @@ _OURS = "overlap: "  # what begins the line in which `overlap` itself says who f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the process of one node ended."""
+    """End of the process of one node."""
 
     node: int  # The node
     ranks: range  # Its world ranks; none if it is alone, and says itself how many it has
@@ -86,8 +86,8 @@ def exit_code(ending: Ending) -> int:
 
 
 def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = ()) -> list[str]:
-    """Return what is said of the culprit, last of all and in at most 25 lines: its error, and where that does not tell
-    who is at fault, one more line, and what it was doing.
+    """Return the last words on the culprit, in at most 25 lines: its error; where that does not name the culprit, one
+    more line; and its last signs of life.
 
     Args:
         ending: Of the culprit.

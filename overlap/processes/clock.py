@@ -1,4 +1,4 @@
-"""How far this process's clock is from that of member 0, and how sure that is.
+"""Offset between the clocks of this process and of member 0, with its error.
 
 A question leaves here at `sent_ns`, is answered with the coordinator's `server_ns`, and is back at `back_ns`. The
 answer was written somewhere between, so coordinator time minus local time lies in
@@ -18,7 +18,7 @@ DRIFT_PPM = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """What to add to local time for coordinator time."""
+    """Offset of the coordinator's clock from the local one."""
 
     offset_ns: int  # Local ``perf_counter_ns() + offset_ns`` is member 0's ``perf_counter_ns()``,
     error_ns: int  # give or take this much

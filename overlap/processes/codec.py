@@ -12,7 +12,7 @@ from ..errors import OverlapError
 from ..runtime.blame.standing import Standing
 from .messages import PlainCall
 
-# Together well below what fits in a message, whatever is said: of texts in UTF-8, and of ranks that are waited for.
+# Limits of one message, which stays well below its limit: of texts in UTF-8, of ranks, and of ranks waited for.
 _TEXT_BYTES, _LONGEST_BYTES = 24_000, 400
 _RANKS, _STANDING_LINES, _AWAITED = 128, 2, 16
 _LINE_BYTES, _LINES = 500, 24
@@ -54,7 +54,7 @@ def _dtype(name: str) -> np.dtype[np.generic]:
 
 
 def cut(text: str, limit_bytes: int = 8_000, *, last: bool = False) -> str:
-    """Return the first or the last part of a text that takes so many bytes, whatever characters are in it."""
+    """Return the first or the last part of a text that takes at most `limit_bytes` in UTF-8."""
     encoded = text.encode(errors="replace")
     return (encoded[-limit_bytes:] if last else encoded[:limit_bytes]).decode(errors="ignore")
 

@@ -45,7 +45,7 @@ _attempts: list[int] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """What joining gives."""
+    """The world of several processes, as one that has joined uses it."""
 
     transport: Transport  # Reaches every rank of the world
     control_plane: ControlPlane  # Speaks for the ranks of this process, and listens
@@ -220,7 +220,7 @@ async def _opened(transport: Transport) -> AsyncIterator[None]:
 
 @contextmanager
 def _as_the_users() -> Iterator[None]:
-    """Blame the user for arguments that a transport refuses: nobody else has chosen them."""
+    """Raise a `UsageError` for arguments that a transport refuses: the user has chosen them."""
     try:
         yield
     except ArgumentError as error:

@@ -62,7 +62,7 @@ from .messages import (
 # disagree, and stragglers, ever wait that long for a small message; a large one costs one message more.
 _WATCH_S = 0.025
 _LONG_NS = 50_000_000
-# How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others.
+# How long a broken wire waits for the name of the rank that broke it, and a stalled world for the others' reports.
 _VERDICT_S = 0.5
 _MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
 # Operations that one message speaks of, and communicators.
@@ -129,13 +129,13 @@ class ControlPlane:
             await trio.sleep_forever()
 
     async def verdict(self) -> None:
-        """Give the others a moment to say who is at fault."""
+        """Give the other processes a moment to name the culprit."""
         with trio.move_on_after(_VERDICT_S, shield=True):
             while self._world.ending.failure is None:
                 await self._next_news()
 
     async def standings(self, mine: Sequence[Standing]) -> list[Standing]:
-        """Give the others a moment to say where theirs stood, and return those of all ranks that are known."""
+        """Give the other processes a moment to tell where their ranks stood; return all standings that are known."""
         with trio.move_on_after(_VERDICT_S, shield=True):
             while len(self._stood) < len(self._placement) - 1:
                 await self._next_news()
@@ -144,12 +144,12 @@ class ControlPlane:
         return [standing for member in members for standing in told.get(member) or self._unheard(member)]
 
     def quiet(self) -> dict[int, Standing]:
-        """Return what the others have said of their ranks that make no progress."""
+        """Return the standings of ranks elsewhere that make no progress."""
         known = {**self._quiet, **{member: self._unheard(member) for member in self._busy}}
         return {standing.rank: standing for standings in known.values() for standing in standings}
 
     def _unheard(self, member: int) -> list[Standing]:
-        """Say for a process that cannot where its ranks stand."""
+        """Return standings for the ranks of a process that has not told them."""
         left = self._communicators.left
         keeper, place = self._busy.get(member, (None, ""))
         found = []
@@ -172,7 +172,7 @@ class ControlPlane:
     # -- what is said of the ranks here -------------------------------------------------------------------------------
 
     def _tell(self, saying: Saying) -> None:
-        """Tell all others; that they cannot be told of something is no failure of it."""
+        """Tell all other processes; a message that cannot be sent is reported, and fails nothing."""
         try:
             self._membership.tell(encode_saying(saying))
         except Exception as error:
@@ -192,12 +192,12 @@ class ControlPlane:
         )
 
     def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
-        """Say what a rank here has called, in some operations; without a dtype, it asks for it."""
+        """Tell the call of a rank here in some operations. A call without a dtype asks for the root's."""
         call = pack_call(said.call)
         self._tell(Called(channel=communicator_id, seqs=list(seqs), rank=said.rank, call=call, site=said.call_site))
 
     def announce_call(self, communicator_id: int, seq: int, said: Voice) -> None:
-        """Say what a rank here has called, within `_WATCH_S`, or at once where somebody has asked.
+        """Tell the call of a rank here, within `_WATCH_S`, or at once where a rank elsewhere has asked.
 
         Most ranks know what they receive. A message for each operation, and the threads that it wakes, would take
         longer than a broadcast of a gradient bucket.
@@ -244,7 +244,7 @@ class ControlPlane:
         self._tell(Busy(rank=rank, place=cut(place, LINE_BYTES)))
 
     def _announce_at_once(self, communicator_id: int) -> None:
-        """Tell what has been announced, and from now on at once what is called there: somebody asks for it."""
+        """Tell the announced calls, and from now on tell calls of this communicator at once: a rank asks for them."""
         self._asked.add(communicator_id)
         self._tell_announced()
 
@@ -257,7 +257,7 @@ class ControlPlane:
         self._tell(Finished(rank=rank, uncounted=self._communicators.lost_count))
 
     def hold_broken_end(self, fail: Callable[[], None]) -> None:
-        """Fail an end whose wire broke a moment later, unless somebody says meanwhile who broke it."""
+        """Fail an end whose wire broke a moment later, unless the culprit becomes known meanwhile."""
         self._broken_ends.append((trio.current_time() + _VERDICT_S, fail))
 
     def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
@@ -265,7 +265,7 @@ class ControlPlane:
         self._stopping()
         self._tell(Stopped(standings=cut_standings(standings), reason=cut(reason, LINE_BYTES)))
 
-    # -- what we know ----------------------------------------------------------------------------------------------
+    # -- known of the others -------------------------------------------------------------------------------------------
 
     @property
     def silent(self) -> bool:
@@ -315,7 +315,7 @@ class ControlPlane:
         self._world.fail_elsewhere(ranks[0], error, [])
 
     def _hear(self, told: Told) -> None:
-        """Act on a message; a process that makes no sense has failed."""
+        """Act on a message; the process of a message that cannot be meant has failed."""
         own = self._placement[told.member]
         try:
             said = decode_saying(told.body)

@@ -1,8 +1,7 @@
-"""Member 0's side of the control connections: what it does with each message. Plain functions, no waiting.
+"""Coordinator: it acts on each control message, in the process of member 0. Plain functions, no waiting.
 
-Every member has one connection, to the coordinator, which lives in the process of member 0. What it sends to one member
-arrives in the order in which it was sent; from this follows what members conclude: whoever hears that another is gone
-will hear no result that was complete before.
+Every member has one connection, to the coordinator. Its messages to one member arrive in the order in which they were
+sent, so a member that hears of a loss will hear no result that was complete before.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class RefusedError(OverlapError):
 
 
 class Coordinator:
-    """Who is there, and what they have said that others wait for.
+    """The members that are there, and the parts of exchanges that have begun.
 
     Attributes:
         members: How many there are to be.
@@ -60,7 +59,7 @@ class Coordinator:
         joined: Members that have, those that left or were lost afterwards included.
         gone: Of these, members that left or were lost.
         went: Members that had joined and went away before all had; they may come again.
-        changed: Set, and made anew, whenever somebody comes or goes.
+        changed: Set, and made anew, whenever a member comes or goes.
         on_glimpse: Takes what a member says of its ranks.
     """
 
@@ -87,7 +86,7 @@ class Coordinator:
         return len(self.joined) == self.members
 
     def attach(self, member: int, send: Callable[[Message], None]) -> None:
-        """Take note of a connection. It may ask for the time, and has yet to join.
+        """Add the connection of a member. It may ask for the time, and has yet to join.
 
         Raises:
             RefusedError: There is one already.
@@ -97,7 +96,7 @@ class Coordinator:
         self._senders[member] = send
 
     def detach(self, member: int, reason: str) -> None:
-        """Take note that a connection is over. Before the world is complete, another may take its place."""
+        """Remove the connection of a member. Before the world is complete, another may take its place."""
         del self._senders[member]
         if self.complete and member in self.joined:
             if member not in self.gone:
@@ -112,22 +111,22 @@ class Coordinator:
             self._wake()
 
     def refuse_all(self, reason: str) -> None:
-        """Tell everybody that nothing will come of it."""
+        """Tell all other members that the world does not come together."""
         self._send_others(0, Refused(reason=reason))
 
     def tell_who_is_missing(self) -> None:
-        """Let those who wait know for whom."""
+        """Tell the members that wait which ones are missing."""
         self._send_others(0, self._waiting())
 
     def _waiting(self) -> Waiting:
         return Waiting(missing=self.missing, went=sorted(self.went))
 
     def ask_all(self, question: Glance) -> None:
-        """Ask all members that are there what their ranks do; member 0 answers before this returns."""
+        """Ask all members that are there what their ranks do."""
         self._send_all(question)
 
     def handle(self, member: int, message: Message) -> None:
-        """Do what a message asks for.
+        """Act on a message of a member.
 
         Raises:
             MessageError: The member has no business to send that now.

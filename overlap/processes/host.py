@@ -41,7 +41,7 @@ _REPEATED_LIMIT = 3
 
 
 class Acceptor:
-    """Accepts connections, shakes hands, and lets the coordinator handle what members say.
+    """Accepts connections, shakes hands, and lets the coordinator act on the messages of members.
 
     Attributes:
         links: Of the members that are inside.
@@ -67,7 +67,7 @@ class Acceptor:
         self._pending_limit = 2 * config.members + 8
 
     async def attend(self) -> None:
-        """Let in and turn away, for ever; run it as a task."""
+        """Accept connections for ever; run it as a task."""
         async with self._listener, trio.open_nursery() as nursery:
             while True:
                 try:
@@ -90,7 +90,7 @@ class Acceptor:
                 nursery.start_soon(link.hang_up)
 
     async def _meet(self, connection: trio.SocketStream) -> None:
-        """See one connection through from its first byte to its last."""
+        """Serve one connection from its first byte to its last."""
         address = _address(connection)
         tls = self._config.tls
         stream = connection if tls is None else tls.wrap(connection, serving=True)
@@ -108,7 +108,7 @@ class Acceptor:
             self.turned_away += 1
 
     async def _shake_hands(self, stream: trio.abc.Stream) -> Hello:
-        """Make room by giving up the oldest handshake: members take milliseconds, and try again."""
+        """Shake hands; of too many handshakes the oldest is given up: members take milliseconds, and retry."""
         if len(self._pending) >= self._pending_limit:
             oldest = next(iter(self._pending))
             del self._pending[oldest]
@@ -122,7 +122,7 @@ class Acceptor:
         raise HandshakeError("it said nothing while too many others knocked", why="silent")
 
     def _judge(self, theirs: Hello) -> Hello | str:
-        """Say who is here, or why not to come in; whoever is early for the next epoch hears of this one, and waits."""
+        """Return this host's hello, or a reason to refuse; a process of a later epoch hears of this one, and waits."""
         mine = self._mine
         if theirs.role == WATCHER:
             return self._lookout.refusal() or mine
@@ -139,11 +139,11 @@ class Acceptor:
         return mine
 
     def _takes(self, theirs: Hello) -> bool:
-        """Whether a process comes that takes any attempt of the job, to a world of the same kind that is gathering."""
+        """Whether a fresh process comes to a fresh world that is not complete: both take any attempt of the job."""
         return FRESH == theirs.detail == self._mine.detail and not self._coordinator.complete
 
     async def _serve(self, stream: trio.abc.Stream, address: str, member: int) -> None:
-        """Let the coordinator handle what a member says, and tell it why if this side ends it."""
+        """Serve one member, and tell it why if this side ends the connection."""
         link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
@@ -255,4 +255,4 @@ def _address(connection: trio.SocketStream) -> str:
     try:
         return format_endpoint(connection.socket.getpeername()[:2])
     except OSError:
-        return "somebody who has gone"
+        return "an address that is gone"

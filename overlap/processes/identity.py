@@ -107,7 +107,7 @@ def name_epoch(epoch: int) -> str:
 
 
 def name_absent(missing: Sequence[int], went: Sequence[int], timeout_s: float) -> str:
-    """Say which processes did not join; whoever was there, and gave up waiting, is not to blame.
+    """Name the processes that did not join; one that had joined, and gave up waiting, is not to blame.
 
     >>> name_absent([1, 3], [1], 60)
     'process 3 did not join within 60 s; process 1 had joined, and went away before all were there'

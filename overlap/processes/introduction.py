@@ -1,4 +1,4 @@
-"""Processes that an MPI launcher started: nobody told them where to meet, but their MPI library knows them all."""
+"""Introduction by MPI, for processes whose launcher has told no endpoint: the MPI library knows them all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Introduction = tuple[tuple[str, int], bytes, socket.socket | None]
 
 
 async def introduced(place: Place) -> Introduction:
-    """Let process 0 listen, and tell the others through MPI where, and the secret.
+    """Let process 0 listen, and tell the others the endpoint and the secret through MPI.
 
     Raises:
         UsageError: If mpi4py is not installed.

@@ -1,4 +1,7 @@
-"""What other launchers say in the environment of the processes they start: one row for each, in order."""
+"""Launchers other than `overlap run`: the variables that they set for the processes they start, and what follows.
+
+A `Row` is the answer of one launcher. Slurm also writes its hosts in a short form: `node[01-03,7],login`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _OUT_OF_ORDER = ("cyclic", "plane", "arbitrary")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one launcher says; None is what it leaves open."""
+    """Answer of one launcher; None where it leaves something open."""
 
     source: str  # The launcher
     process: int  # Index of this process
@@ -151,7 +154,7 @@ def _torch_has_met() -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach that address; a name other than "localhost" may mean anything."""
+    """Whether only processes of this machine reach an address; a name other than "localhost" may mean any address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

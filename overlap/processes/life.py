@@ -55,14 +55,14 @@ async def live(
     *,
     told_to_end: Callable[[], bool] = lambda: False,
 ) -> list[T]:
-    """Run `main(rank, *args)` on the ranks of this process, and keep what is left of them.
+    """Run `main(rank, *args)` on the ranks of this process; keep their flight record and timeline.
 
     Args:
-        opened: What the world stands on.
+        opened: Sets up the world.
         place: Of this process among several; None if it is alone.
         main: The program of each rank.
         args: Its further arguments.
-        wanted: What the world is asked to be.
+        wanted: Settings of the run.
         keeper: Keeps the timeline.
         begun: Is given the world before it lives.
         told_to_end: Whether a signal has told this process to end.
@@ -115,7 +115,7 @@ async def live(
 
 @contextmanager
 def _shown(flight: FlightFile | None, joined: Joined | None) -> Iterator[None]:
-    """Let those look on for the block who watch from elsewhere."""
+    """Answer watchers elsewhere for the length of the block."""
     if flight is None or joined is None:
         yield
         return
@@ -132,7 +132,7 @@ def _shown(flight: FlightFile | None, joined: Joined | None) -> Iterator[None]:
 
 
 def _streamed(wanted: RunConfig, world: World, joined: Joined | None, keeper: Keeper) -> AbstractContextManager[None]:
-    """Keep for the block, where a trace is asked for, what a killed run leaves of it."""
+    """Write spans into a file for the length of the block, so that a killed run leaves a trace, if one is asked for."""
     if wanted.trace is None:
         return nullcontext()
     from .traces import (
@@ -175,7 +175,7 @@ DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSetup:
-    """What a world stands on."""
+    """Cluster, wires and processes on which a world is built."""
 
     size: int  # Ranks in the world
     cluster: topology.Cluster  # Where they are placed
@@ -199,7 +199,7 @@ async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
 
 
 def around(wires: Transport, wrap: Wires | None) -> Transport:
-    """Return the wires with whatever the caller puts around them.
+    """Return the wires with the wrapper that the caller puts around them.
 
     Raises:
         UsageError: If that is no transport.
@@ -223,7 +223,7 @@ async def among(
 
     Args:
         place: Where it stands.
-        config: What the world is asked to be.
+        config: Settings of the run.
         meeting: Where and how the processes meet; by default as their launcher says.
     """
     from .connect import joined, met
@@ -285,7 +285,7 @@ def _spread(place: Place, cluster: str | topology.Cluster, *, told: str) -> topo
 
 
 class Keeper:
-    """Keeps the timeline of one run. What it cannot write costs neither the results nor the error that is due."""
+    """Keeps the timeline of one run. A trace that cannot be written costs neither results nor the error that is due."""
 
     def __init__(self, wanted: RunConfig) -> None:
         self._wanted = wanted
@@ -293,7 +293,7 @@ class Keeper:
 
     @property
     def has_failed(self) -> bool:
-        """Whether there was something that it could not write."""
+        """Whether the trace could not be written."""
         return self._trouble is not None
 
     async def keep(self, timeline: Callable[[], Timeline], membership: Membership | None) -> None:
@@ -312,7 +312,7 @@ class Keeper:
                 trace_files.keep(self._wanted.trace)
 
     def keep_now(self, timeline: Callable[[], Timeline]) -> None:
-        """Do so for a world in virtual time, whose loop waits for nothing real."""
+        """Do what `keep` does, for a world in virtual time, whose loop waits for nothing real."""
         if self._wanted.watcher is not None:
             self._wanted.watcher(timeline())
         if self._wanted.trace is not None:
@@ -335,7 +335,7 @@ class Keeper:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Note on what the block raises what could not be written."""
+        """Add a note to an error of the block if the trace could not be written."""
         try:
             yield
         except BaseException as error:
@@ -344,6 +344,6 @@ class Keeper:
             raise
 
     def warn(self) -> None:
-        """Warn of what could not be written."""
+        """Warn if the trace could not be written."""
         if self._trouble is not None:
             warnings.warn(TraceWarning(self._trouble), stacklevel=3)

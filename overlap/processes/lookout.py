@@ -1,4 +1,4 @@
-"""Lets those who know the secret look on: members say what their ranks do, and watchers, who are no members, hear it.
+"""Lookout: it asks members what their ranks do, and passes the answers on to watchers, which are no members.
 
 A look costs the job a hundredth of the time to the next one at most, however many watch and however often they ask: the
 next question waits until then. What travels is bounded by `_LOOK_BYTES`, whatever the size of the world.
@@ -40,14 +40,14 @@ class Lookout:
         self._one_at_a_time = trio.Lock()
         self._next_s = 0.0  # in time, as Trio counts it
         self._turn = 0
-        self._asked: set[int] = set()  # who has not answered yet
+        self._asked: set[int] = set()  # members that have not answered yet
         self._told: dict[int, bytes] = {}
         self._took_ns = 0
         self._complete = trio.Event()
         coordinator.on_glimpse = self._take
 
     def refusal(self) -> str | None:
-        """Say why nobody can watch now, or None."""
+        """Return why no watcher is let in now, or None."""
         coordinator = self._coordinator
         if not coordinator.complete:
             there = f"{len(coordinator.joined)} of {coordinator.members} processes have joined"
@@ -57,7 +57,7 @@ class Lookout:
         return None
 
     async def serve(self, stream: trio.abc.Stream) -> None:
-        """Answer one watcher until it goes, or does what none does."""
+        """Answer one watcher until it goes, or breaks the protocol."""
         link = ControlLink(stream, limit_bytes=2 * _LOOK_BYTES)
         self._watchers += 1
         try:
@@ -100,7 +100,7 @@ class Lookout:
                 link.send(Looked(now_ns=now_ns, silent=sorted(self._asked), pause_ms=ceil(1000 * pause_s)))
 
     async def _look(self) -> Mapping[int, bytes]:
-        """Ask all members, and return what those said who answered in time."""
+        """Ask all members, and return the answers that came in time."""
         self._turn += 1
         self._told, self._took_ns, self._complete = {}, 0, trio.Event()
         self._asked = set(range(self._coordinator.members)) - self._coordinator.gone

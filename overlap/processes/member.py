@@ -1,4 +1,4 @@
-"""Membership: what a process can ask of the others of its world, and what it hears of them.
+"""Membership of a process in its world: exchanges, gathers and news among the processes.
 
 Messages go through the coordinator, in the process of member 0. The connection to it lives in an event loop in a
 thread of its own (`join`), where signs of life, the time and glimpses are answered whatever keeps the program busy.
@@ -76,7 +76,7 @@ class Membership:
     Attributes:
         member: Index of this process.
         members: How many there are.
-        glimpse: Returns what the ranks of this process do, in so many bytes at most; called in the thread of the
+        glimpse: Returns what the ranks of this process do, given the limit in bytes; called in the thread of the
             connection.
         on_loss: Called with each loss of a member at once, before it is read among the messages.
     """
@@ -118,7 +118,7 @@ class Membership:
 
     @property
     def clock(self) -> ClockOffset:
-        """How far this process's ``time.perf_counter_ns`` is from member 0's, as well as is known now."""
+        """Offset of member 0's ``time.perf_counter_ns`` from this process's, as well as it is known now."""
         return ClockOffset(offset_ns=0, error_ns=0) if self._clock is None else self._clock.offset(perf_counter_ns())
 
     async def exchange(self, name: str, mine: bytes) -> list[bytes]:
@@ -194,7 +194,7 @@ class Membership:
         """Iterate over what others tell, and each loss of a member, once.
 
         For one task. It ends when this member has left, and after the loss of member 0; while iterating it raises
-        `InboxFullError` if messages had to be dropped because nobody did for too long.
+        `InboxFullError` if messages were dropped because too many waited.
         """
         return self._inbox
 

@@ -1,7 +1,7 @@
-"""Where this process stands in a world of several, as its environment says. Starts nothing and connects to nothing.
+"""Place of this process in a world of several, as its environment tells. Starts nothing and connects to nothing.
 
-A world of several processes is recognised by the variables of whoever started them. The rows are tried from the top;
-the first that speaks of more than one process decides.
+A world of several processes is recognised by the variables that their launcher sets. The rows are tried from the top;
+the first that tells of more than one process decides.
 
 =============  =========================================================  ======================================
 started by     process, processes                                         node
@@ -22,7 +22,7 @@ these processes); else, under Slurm, at the first host of the step's node list, 
 and step. Without any of these only an MPI library can introduce them. Processes that all run on one machine meet on
 its loopback interface. Nodes may have unequally many tasks of Slurm; each task counts as a node of its own then.
 
-What `overlap run` sets, in `member_variables`:
+`overlap run` sets, in `member_variables`:
 
 ==========================================  ==================================================================
 variable                                    value
@@ -101,7 +101,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """What tells this job from others on this machine, the same in all of its processes."""
+        """Name of this job among those of this machine, the same in all of its processes."""
         if self.job != DEFAULT_JOB or self.endpoint is None:
             return self.job
         return f"{self.job}-port{self.endpoint[1]}"  # started by hand, without a name of its own
@@ -148,7 +148,7 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
 def member_variables(
     *, node: int, nodes: int, ranks_per_node: int, endpoint: tuple[str, int], job: str, descriptors: Mapping[str, int]
 ) -> dict[str, str]:
-    """Return what `overlap run` tells the process of one node.
+    """Return the variables that `overlap run` sets for the process of one node.
 
     Args:
         node: Which node.
@@ -177,7 +177,7 @@ def member_variables(
 
 
 def without_membership(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what a launcher said of the process: for what is to be a world of its own."""
+    """Return the environment without the variables of a launcher: a process with it is a world of its own."""
     return {name: value for name, value in environ.items() if name not in _OF_MEMBERS}
 
 

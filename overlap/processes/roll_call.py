@@ -112,7 +112,7 @@ class _Roll:
             self._report(f"{len(self.here)} of {self._what.members} nodes are there; missing {missing}")
 
     async def count(self, nodes: int) -> None:
-        """Wait until so many nodes are there."""
+        """Wait until `nodes` nodes are there."""
         while len(self.here) < nodes:
             await self._changed.wait()
 

@@ -1,13 +1,13 @@
-"""The secret that proves membership: where it comes from, and how it is handed over without being seen.
+"""Secret of a job, which proves membership: its sources, and handing it over without being seen.
 
-Whoever knows the secret of a job is a member of it, so it is never printed, logged, or put into a `repr`, and it is
-never on a command line. In the order of precedence:
+A process that knows the secret of a job is a member of it, so the secret is never printed, logged, or put into a
+`repr`, and it is never on a command line. In the order of precedence:
 
 1. `OVERLAP_SECRET_FD`: a descriptor that `overlap run` has passed down; the file behind it has no name.
 2. `OVERLAP_SECRET_FILE`: a file that only its owner may read.
 3. `OVERLAP_SECRET`: the secret itself; hexadecimal digits, at least 32 of them, are read as bytes. A process takes it
    out of its environment when it reads it, so that what the program starts, or prints of its environment, lacks it.
-4. `user_secret`: for processes of one machine that another launcher has started, and for nothing else.
+4. `user_secret`: only for processes of one machine that another launcher has started.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _variable(environ: Mapping[str, str]) -> str | None:
 def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     """Return the secret that all processes of this user share on this machine; the first to ask makes it.
 
-    A script under `torchrun --nproc-per-node 4` needs no settings on one machine, and still nobody else may join: the
+    A script under `torchrun --nproc-per-node 4` needs no settings on one machine, and still no stranger may join: the
     secret is in a file with mode 0600, in a folder with mode 0700, under `XDG_RUNTIME_DIR` or else the temporary
     folder. It belongs to the user and not to the job: who may read one such file may read them all and trace the
     processes too, so a file for each job would protect nothing and leave files behind. That a process joins the right
@@ -104,7 +104,7 @@ def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     path = folder / "secret"
     if (secret := _private_file(path)) is not None:
         return _strong(str(path), secret)
-    # Written under a name of its own and linked: nobody ever sees half of it, and of two at once one wins.
+    # Written under a name of its own and linked: no reader sees half of it, and of two writers one wins.
     with tempfile.NamedTemporaryFile(dir=folder) as new:
         new.write(generate())
         new.flush()

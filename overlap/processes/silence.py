@@ -24,7 +24,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a member may be silent."""
+    """Limits of silence: for how long a member may give no sign of life."""
 
     beat_s: float = 0.5  # Every member gives a sign of life this often
     suspect_s: float = 5.0  # A silence this long is reported, once

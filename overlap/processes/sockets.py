@@ -1,4 +1,4 @@
-"""Endpoints and the sockets behind them: parsing, listening, dialling, and who holds a port."""
+"""Endpoints and their sockets: parsing, listening, dialling, meeting, and the process that holds a port."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Endpoint = tuple[str, int]
 #: How long an outage of the network may last, unless a run says otherwise: a host that cannot be reached is named soon.
 OUTAGE_S = 4.0
 
-#: What an idle connection is asked: after the first second, a question each second.
+#: Keep-alive of an idle connection: after the first second, a probe each second.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S = 1, 1
-#: What is lost is sent again at least this often, so that a connection goes on soon after its link is back. Without
-#: that, each pause is twice as long as the one before: a link that was down for 7 s is used after 12.6 (RFC 6298).
+#: Lost packets are sent again at least this often, so that a connection goes on soon after its link is back. By
+#: default each pause is twice as long as the one before: a link that was down for 7 s is used after 12.6 (RFC 6298).
 _LONGEST_REPEAT_MS = 1000
 #: linux/tcp.h, since Linux 6.15; Python has no name for it.
 _TCP_RTO_MAX_MS = 44
@@ -38,7 +38,7 @@ _DIAL_LIMIT_S = 5.0
 
 
 class ListenError(OverlapError):
-    """Member 0 cannot listen where the others will look for it."""
+    """Member 0 cannot listen at the endpoint."""
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -105,7 +105,7 @@ def _complaint(endpoint: Endpoint, error: OSError) -> str:
 
 
 async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStream:
-    """Connect to an endpoint; the connection breaks if its host answers nothing for so long.
+    """Connect to an endpoint; the connection breaks if its host answers nothing for `outage_s`.
 
     Raises:
         OSError: Nobody is there.
@@ -153,7 +153,7 @@ async def meet(
 
 
 def _first_cause(error: OSError) -> OSError:
-    """Return what the system said of the first address, in place of a summary of all."""
+    """Return the error of the first address, in place of a summary of all."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
@@ -163,7 +163,7 @@ def _first_cause(error: OSError) -> OSError:
 
 
 def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
-    """Set up a connection so that short messages leave at once, and a host that answers nothing for so long ends it."""
+    """Let short messages leave at once, and let a connection break whose host answers nothing for `outage_s`."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -181,7 +181,7 @@ def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
 
 
 def port_holder(port: int) -> str | None:
-    """Say which process listens on a TCP port of this machine, if the system lets us know.
+    """Name the process that listens on a TCP port of this machine, if the system tells.
 
     Returns:
         Such as ``process 4711 (python train.py)``, or None.

@@ -69,7 +69,7 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "", co
     """
     line = str(error).split("\n", 1)[0] or type(error).__name__
     if isinstance(error, RankFailedError):
-        # A lost connection is how the end of another process is first seen, whoever notices.
+        # The end of another process is first seen as a lost connection.
         remote = isinstance(error.cause, (RemoteError, PeerError, TransportError))
         remote = remote and not (isinstance(error.cause, LinkLostError) and error.cause.evident)
         return Status(cause=error.rank in local and not remote, rank=error.rank, line=line, text=text, code=code)

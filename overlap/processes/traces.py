@@ -1,4 +1,4 @@
-"""One trace file of the timelines of all processes, on the clock of the first."""
+"""Traces of several processes: one file of all timelines, on the clock of process 0; and one that a kill leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .member import Membership
 # How long to wait until all processes have come to the end of their run: one that has failed may leave a rank in a long
 # compute. From then on all are at work on their traces, and there is no limit: one that is lost is known to be.
 COMING_S = 10.0
-_TOLD_BYTES = 4096  # of why it could not be written
+_TOLD_BYTES = 4096  # of the reason why the trace could not be written
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[
     """Let process 0 write everybody's timeline to `path`; those that cannot be brought together write their own.
 
     These say so on stderr. All the work is done in threads, so that the others hear from this process meanwhile.
-    To be shielded: nobody else can do it.
+    The caller shields it: no other process can do it.
 
     Returns:
         Whether this process has written that of all.
@@ -66,7 +66,7 @@ async def _brought_together(timeline: Callable[[], Timeline], path: str | PathLi
     clock = membership.clock
     mine = await _in_thread(lambda: pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns))
     if membership.member != 0:
-        await membership.gather("trace", mine, _nobody)
+        await membership.gather("trace", mine, _take_nothing)
         told = await membership.exchange("trace written", b"")
         return told[0].decode(errors="replace")
     try:
@@ -101,7 +101,7 @@ def _write(spool: BinaryIO, starts: list[int], path: str | PathLike[str]) -> Non
     write_merged([Part(spool, start=start) for start in starts], path)
 
 
-async def _nobody(member: int, blob: bytes) -> None:
+async def _take_nothing(member: int, blob: bytes) -> None:
     raise AssertionError("only process 0 is brought anything")
 
 
@@ -163,8 +163,8 @@ def undisturbed() -> Iterator[None]:
 
 EVERY_S = 1.0
 MOST_SHARE = 0.01
-"""Of a processor: who records thousands of spans a second has them written less often."""
-_MOST_TIMES = 2  # a file may have so many times the spans that the recorders keep; then it begins anew with those
+"""Of a processor: thousands of spans a second are written less often."""
+_MOST_TIMES = 2  # the spans that the recorders keep, in a file; with more it begins anew
 
 
 class TraceStream:

@@ -1,4 +1,4 @@
-"""Looking on at a world from elsewhere: a connection to its process 0, which asks all others.
+"""Watcher of a world elsewhere: a connection to its process 0, which asks all others.
 
 The screens that show it wait for keys and instants and know no event loop; so the connection has a thread of its own.
 """
@@ -35,7 +35,7 @@ class WorldOverError(OverlapError):
 
 
 class WatchedWorld:
-    """A world elsewhere, as one sees it who is no member. `live.worlds.World` says what it can be asked.
+    """A world elsewhere, as a watcher sees it, which is no member. `live.worlds.World` says what it can be asked.
 
     Args:
         endpoint: Where its process 0 listens.
@@ -90,12 +90,12 @@ class WatchedWorld:
 
     @property
     def age_s(self) -> float:
-        """For how long it has run."""
+        """Seconds since it began."""
         return float(self._start.age_s) if self._start else 0.0
 
     @property
     def where(self) -> str:
-        """Its processes, and who of them does not answer."""
+        """Its processes, and those of them that do not answer."""
         hosts = len({each.host for each in self._glimpses.values()})
         silent = f" ({name_processes(self._silent)} did not answer)" if self._silent else ""
         return f"{self._members} processes on {hosts} host{'s' * (hosts != 1)}{silent}"
@@ -107,7 +107,7 @@ class WatchedWorld:
 
     @property
     def processes(self) -> dict[int, ProcessSnapshot]:
-        """What each process said last that has answered."""
+        """Last answer of each process."""
         return self._glimpses
 
     def snapshot(self) -> WorldSnapshot:
@@ -200,7 +200,7 @@ class WatchedWorld:
 
 
 class _Answer:
-    """What has come of the answer to one question."""
+    """Parts of the answer to one question."""
 
     def __init__(self) -> None:
         self.blobs: dict[int, bytes] = {}

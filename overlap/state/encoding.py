@@ -1,4 +1,4 @@
-"""A tree of arrays as bytes, and back: a header of JSON, the arrays' memory, and a checksum of it all. Never pickle.
+"""Trees of arrays as bytes, and back: a header of JSON, the arrays' memory, and a checksum of it all. Never pickle.
 
 A tree is an array, a number, a text, a bool or None, or a list, tuple or dict of trees; keys are texts or integers.
 What exports its memory, such as a CPU tensor, is an array, and comes back as one of numpy.
@@ -19,7 +19,7 @@ from ..errors import UsageError
 from ..runtime.memory.foreign import as_input
 
 Tree: TypeAlias = Any
-"""What can be kept; see above."""
+"""An array, a number, a text, a bool or None, or a list, tuple or dict of trees."""
 
 _MAGIC = b"OVSTATE1"
 _LENGTH = struct.Struct("<Q")
@@ -28,14 +28,14 @@ _HEADER_LIMIT_BYTES = 256 << 20  # of a tree of millions of arrays: more is dama
 
 
 class DamagedError(ValueError):
-    """A file is not what was written."""
+    """A file is damaged: it is not what was written."""
 
 
 def encode(tree: Tree) -> Iterator[bytes]:
     """Yield the bytes of a tree; its arrays may not change until the last of them has been taken.
 
     Raises:
-        UsageError: Naming the place of what cannot be kept.
+        UsageError: A value cannot be kept; names its place.
     """
     arrays: list[Array] = []
     shape = _noted(tree, arrays, "")
@@ -83,7 +83,7 @@ def _bytes_of(array: Array) -> bytes:
 
 
 def _noted(tree: Tree, arrays: list[Array], place: str) -> object:
-    """Return a tree as JSON can tell it, with a number in the place of each array."""
+    """Return a tree as JSON, with a number in the place of each array."""
     if tree is None or (isinstance(tree, (bool, int, float, str)) and not isinstance(tree, np.generic)):
         return {"value": tree}
     if isinstance(tree, dict):

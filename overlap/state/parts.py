@@ -1,4 +1,4 @@
-"""The files of the state store: a folder for each save, in it a file for each rank, written whole or not at all.
+"""Files of the state store: a folder for each save, in it a file for each rank, written whole or not at all.
 
 ::
 
@@ -7,7 +7,7 @@
 
 A file appears under its name by a rename, after all its bytes are on the disk. A save is complete when all its files
 are there, so there is nothing to mark, and nothing that a kill could leave half done. The hexadecimal number is drawn
-anew by each attempt: what an earlier one has left unfinished at the same step never counts for a later one.
+anew by each attempt: files that an earlier attempt has left unfinished at the same step never count for a later one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Parts:
         return sorted(whole, reverse=True)
 
     def remove_before(self, kept: Sequence[Save]) -> None:
-        """Remove what these saves, the newest last, have made useless; several processes may, and be killed at it.
+        """Remove the saves before these, the newest last; several processes may do so, and be killed meanwhile.
 
         Not the next save of the same attempt, which a rank that is ahead may be writing.
         """
@@ -115,7 +115,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _sync(folder: Path) -> None:
-    """Put what has been renamed on the disk, where folders can be told to."""
+    """Flush the renamed names of a folder to the disk, where the file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

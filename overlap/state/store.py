@@ -1,4 +1,4 @@
-"""What the ranks of a world save together, and which of it they all have.
+"""State store: trees of arrays that the ranks of a world save together, and find again after a restart.
 
 Kept between worlds: after a restart, `latest` gives every rank the same state, the newest that is complete. Ranks agree
 on that by a collective, so they need not see each other's files: a folder on each machine will do as long as the same
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class SavedState:
-    """A state that is complete.
+    """A complete state.
 
     Attributes:
         step: At which it was saved.
@@ -46,7 +46,7 @@ class SavedState:
 
     @property
     def tree(self) -> Tree:
-        """What this rank had saved.
+        """The tree that this rank had saved.
 
         Raises:
             UsageError: If the world had another size: then the program must choose, with `part`.
@@ -59,7 +59,7 @@ class SavedState:
         return self._own
 
     async def part(self, rank: int) -> Tree:
-        """Return what any rank had saved, as far as its file is seen here.
+        """Return the tree that a rank had saved, if its file is seen here.
 
         Raises:
             UsageError: If there was no such rank, or its file cannot be read here.
@@ -76,12 +76,12 @@ class RankState:
     """The state store as one rank uses it: `rank.state`.
 
     Attributes:
-        note_kept: Call it with the step of what all ranks have kept otherwise: a job that is told to end says so.
+        note_kept: Call it with a step that all ranks have kept in another way: a job that is told to end names it.
 
     Args:
         world: The group of all ranks, as this rank has it.
         stream: Carries the collectives by which ranks agree.
-        folder: Where the files are; None: nobody has said.
+        folder: Where the files are; None: none is named.
         real: Whether time is real; in virtual time nothing is kept.
         note: Takes each step whose state is complete.
     """
@@ -104,7 +104,7 @@ class RankState:
 
     @property
     def folder(self) -> str | None:
-        """Where states are kept; None if nobody has said."""
+        """Folder of the states; None if none is named."""
         return None if self._parts is None else str(self._parts.folder)
 
     @property
@@ -124,7 +124,7 @@ class RankState:
                 until this returns.
 
         Raises:
-            UsageError: If nobody has said where (`--state-dir`, `OVERLAP_STATE_DIR`), if the step does not follow, if
+            UsageError: If no folder is named (`--state-dir`, `OVERLAP_STATE_DIR`), if the step does not follow, if
                 the tree has something that cannot be kept, or if the folder holds the state of another run and this
                 one has not asked for `latest`.
             OSError: If it cannot be written.
@@ -153,7 +153,7 @@ class RankState:
         A collective: every rank calls it.
 
         Raises:
-            UsageError: If nobody has said where it would be.
+            UsageError: If no folder is named.
         """
         self._looked = True
         if not self._real:
@@ -190,7 +190,7 @@ class RankState:
     # -- with the other ranks ------------------------------------------------------------------------------------------
 
     async def _common(self, offered: list[tuple[Save, int]]) -> list[tuple[Save, int]]:
-        """Return what all ranks offer, the newest first."""
+        """Return the saves that all ranks offer, the newest first."""
         told = np.full((1, _OFFERED, 3), -1, np.int64)
         for index, (save, ranks) in enumerate(offered):
             told[0, index] = (save.step, save.nonce, ranks)
@@ -224,7 +224,7 @@ class RankState:
 
 
 def _read(parts: Parts, save: Save, mine: int | None, ranks: int) -> tuple[Tree, str]:
-    """Return this rank's part, and what is wrong with it, if it has one."""
+    """Return this rank's part if it has one, and why it cannot be read."""
     if mine is None:
         return None, ""
     try:
