@@ -28,13 +28,13 @@
 #   flight/     the last operations of every rank, readable when nobody is left to ask
 #   live/       jobs that run now, seen through those files
 #   state/      what a rank must find again after a restart
-#   timeline/   spans, metrics, trace files, drawing
+#   timeline/   spans: recorded, as columns; measure/ (figures), files/ (bytes), draw/ (pictures), replay/ (what-ifs)
 #   parallel/   training strategies, built on nothing but what is public
 #   torch/      the backend of `torch.distributed`, and those strategies for its modules
 #   planning/   training steps of language models from a configuration, or from a recorded run
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
-#   trace_files where runs write their traces
+#   trace_files paths of the trace files of runs
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, units, version   small things the others stand on
 

@@ -8,8 +8,7 @@ import pytest
 
 from overlap.cli.timeline import browser, fill, main
 from overlap.cli.timeline.browser.cursor import Cursor
-from overlap.cli.timeline.browser.details import details
-from overlap.cli.timeline.browser.track import Track
+from overlap.cli.timeline.browser.track import Track, details
 from overlap.errors import UsageError
 from overlap.timeline import write_trace
 from tests.timeline.made import comm, compute, timeline_of

@@ -25,25 +25,23 @@ from ...timeline.replay.changes import Change, parse_change
 from ...timeline.replay.prediction import Prediction, advise, predict
 from ...timeline.spans import Timeline
 from ...version import install_command
-from ..console import Console
 from ..failure import EXIT_FAILED
 from ..output import kept, output_path
 from .browser import browse, check_terminal
 from .browser.track import Track
 from .report import ADVICE_SCHEMA_VERSION, described, report
-from .tables import advice_text
 
 _DESCRIPTION = """\
-Show who computed, who communicated, what was hidden and what was exposed.
+Show which ranks computed, which communicated, and how much communication was hidden or exposed.
 
 Every rank has a compute lane and lanes for its communication streams on one time axis. Communication under compute is
-hidden and costs nothing; on its own it is exposed. Then bytes are on the wire, which overlap can hide; or none move
-yet, because a rank comes late, and what that rank does then is what to look at:
+hidden and costs nothing; on its own it is exposed. Exposed bytes on the wire are time that overlap can hide. Exposed
+waiting comes from a rank that is late; look at what that rank does meanwhile:
 
     wall = compute only + overlapped + exposed + idle
     exposed = waiting for a rank + on the wire
 
-The last line is the verdict: what the step takes, and the means of its ranks.
+The last line is the verdict: how long the step takes, and the means of its ranks.
 """
 
 _EPILOG = """\
@@ -72,7 +70,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-i", "--interactive", action="store_true", help="scroll, zoom, search and look at spans, in the terminal"
     )
-    parser.add_argument("-o", "--output", metavar="OUT", help="write them as one trace file, and draw nothing")
+    parser.add_argument("-o", "--output", metavar="OUT", help="write the files as one trace file, and draw nothing")
     parser.add_argument("--step", metavar="N|all", help="step to show; default: the median one by wall time, or all")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to show, such as 0,3-5; default: all")
     parser.add_argument(
@@ -80,9 +78,11 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
     parser.add_argument("--ascii", action="store_true", help="draw with # = ~ ! . only")
-    parser.add_argument("--ops", action="store_true", help="what each operation costs, by place in the program")
-    parser.add_argument("--stragglers", action="store_true", help="who comes late, or moves bytes slowly")
-    parser.add_argument("--critical-path", action="store_true", help="what made the step as long as it is")
+    parser.add_argument("--ops", action="store_true", help="the cost of each operation, by place in the program")
+    parser.add_argument("--stragglers", action="store_true", help="ranks that come late, or move bytes slowly")
+    parser.add_argument(
+        "--critical-path", action="store_true", help="the chain of work that made the step as long as it is"
+    )
     parser.add_argument(
         "--what-if",
         action="append",
@@ -108,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code.
 
     Raises:
-        UsageError: If the file cannot be read or understood, or an option does not fit it.
+        UsageError: The file cannot be read or understood, or an option does not fit it.
     """
     for option in ("html", "svg", "png", "output"):
         setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
@@ -121,8 +121,6 @@ def main(args: argparse.Namespace) -> int:
         check_terminal()
     if args.png is not None:
         check_pillow()
-    if args.advise:
-        return advised(args)
     limits = [parse_limit(text) for text in args.fail_if or ()]
     changes = [parse_change(text) for text in args.what_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
@@ -133,6 +131,9 @@ def main(args: argparse.Namespace) -> int:
     kept_all = True
     if args.interactive:
         verdict = _browsed(args, timeline, changes, step, ranks)
+    elif args.advise:
+        verdict = verdict_of(timeline, step=step)
+        _advised(args, advise(timeline, step=step))
     elif changes:
         verdict = _predicted(args, predict(timeline, changes, step=step))
     elif args.json:
@@ -146,26 +147,9 @@ def main(args: argparse.Namespace) -> int:
     return EXIT_FAILED if failed or not kept_all else 0
 
 
-def advised(args: argparse.Namespace) -> int:
-    """Print the changes that would gain most: balance, awaits, buckets, algorithms, streams, bytes and computes.
-
-    Raises:
-        UsageError: If the file cannot be read or understood, or holds nothing.
-    """
-    found = advise(merged([read_trace(file) for file in args.files]))
-    if args.json:
-        told = {"schema_version": ADVICE_SCHEMA_VERSION, "advice": [described(one) for one in found]}
-        print(json.dumps(told, indent=2, sort_keys=True))
-        return 0
-    console = Console(width=args.width, highlight=False, markup=False, emoji=False)
-    for line in advice_text(found, width=console.width):
-        console.print(line, soft_wrap=True)
-    return 0
-
-
 def _check_alone(args: argparse.Namespace) -> None:
-    """Refuse what would print or write beside a screen that is only looked at."""
-    for option in ("json", "html", "svg", "png", "ops", "stragglers", "critical_path"):
+    """Check that no option asks to print or write while the run is shown on the screen."""
+    for option in ("advise", "json", "html", "svg", "png", "ops", "stragglers", "critical_path"):
         if getattr(args, option):
             raise UsageError(f"-i, --{option.replace('_', '-')}: one or the other; -i shows a run and writes nothing")
 
@@ -177,7 +161,7 @@ def _browsed(
     step: int | None,
     ranks: Sequence[int] | None,
 ) -> Verdict:
-    """Show a run, and below it what it is compared with; return what it comes to."""
+    """Show a run, and below it the run that it is compared with; return the verdict on the first."""
     runs = {"measured" if changes else "this": timeline}
     if changes:
         runs["predicted"] = predict(timeline, changes, step=step).timeline
@@ -194,8 +178,19 @@ def _browsed(
     return verdict_of(timeline, step=step, ranks=ranks)
 
 
+def _advised(args: argparse.Namespace, found: list[Prediction]) -> None:
+    """Print the predictions of the changes that would gain most."""
+    from . import show
+
+    if args.json:
+        told = {"schema_version": ADVICE_SCHEMA_VERSION, "advice": [described(one) for one in found]}
+        print(json.dumps(told, indent=2, sort_keys=True))
+    else:
+        show.advice(show.console(args), found)
+
+
 def _predicted(args: argparse.Namespace, found: Prediction) -> Verdict:
-    """Print a prediction, and return what it comes to."""
+    """Print a prediction, and return its verdict."""
     from . import show
 
     if args.json:
@@ -208,7 +203,7 @@ def _predicted(args: argparse.Namespace, found: Prediction) -> Verdict:
 def _shown(
     args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None
 ) -> tuple[Verdict, bool]:
-    """Print what is asked for; return the verdict, and whether all files that were asked for are written."""
+    """Print the requested pages; return the verdict, and whether all requested files are written."""
     from . import show
 
     console = show.console(args)
@@ -228,10 +223,10 @@ def _shown(
 
 
 def _merge(files: Sequence[str], path: str) -> bool:
-    """Write one trace file of several; memory holds one of them as it was read, and one rank of the others."""
+    """Write one trace file of several; memory holds one of them whole, and one rank of each of the others."""
     with ExitStack() as spools:
         parts = [_part(file, spools.enter_context(TemporaryFile())) for file in files]
-        merged_header([part.header for part in parts])  # or refuse
+        merged_header([part.header for part in parts])  # raises if they are not of one run
         return kept(lambda: write_merged(parts, path), path, option="--output")
 
 

@@ -1,4 +1,4 @@
-"""The figures of a timeline as JSON."""
+"""Figures of a timeline, and predictions, as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None, ve
 
 
 def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
-    """Return what has happened to connections: rails that were lost, and those that came back."""
+    """Return the events of connections: rails that were lost, and rails that came back."""
     return [
         span for span in timeline.chosen(timeline.columns.is_kind("wires")) if (ranks is None or span.rank in ranks)
     ]

@@ -1,4 +1,4 @@
-"""A timeline on a console: the picture, two of them beside each other, or tables; and as a page."""
+"""Pages of a timeline on a console: pictures, tables, predictions and advice; and files with pictures."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ..console import Console
 from ..output import kept, written
 from .report import wires
 from .tables import (
+    advice_text,
     compared,
     comparison_table,
     critical_path_table,
@@ -32,19 +33,19 @@ from .tables import (
 
 
 def console(args: argparse.Namespace) -> Console:
-    """Return the console of the command: on a terminal that is too narrow its lines are broken there, and all shown."""
+    """Return the console of the command; on a terminal that is too narrow, lines wrap and nothing is cut."""
     on = Console(width=args.width, highlight=False, markup=False, emoji=False)
     on.width = max(on.width, MIN_WIDTH)
     return on
 
 
 def view(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> TimelineView:
-    """Return the picture that is asked for."""
+    """Return the picture that the options ask for."""
     return TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii, all=args.all)
 
 
 def picture(on: Console, shown: TimelineView, timeline: Timeline, ranks: Sequence[int] | None) -> None:
-    """Print the picture, and before it what has happened to connections."""
+    """Print the picture, and before it the connections that were lost or came back."""
     for span in wires(timeline, ranks):
         at_s = (span.start_ns - timeline.spans[0].start_ns) / 1e9
         on.print(f"wires at {at_s:.3f} s, rank {span.rank}: {span.name}", soft_wrap=True)
@@ -59,7 +60,7 @@ def tables(
     ranks: Sequence[int] | None,
     of: Verdict,
 ) -> None:
-    """Print the tables that are asked for, and the verdict."""
+    """Print the tables that the options ask for, and the verdict."""
     lines: list[str] = []
     if args.ops:
         rows = operations(timeline, step=step, ranks=ranks)
@@ -74,8 +75,14 @@ def tables(
     _say(on, str(of))
 
 
+def advice(on: Console, found: list[Prediction]) -> None:
+    """Print the predictions of the changes that would gain most, and how to make the changes."""
+    for line in advice_text(found, width=on.width):
+        on.print(line, soft_wrap=True)
+
+
 def prediction(on: Console, found: Prediction) -> None:
-    """Print what a replay predicts, beside what was measured."""
+    """Print a prediction beside the measured run."""
     for change in found.changes:
         _say(on, f"{change.text}: {change.what}")
     for line in ["", *prediction_table(found, width=on.width), ""]:
@@ -85,13 +92,13 @@ def prediction(on: Console, found: Prediction) -> None:
 
 
 def _say(on: Console, text: str) -> None:
-    """Print a sentence, broken between words, whose lines do not end in blanks."""
+    """Print a sentence, wrapped between words."""
     for line in wrap(text, on.width, break_on_hyphens=False):
         on.print(line, soft_wrap=True)
 
 
 def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:
-    """Print two pictures with one scale, the table of differences, and what it comes to."""
+    """Print two pictures with one scale, the table of differences, and a summary."""
     length_ns = max(shown.length_ns, other.length_ns)
     look = {
         "ascii": on.options.ascii_only or on.is_dumb_terminal,
@@ -110,21 +117,21 @@ def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:
     _say(on, compared(shown.verdict, other.verdict))
 
 
-_TABLE_LINES = 12  # of differences, with what it comes to
+_TABLE_LINES = 12  # of differences, with the summary
 _LABEL = len("100 like 100")
 _LINES_SAVED = 6  # of a picture whose table and verdict are left out
 
 
 def write_html(timeline: Timeline, of: Verdict, path: str, *, step: int | None, ranks: Sequence[int] | None) -> bool:
-    """Write a page that stands alone; return False if that could not be."""
+    """Write a page that stands alone; return False if it could not be written."""
     return written(page(timeline, str(of), step=step, ranks=ranks), path, option="--html")
 
 
 def write_pictures(shown: TimelineView, *, svg_path: str | None, png_path: str | None) -> bool:
-    """Write the picture as SVG and as PNG, if asked for; return False if either could not be.
+    """Write the picture as SVG and as PNG, if requested; return False if either could not be written.
 
     Raises:
-        UsageError: If Pillow is needed and not installed.
+        UsageError: Pillow is needed and not installed.
     """
     if svg_path is None and png_path is None:
         return True

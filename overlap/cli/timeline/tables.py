@@ -16,7 +16,7 @@ from ...units import format_bytes
 
 
 def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
-    """Write them: calls and exposed time for each of `ranks` ranks, the others for each call."""
+    """Return the table of operations: calls and exposed time are for each of `ranks` ranks, the rest for each call."""
     if not rows:
         return ["there was no communication"]
     unit, unit_ns = figure_unit(max(max(row.exposed_ns // ranks, row.transfer_ns // row.count) for row in rows))
@@ -63,7 +63,7 @@ def stragglers_table(rows: Sequence[Straggler], *, width: int, rows_at_most: int
 
 
 def critical_path_table(path: Sequence[Link], *, width: int, rows_at_most: int = 12) -> list[str]:
-    """Write what the path is made of, the longest first."""
+    """Return the table of the parts of the critical path, the longest first."""
     found: dict[tuple[int, str], tuple[int, int]] = {}
     for link in path:
         ns, times = found.get((link.rank, str(link)), (0, 0))
@@ -91,7 +91,7 @@ _ROWS = (
 
 
 def comparison_table(one: Verdict, other: Verdict, *, width: int) -> list[str]:
-    """Write the step and the means of the ranks of both, and by how much the first differs from the second."""
+    """Return the table of two runs: the step and the means of the ranks of both, and the differences."""
     unit, unit_ns = figure_unit(max(one.wall_ns, other.wall_ns))
     pairs = [("step", float(one.wall_ns), float(other.wall_ns))]
     pairs += [(text, _mean(one, name), _mean(other, name)) for text, name in _ROWS]
@@ -109,7 +109,7 @@ def comparison_table(one: Verdict, other: Verdict, *, width: int) -> list[str]:
 
 
 def compared(one: Verdict, other: Verdict) -> str:
-    """Say in one sentence how a run compares with another."""
+    """Return one sentence on how a run compares with another."""
     difference_ns = one.wall_ns - other.wall_ns
     unit, unit_ns = figure_unit(max(one.wall_ns, other.wall_ns))
     if not difference_ns:
@@ -140,7 +140,7 @@ def _percent(first: float, second: float) -> str:
 
 
 def prediction_table(one: Prediction, *, width: int) -> list[str]:
-    """Write the step and the means of the ranks, as measured, replayed and predicted."""
+    """Return the table of a prediction: the step and the means of the ranks, as measured, replayed and predicted."""
     unit, unit_ns = figure_unit(one.measured.wall_ns)
     verdicts = (one.measured, one.replayed, one.predicted)
     rows = [("step", *(figure(verdict.wall_ns, unit_ns) for verdict in verdicts))]
@@ -164,7 +164,7 @@ _HOW = {
 
 
 def advice_text(found: list[Prediction], *, width: int) -> list[str]:
-    """Write the advice: what to change, what it would bring, and how; and what to ask next."""
+    """Return the advice: each change, the step that it would give, and how to make it."""
     if not found:
         return ["nothing that was tried would make the step shorter by half a percent"]
     unit, unit_ns = figure_unit(found[0].measured.wall_ns)

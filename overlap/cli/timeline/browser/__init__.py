@@ -1,7 +1,7 @@
 """`overlap timeline -i FILE`: a timeline to scroll, zoom, search and look at, in the terminal.
 
-`track` is one run as rows, `cursor` the place that is looked at and how it moves, `details` what is said of a span;
-none of them knows a terminal. `app` draws them and reads keys, with textual, an optional extra.
+`track` has one run as rows of lanes, and describes its spans; `cursor` has the place that the user looks at; neither
+knows a terminal. `app` draws them and reads keys, with textual, an optional extra.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["browse", "check_terminal"]
 
 
 def check_terminal() -> None:
-    """Refuse to begin where nobody could look at it, or textual is missing.
+    """Check that there is a terminal, and that textual is installed.
 
     Raises:
-        UsageError: If stdin or stdout is no terminal, or the extra is not installed.
+        UsageError: Stdin or stdout is no terminal, or the extra is not installed.
     """
     for name, stream in (("stdout", sys.stdout), ("stdin", sys.stdin)):
         if not stream.isatty():
@@ -34,8 +34,8 @@ def browse(tracks: Sequence[Track], *, window_ns: tuple[int, int] | None, ascii:
     """Show runs above each other until the user leaves.
 
     Args:
-        tracks: One or two.
-        window_ns: What to show first, counted from where the tracks begin; None for all.
+        tracks: One or two runs.
+        window_ns: The window to show first, counted from the origin of the tracks; None for all.
         ascii: Draw with plain characters only.
     """
     from .app import TimelineApp

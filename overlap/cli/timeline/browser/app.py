@@ -1,4 +1,4 @@
-"""The browser on a terminal: draws tracks and details, and hands keys to the cursor."""
+"""Terminal application of the browser: draws tracks and details, and hands keys to the cursor."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from ....timeline.draw.axis import scale
 from ....timeline.draw.theme import legend
 from ....timeline.measure.intervals import Interval
 from .cursor import Cursor, Direction
-from .details import details
-from .track import Lane, Track
+from .track import Lane, Track, details
 
 _DETAIL_LINES = 9
 _KEYS = (
@@ -33,7 +32,7 @@ class TimelineApp(App[None]):
 
     Args:
         tracks: The runs.
-        window_ns: What to show first; None for all.
+        window_ns: The window to show first; None for all.
         ascii: Draw with plain characters only.
     """
 
@@ -100,7 +99,7 @@ class TimelineApp(App[None]):
 
     @property
     def cells(self) -> int:
-        """How many cells an axis has."""
+        """Number of cells of an axis."""
         return self._views[0].cells
 
     def _show(self) -> None:
@@ -156,7 +155,7 @@ class TimelineApp(App[None]):
         self._moved()
 
     def action_span(self) -> None:
-        """Show the span under the cursor, and what is around it."""
+        """Show the span under the cursor, and its surroundings."""
         if found := self.cursor_at.under(self.cells):
             self.cursor_at.show(found[0])
         self._moved()
@@ -177,7 +176,7 @@ class TimelineApp(App[None]):
         self._show()
 
     def action_match(self, towards: Direction) -> None:
-        """Go to the next span that was searched for."""
+        """Go to the next span that the search found."""
         self.cursor_at.next_match(towards)
         self._show()
 
@@ -187,12 +186,12 @@ class TimelineApp(App[None]):
         self._moved()
 
     def action_help(self) -> None:
-        """Show what glyphs mean, or details again."""
+        """Show the legend, or the details again."""
         self._helped = not self._helped
         self._show()
 
     def action_search(self) -> None:
-        """Ask what to search for."""
+        """Open the search field."""
         field = self.query_one("#search", Input)
         field.display = True
         field.focus()
@@ -204,7 +203,7 @@ class TimelineApp(App[None]):
         self.set_focus(None)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Search."""
+        """Search for the text in the field."""
         self.action_close()
         self.cursor_at.search(event.value)
         self._show()
@@ -226,7 +225,7 @@ class TrackView(Widget):
 
     @property
     def cells(self) -> int:
-        """How many cells the axis has."""
+        """Number of cells of the axis."""
         return max(self.size.width - self._edge - 1, 1)
 
     def render(self) -> Text:
@@ -246,7 +245,7 @@ class TrackView(Widget):
         return Text("\n").join(lines)
 
     def _mark(self, line: Text) -> None:
-        """Show the cursor, or only its lane if it is in the other run."""
+        """Mark the cursor, or only its lane if the cursor is in the other run."""
         line.stylize("bold", 0, self._edge)
         if self._cursor.focus == self._number:
             line.stylize("reverse", 0, self._edge)

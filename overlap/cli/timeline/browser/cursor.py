@@ -1,4 +1,4 @@
-"""The place that is looked at: which run, which lane, which instant, how far zoomed; and how keys move it."""
+"""Cursor of the browser: the run, lane, instant and window that the user looks at, and the moves of keys."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .track import Lane, Track
 Direction: TypeAlias = Literal[-1, 1]
 
 _NARROWEST_NS = 20
-"""A window of fewer nanoseconds shows nothing that a wider one does not."""
+"""Width of the narrowest window, in nanoseconds."""
 _AROUND = 1.5
-"""Times as wide as a span is the window that shows it."""
+"""The window that shows a span is so many times as wide as the span."""
 
 
 class Cursor:
-    """Where the user is. Instants are nanoseconds after the origins of the tracks.
+    """The place where the user is. Instants are nanoseconds after the origins of the tracks.
 
     Attributes:
         tracks: The runs.
-        focus: Which of them the cursor is in.
-        at_ns: The instant.
-        window: What is visible.
-        said: What there is to say of the last move; may be empty.
+        focus: The number of the run that the cursor is in.
+        at_ns: The instant of the cursor.
+        window: The visible window.
+        said: A message about the last move; may be empty.
     """
 
     def __init__(self, tracks: Sequence[Track], *, window_ns: Interval | None = None) -> None:
@@ -47,30 +47,30 @@ class Cursor:
 
     @property
     def row(self) -> int:
-        """The lane that it is in."""
+        """The number of the lane that the cursor is in."""
         return self._rows[self.focus]
 
     def row_of(self, focus: int) -> int:
-        """Return the lane that it is in, or was in when it left that run."""
+        """Return the number of the lane of a run that the cursor is in, or was in when it left that run."""
         return self._rows[focus]
 
     @property
     def lane(self) -> Lane:
-        """That lane itself."""
+        """The lane that the cursor is in."""
         return self.track.lanes[self.row]
 
     def cell_ns(self, cells: int) -> int:
-        """Return how much one of so many cells stands for."""
+        """Return the nanoseconds of one cell of a window of so many cells."""
         return max((self.window[1] - self.window[0]) // max(cells, 1), 1)
 
     def under(self, cells: int) -> list[Span]:
-        """Return the spans under the cursor, which is as wide as one of so many cells."""
+        """Return the spans under the cursor, which is one of so many cells wide."""
         return self.lane.under(self.at_ns + self.track.origin_ns, self.cell_ns(cells))
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def move(self, cells: float, *, of: int) -> None:
-        """Move by cells, of which the window has so many; the window follows."""
+        """Move by some cells of a window of `of` cells; the window follows."""
         low, high = self._whole
         self.at_ns = min(max(self.at_ns + round(cells * self.cell_ns(of)), low), high - 1)
         self._follow()
@@ -84,7 +84,7 @@ class Cursor:
         self.focus = (self.focus + 1) % len(self.tracks)
 
     def zoom(self, factor: float) -> None:
-        """Show so many times as much, with the cursor where it is on the screen."""
+        """Widen or narrow the window by a factor, with the cursor where it is on the screen."""
         low, high = self.window
         whole = self._whole[1] - self._whole[0]
         length = min(max(round((high - low) * factor), _NARROWEST_NS), whole)
@@ -97,7 +97,7 @@ class Cursor:
         self.window = self._whole
 
     def show(self, span: Span) -> None:
-        """Show a span and what is around it."""
+        """Show a span and its surroundings."""
         origin = self.track.origin_ns
         whole = self._whole[1] - self._whole[0]
         length = min(max(round(span.duration_ns * _AROUND), _NARROWEST_NS), whole)
@@ -107,7 +107,7 @@ class Cursor:
         self._follow()
 
     def _follow(self) -> None:
-        """Let the window follow the cursor, and stay inside."""
+        """Move the window so that it contains the cursor and lies inside the run."""
         low, high = self.window
         length = high - low
         if self.at_ns < low:
@@ -120,7 +120,7 @@ class Cursor:
     # -- jumps ---------------------------------------------------------------------------------------------------------
 
     def next_span(self, towards: Direction) -> None:
-        """Go to the next span of the lane, or the one before."""
+        """Go to the next span of the lane, or to the previous one."""
         self._jump([self.row], towards, lambda span: True, "no further span in this lane")
 
     def next_exposed(self, towards: Direction) -> None:
@@ -132,13 +132,13 @@ class Cursor:
         self._jump(self._onwards(towards), towards, lambda span: self.track.exposed(span)[0] > 0, "nothing waits")
 
     def _onwards(self, towards: Direction) -> Sequence[int]:
-        """The lanes of communication from here on; those that come first are last."""
+        """Return the lanes of communication from the current one on, then those before it."""
         count = len(self.track.lanes)
         rows = [(self.row + towards * step) % count for step in range(count)]
         return [row for row in rows if self.track.lanes[row].kind == "comm"]
 
     def _jump(self, rows: Sequence[int], towards: Direction, wanted: Callable[[Span], bool], otherwise: str) -> None:
-        """Go to the first span that is wanted, of the cursor's own lane after it, then of the others."""
+        """Go to the first wanted span: in the cursor's own lane after it, then in the other lanes."""
         here = self.at_ns + self.track.origin_ns
         for row in rows:
             lane = self.track.lanes[row]
@@ -159,7 +159,7 @@ class Cursor:
     # -- search --------------------------------------------------------------------------------------------------------
 
     def search(self, words: str) -> None:
-        """Find spans by name, operation, group, algorithm, place in the program; go to the first after the cursor."""
+        """Find spans by name, operation, group, algorithm or place in the program; go to the first after the cursor."""
         self._words, wanted = words, words.lower()
         self._matches = [
             (focus, row, span)
@@ -176,7 +176,7 @@ class Cursor:
         self._match(bisect_left([(focus, span.start_ns, row) for focus, row, span in self._matches], here))
 
     def next_match(self, towards: Direction) -> None:
-        """Go to the next span that was found, or the one before."""
+        """Go to the next span found, or to the previous one."""
         if not self._matches:
             self.said = "search first: /"
             return

@@ -1,4 +1,4 @@
-"""One run as rows of lanes: what is in each, and what lies under an instant."""
+"""Tracks of the browser: one run as rows of lanes, the spans under an instant, and their descriptions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ....collectives.kinds import Collective
 from ....errors import UsageError
+from ....timeline.draw.axis import in_unit, unit_for
 from ....timeline.draw.lanes import ascii_lanes, block_lanes, stream_lane
 from ....timeline.draw.theme import Piece
 from ....timeline.measure.intervals import Interval, merge
@@ -16,8 +18,9 @@ from ....timeline.measure.metrics import coverage
 from ....timeline.measure.reasons import Cause, Reasons, reasons
 from ....timeline.measure.verdict import Verdict, judge
 from ....timeline.replay.machine import Machine
-from ....timeline.span import Kind, Span
+from ....timeline.span import CollectiveInfo, Kind, Span
 from ....timeline.spans import Timeline
+from ....units import format_bytes, format_ns
 
 _ORDER: Mapping[Kind, int] = {"compute": 0, "comm": 1, "program": 2, "wires": 3}
 
@@ -26,12 +29,12 @@ _ORDER: Mapping[Kind, int] = {"compute": 0, "comm": 1, "program": 2, "wires": 3}
 class Lane:
     """A row: the spans of one lane of a rank, in order of start."""
 
-    rank: int  # Whose
-    kind: Kind  # Of its spans
-    name: str  # Of the lane
-    spans: tuple[Span, ...]  # All of them
-    starts_ns: tuple[int, ...]  # When each begins
-    longest_ns: int  # How long the longest of them is
+    rank: int
+    kind: Kind
+    name: str
+    spans: tuple[Span, ...]
+    starts_ns: tuple[int, ...]  # Of the spans
+    longest_ns: int  # Length of the longest span
 
     @classmethod
     def of(cls, rank: int, kind: Kind, name: str, spans: Iterable[Span]) -> Lane:
@@ -43,7 +46,7 @@ class Lane:
         )  # fmt: skip
 
     def under(self, at_ns: int, wide_ns: int) -> list[Span]:
-        """Return the spans at an instant, or in so much after it; those that began last first."""
+        """Return the spans in a stretch of time after an instant, the latest start first."""
         last = bisect_right(self.starts_ns, at_ns + max(wide_ns - 1, 0))
         first = bisect_left(self.starts_ns, at_ns - self.longest_ns)
         return [span for span in reversed(self.spans[first:last]) if max(span.end_ns, span.start_ns + 1) > at_ns]
@@ -54,9 +57,9 @@ class Track:
 
     Args:
         timeline: The run.
-        title: What it is called.
-        origin_ns: The instant that counts as 0; by default its first.
-        ranks: To show; all by default.
+        title: Its name on the screen.
+        origin_ns: The instant that counts as 0; by default the first.
+        ranks: The ranks to show; all by default.
 
     Raises:
         UsageError: If the timeline is empty, or a rank is not in it.
@@ -82,7 +85,7 @@ class Track:
 
     @property
     def extent_ns(self) -> Interval:
-        """From where to where it goes, counted from its origin."""
+        """First and last instant, counted from the origin."""
         return self._begin_ns - self.origin_ns, self._end_ns - self.origin_ns
 
     def drawn(self, lane: Lane, window_ns: Interval, cells: int, *, ascii: bool) -> list[Piece]:
@@ -109,7 +112,7 @@ class Track:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """What it comes to."""
+        """The verdict on the whole run."""
         return judge([cover.breakdown() for cover in self._covers.values()], self._reasons.causes(), step=None)
 
     @cached_property
@@ -122,7 +125,7 @@ class Track:
 
     @cached_property
     def machine(self) -> Machine | None:
-        """The machine that it was recorded on; None if nobody can tell."""
+        """The machine that the run was recorded on; None if it is not known."""
         try:
             return Machine(self.timeline.meta, self.timeline.world_size)
         except UsageError:
@@ -138,6 +141,85 @@ class Track:
         return next((cause for cause in found if cause.rank is not None), None)
 
     def exposed(self, span: Span) -> tuple[int, int]:
-        """Return how long an operation had nothing computed beside it: waiting for a rank, and moving bytes."""
+        """Return the exposed time of an operation: waiting for a rank, and moving bytes."""
         cover = self._covers[span.rank].within((span.start_ns, span.end_ns)).breakdown()
         return cover.waiting_ns, cover.wire_ns
+
+
+def details(track: Track, lane: Lane, at_ns: int, spans: list[Span]) -> list[str]:
+    """Describe the first of the spans under the cursor, which is at `at_ns`, in several lines."""
+    head = f"rank {lane.rank} {lane.name} at {_at(at_ns)}"
+    if not spans:
+        return [f"{head}: nothing"]
+    span = spans[0]
+    more = f" (and {len(spans) - 1} more here)" if len(spans) > 1 else ""
+    step = "" if span.step is None else f", step {span.step}"
+    first = (
+        f"{head}: {span.name}{step}, {format_ns(span.duration_ns)} from {_at(span.start_ns - track.origin_ns)}{more}"
+    )
+    if span.info is None:
+        place = f"called at {span.call_site}" if span.call_site else ""
+        waited_ns = None if span.issued_ns is None else span.start_ns - span.issued_ns
+        told = f"begun {format_ns(waited_ns)} after its call" if waited_ns is not None and waited_ns >= 0 else ""
+        return [first, *(line for line in (", ".join(filter(None, (place, told))),) if line)]
+    return [first, *_operation(track, span, span.info)]
+
+
+def _at(at_ns: int) -> str:
+    name, unit_ns = unit_for(max(abs(at_ns), 1))
+    return f"{'-' if at_ns < 0 else ''}{in_unit(abs(at_ns), unit_ns)} {name}"
+
+
+def _operation(track: Track, span: Span, info: CollectiveInfo) -> list[str]:
+    place = f" at {info.call_site}" if info.call_site else ""
+    ranks = f" of {len(info.ranks)} ranks" if info.ranks else ""
+    size = f"{format_bytes(info.nbytes)} {info.dtype}".strip()
+    return [
+        f"{info.op} #{info.seq} on {info.group}{ranks}, {size}, priority {info.priority}{place}",
+        f"queued {format_ns(info.queue_wait_ns)}; waited {format_ns(info.last_rank_wait_ns)}{_whom(track, span, info)}",
+        f"moved bytes for {format_ns(info.transfer_ns)}{_speed(info)}{_predicted(track, info)}",
+        _exposure(track, span),
+        _why(track, info),
+    ]
+
+
+def _why(track: Track, info: CollectiveInfo) -> str:
+    name = info.algorithm or "an algorithm that is not recorded"
+    best = None if track.machine is None else track.machine.planned(info, None)
+    if best is None:
+        return name
+    if best.algorithm == info.algorithm:
+        return f"{name}, the best here: {best.reason}"
+    return f"{name}; the planner's choice is {best.algorithm}, in {format_ns(best.predicted_s * 1e9)}"
+
+
+def _whom(track: Track, span: Span, info: CollectiveInfo) -> str:
+    last, reason = track.last_to(span), track.cause_of(span)
+    if not info.last_rank_wait_ns:
+        return ""
+    if reason is not None and reason.doing in ("compute", "program"):
+        did = f"compute '{reason.name}'" if reason.doing == "compute" else "its program"
+        return f" for rank {reason.rank} ({did}{f' at {reason.call_site}' if reason.call_site else ''})"
+    return "" if last is None or last == span.rank else f" for rank {last}"
+
+
+def _speed(info: CollectiveInfo) -> str:
+    if not info.transfer_ns or not info.nbytes:
+        return ""
+    algbw = info.nbytes / info.transfer_ns  # bytes per nanosecond are GB/s
+    kinds = {each.text: each for each in Collective}
+    factor = kinds[info.op].bus_factor(len(info.ranks)) if info.op in kinds and info.ranks else 1.0
+    return f": algbw {algbw:.3g} GB/s, busbw {algbw * factor:.3g} GB/s"
+
+
+def _predicted(track: Track, info: CollectiveInfo) -> str:
+    taken = None if track.machine is None or not info.algorithm else track.machine.taken(info, info.algorithm)
+    return "" if taken is None else f"; predicted {format_ns(taken.alone_s * 1e9)} alone"
+
+
+def _exposure(track: Track, span: Span) -> str:
+    waiting_ns, wire_ns = track.exposed(span)
+    if not waiting_ns and not wire_ns:
+        return "hidden: its rank computed all the time"
+    told = [format_ns(each) for each in (waiting_ns + wire_ns, waiting_ns, wire_ns)]
+    return f"exposed {told[0]}: waiting {told[1]}, on the wire {told[2]}"
