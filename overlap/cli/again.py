@@ -1,4 +1,4 @@
-"""`overlap run --max-restarts N`: what the launcher must know to start a world again, and what it clears away."""
+"""`overlap run --max-restarts N`: starts a failed world again, and removes the flight records of ended attempts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..state.parts import Parts
 
 
 def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
-    """Launch a world, again where it fails; a run that ends well in the end leaves no flight records."""
+    """Launch a world, and again after failures; a run that ends well leaves no flight records."""
     pids: list[int] = []
 
     def once(attempt: LaunchSpec) -> LaunchOutcome:
@@ -46,7 +46,7 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         latest=partial(_latest, config.state_dir),
         reached=partial(_reached, records),
         place=_shown(config.state_dir),
-        sleep=_no_pause if elastic and config.node_rank else time.sleep,  # node 0 pauses, and the others wait for it
+        sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only node 0 pauses; the others wait for it
         fewest=None if elastic else fewest,
         signs=lambda pid: last_signs_of(pid, config.flight_dir),
         agree=partial(_agree, config) if elastic else None,
@@ -55,13 +55,13 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
     if outcome.asked is None and culprit(outcome.endings) is None:
         for file in _of(records, pids):
             file.unlink(missing_ok=True)
-        with suppress(OSError):  # there are others in it, or there is none
+        with suppress(OSError):  # the folder holds other records, or does not exist
             records.rmdir()
     return outcome
 
 
 def _agree(config: RunConfig, what: LaunchSpec, attempt: int) -> LaunchSpec:
-    """Ask the launchers of the other machines who takes part, and return what to start here."""
+    """Agree with the launchers of other machines on the nodes of an attempt, and return what to start here."""
     from ..processes.connect import JOIN_TIMEOUT_S
 
     tls = config.tls_files()
@@ -69,7 +69,7 @@ def _agree(config: RunConfig, what: LaunchSpec, attempt: int) -> LaunchSpec:
         job=what.job,
         member=config.node_rank or 0,
         fewest=getattr(config.nnodes, "fewest", what.nodes),
-        members=int(what.nodes),  # of a range, the text would be all of it
+        members=int(what.nodes),  # a range would be written as a range
         ranks_per_node=what.ranks_per_node,
         endpoint=what.endpoint,
         secret=what.secret,
@@ -93,17 +93,17 @@ def _no_pause(seconds: float) -> None:
 
 
 def _latest(folder: str | None) -> int | None:
-    """Return the step of the newest complete state, or checkpoint, that this machine sees."""
+    """Return the step of the newest complete state or checkpoint on this machine."""
     if folder is None:
         return None
-    from ..parallel.checkpoints.files import complete_steps  # loads all strategies, and what simulates them
+    from ..parallel.checkpoints.files import complete_steps  # not at the top: loads all strategies and simulation
 
     states = [save.step for save, _ in Parts(folder).complete()]
     return max([*states, *complete_steps(folder)], default=None)
 
 
 def _reached(records: Path, pids: Sequence[int]) -> int | None:
-    """Return the last step that any rank of an attempt began, as their flight records tell."""
+    """Return the last step that any rank of an attempt began, from the flight records."""
     steps = [step for file in _of(records, pids) for step in _steps(file)]
     return max(steps, default=None)
 
@@ -124,9 +124,9 @@ def _of(records: Path, pids: Sequence[int]) -> list[Path]:
 
 
 def _shown(folder: str | None) -> str | None:
-    """Return a folder as its user is likely to have written it."""
+    """Return a folder relative to the current one, as users write it."""
     if folder is None:
         return None
-    with suppress(ValueError, FileNotFoundError):  # it lies elsewhere, or somebody has removed the current folder
+    with suppress(ValueError, FileNotFoundError):  # it lies elsewhere, or the current folder is gone
         return str(Path(folder).relative_to(Path.cwd()))
     return folder

@@ -1,4 +1,4 @@
-"""`overlap autopsy FILE ...`: say from flight records who ended a run, where, and what it waited for."""
+"""`overlap autopsy FILE ...`: reads from flight records which rank ended a run, where, and what it waited for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..flight.folder import ENDING, default_folder, runs
 from ..flight.reading import Flight, read_flight
 from ..notice import notify
 
-_TOLD = 8  # files that cannot be read, by name
+_TOLD = 8  # unreadable files that are named
 
 _DESCRIPTION = """\
-Say who ended a run, where it was, and what it waited for; then show every rank.
+Say which rank ended a run, where it was, and what it waited for; then show every rank.
 
 Every process keeps a flight record: the last operations of its ranks, in a file that outlives it however it ends. It
 is removed when the run ends well. Of several machines, bring the files together first. A run that still goes on, or
@@ -32,7 +32,7 @@ examples:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Tell the front door's parser what the command is for and what it takes."""
+    """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("files", nargs="*", metavar="FILE", help="flight records, or folders with such")
     parser.add_argument("--all", action="store_true", help=f"every rank, not only the first {MOST_ROWS}")
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code.
 
     Raises:
-        UsageError: If there is no record that can be read.
+        UsageError: If no record can be read.
     """
     world, others = newest_world(
         _readable(_files(args.files)), lambda flight: runs(flight.host, flight.pid, flight.born)
@@ -74,7 +74,7 @@ def _files(named: Sequence[str]) -> list[str]:
 
 
 def _readable(files: Sequence[str]) -> list[Flight]:
-    """Read what can be read; of what cannot, one line each."""
+    """Return the readable records; print one line for each other file."""
     flights, refusals = [], []
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""Programs that a command starts and listens to: what they find in their environment, and that they end with it."""
+"""Child processes of commands: their environment, their output as JSON, and their end with the command."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ROOT = str(Path(__file__).parents[2])
 
 
 class Child(subprocess.Popen[bytes]):
-    """A process whose output we read; it leads a session, and is killed when this process is gone, however that ends.
+    """A process whose output is read; it leads a session, and is killed when this process ends in any way.
 
-    Ctrl-C is for this process alone, which passes it on by `end`.
+    Ctrl-C reaches this process alone, which calls `end`.
 
     Args:
         command: The program and its arguments.
         environ: Its environment.
-        errors: Where its stderr goes; None: where ours does.
+        errors: File for its stderr; None: our stderr.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], *, errors: IO[bytes] | None = None) -> None:
@@ -51,7 +51,7 @@ class Child(subprocess.Popen[bytes]):
             os.close(lifeline)
 
     def end(self) -> None:
-        """See it end, however we got here: mpiexec and `overlap run` take along what they have started."""
+        """Terminate it, or kill its session after `GRACE_S`; mpiexec and `overlap run` end their own processes."""
         if self.poll() is None:
             self.terminate()
             try:
@@ -65,13 +65,12 @@ class Child(subprocess.Popen[bytes]):
 
 
 def environment(*, bytecode: str | None = None) -> dict[str, str]:
-    """Return this process's environment, changed so that a child imports the same `overlap` and nothing by accident.
+    """Return this process's environment, changed so that a child imports this `overlap`.
 
     With PYTHONSAFEPATH a file of the current directory cannot stand in for a module of the standard library.
 
     Args:
-        bytecode: A folder for compiled modules, so that all processes but the first find them compiled, whatever the
-            environment says and whoever owns the installation.
+        bytecode: A folder for compiled modules, so that all processes but the first find them compiled.
     """
     paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     changed = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
@@ -88,7 +87,7 @@ def start(
     before: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Child:
-    """Start `overlap run OPTIONS -m PROGRAM`; what goes wrong there it tells on stderr itself.
+    """Start `overlap run OPTIONS -m PROGRAM`, which reports its failures on stderr.
 
     Settings of this process's own environment do not reach the program.
 
@@ -106,10 +105,10 @@ def start(
 
 
 def hear(processes: Sequence[Child]) -> Iterator[dict[str, Any]]:
-    """Yield each line of JSON that the first process prints, as soon as it does, and see all of them end.
+    """Yield each line of JSON that the first process prints, as soon as it comes, and wait for the end of all.
 
     Raises:
-        OverlapError: If one fails, after the last line.
+        OverlapError: If a process fails, after the last line.
     """
     try:
         assert processes[0].stdout is not None

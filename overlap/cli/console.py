@@ -1,4 +1,4 @@
-"""The console on which commands draw: rich's, except that a pipe which nobody reads any longer is our own to judge."""
+"""Console of commands: rich's, except that a broken pipe raises an error that `failure` judges."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class Console(rich.console.Console):
             self.width = _USUAL_WIDTH
 
     def on_broken_pipe(self) -> None:
-        """Let the error through that rich is handling: `failure.report` knows what it means."""
+        """Raise the error that rich is handling; `failure.report` judges it."""
         raise  # rich calls this where it has caught it

@@ -1,4 +1,4 @@
-"""What a failed command prints, and the exit code it ends with: whose fault decides."""
+"""Reports of failed commands: the message, and the exit code, which depends on whose fault it is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 EXIT_PIPE = 141  # 128 + SIGPIPE
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # what says so of a file, perhaps the one behind stdout
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # errors of a full file, perhaps the one behind stdout
 
 _PACKAGES = (sys.modules[__package__.partition(".")[0]], topology, transports, trio, outcome)
 _MACHINERY = (
@@ -39,11 +39,11 @@ _MACHINERY = (
     contextlib.__file__,
     "<frozen ",
 )
-"""How the files of frames begin that say nothing about the user's program."""
+"""Prefixes of files whose frames say nothing about the user's program."""
 
 
 def report(error: BaseException) -> int:
-    """Tell on stderr why a command ended, without what the reader cannot change, and return the exit code."""
+    """Print on stderr why a command failed, without frames that the reader cannot change; return the exit code."""
     error = innermost(error)
     cause = error.cause if isinstance(error, RankFailedError) else error
     if isinstance(cause, BrokenPipeError) and _nobody_reads_stdout():
@@ -57,20 +57,20 @@ def report(error: BaseException) -> int:
     if isinstance(error, (UsageError, TopologyError)):
         return _say(_place(error) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE)
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
-        return _say(str(error), EXIT_FAILED)  # whoever raised it has said all there is to say
+        return _say(str(error), EXIT_FAILED)  # its message is complete
     if isinstance(error, SystemExit):
         return _exit_code(error)
     if not _says_all(cause):
         say("".join(_without_machinery(cause)))
     if not isinstance(error, RankFailedError):
         return EXIT_FAILED
-    # A rank that exits with 0 has left the others alone all the same.
+    # A rank that exits with 0 has failed too: it has left the others.
     told = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
     return _say(told, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
 
 
 def _says_all(cause: BaseException) -> bool:
-    """Whether frames would say nothing about the program, or Python itself would not show them."""
+    """Whether a traceback would add nothing: no frame of the program, or an exit."""
     if isinstance(cause, RemoteError) or not isinstance(cause, (OverlapError, OSError)):
         return isinstance(cause, SystemExit)
     return not any(map(_is_users, extract_tb(cause.__traceback__)))
@@ -82,7 +82,7 @@ def _say(text: str, code: int) -> int:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """Unwrap the groups of nurseries: an interrupt or an exit wins, then an error alone, or lost output alone."""
+    """Unwrap the groups of nurseries: return an interrupt or an exit, or a single error, or the first lost output."""
     if isinstance(error, BaseExceptionGroup):
         for wanted in (KeyboardInterrupt, SystemExit):
             if error.subgroup(wanted) is not None:
@@ -102,7 +102,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _exit_code(end: SystemExit) -> int:
-    """Do what the interpreter does: text is an error message, None is success, of a number the last 8 bits count."""
+    """Return the code as the interpreter does: print a text, take None as 0, and the last 8 bits of a number."""
     if end.code is None or isinstance(end.code, int):
         return (end.code or 0) & 0xFF
     say(f"{end.code}\n")
@@ -110,7 +110,7 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _place(error: BaseException) -> str:
-    """Return "file:line: " of the program's innermost frame, or nothing if none runs and the command line is wrong."""
+    """Return "file:line: " of the program's innermost frame, or nothing if no program runs."""
     frames = list(dropwhile(lambda frame: "runpy" not in frame.filename, extract_tb(error.__traceback__)))
     frames = [frame for frame in frames if _is_users(frame)]
     if not frames:
@@ -142,7 +142,7 @@ def _is_users(frame: FrameSummary) -> bool:
 
 
 def _nobody_reads_stdout() -> bool:
-    """Whether the pipe behind stdout is closed at its other end: programs have pipes of their own, which matter."""
+    """Whether the reader of the pipe behind stdout is gone; broken pipes of the program's own are errors."""
     try:
         watched = select.poll()
         watched.register(sys.stdout.fileno(), 0)
@@ -152,9 +152,9 @@ def _nobody_reads_stdout() -> bool:
 
 
 def _refusal_of_stdout() -> OSError | None:
-    """Return why stdout takes nothing more, or None if it does: then a file of the program's own is what is full."""
+    """Return the error of writing to stdout, or None: then a file of the program's own is full."""
     try:
-        print(flush=True)  # something, for what is longer than the buffer has not stayed in it
+        print(flush=True)  # a newline, because a longer text would not have stayed in the buffer
     except OSError as error:
         return error
     return None

@@ -1,4 +1,4 @@
-"""Where `overlap top` draws: on the whole screen, on the lines below a program's output, or as plain lines."""
+"""Screens of `overlap top`: the whole terminal, the lines below a program's output, or plain lines."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..live.worlds import Sampler, World
 from .console import Console
 
 _PANEL_LINES = 12
-_LOOK_S = 0.2  # how soon the end of the job, a key or a signal is noticed
+_LOOK_S = 0.2  # delay until the end of the job, a key or a signal is noticed
 
 
 def is_terminal(file: TextIO) -> bool:
-    """Whether one can draw there."""
+    """Whether a file is a terminal with a movable cursor."""
     console = Console(file=file)
     return console.is_terminal and not console.is_dumb_terminal and file.isatty()
 
 
 class Show:
-    """One look after another at a world, as text.
+    """Looks at a world, as text.
 
     Args:
-        world: Which.
+        world: The world.
         looks: How it is looked at.
-        ascii: Without block characters, wherever it is drawn.
+        ascii: Whether to draw without block characters.
     """
 
     def __init__(self, world: World, looks: Sampler, *, ascii: bool) -> None:
@@ -84,13 +84,13 @@ class Paper:
         self._show, self._file = show, file
 
     def run(self, goes_on: Callable[[], bool]) -> None:
-        """Write a line whenever it is time, as long as it goes on."""
+        """Write a line after each pause, as long as `goes_on` says so."""
         while _pause(self._show.looks.pause_s, goes_on):
             print(f"overlap: {strftime('%H:%M:%S', localtime())} {self._show.line()}", file=self._file, flush=True)
 
 
 def full_screen(show: Show, file: TextIO) -> None:
-    """Draw on the whole screen until somebody presses q or Ctrl-C, or the world has ended; then leave the last look."""
+    """Draw on the whole screen until q, Ctrl-C, or the end of the world; then leave the last look."""
     last: list[str] = []
     with _keys() as pressed:
         file.write("\x1b[?1049h\x1b[?25l")
@@ -109,13 +109,13 @@ def full_screen(show: Show, file: TextIO) -> None:
 
 
 class Panel:
-    """The lowest lines of a terminal; what programs print scrolls above them."""
+    """The lowest lines of a terminal; output of programs scrolls above them."""
 
     def __init__(self, show: Show, file: TextIO) -> None:
         self._show, self._file = show, file
 
     def run(self, goes_on: Callable[[], bool]) -> None:
-        """Draw whenever it is time, as long as it goes on; then give the lines back."""
+        """Draw after each pause, as long as `goes_on` says so; then free the lines."""
         ended: list[int] = []
         before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
         size = (0, 0)
@@ -142,7 +142,7 @@ class Panel:
 
 
 def panel_frame(drawn: list[str], *, rows: int, height: int) -> str:
-    """Return what writes lines onto the lowest of a screen, and leaves the cursor where it was.
+    """Return the control codes that write lines at the bottom of a screen and restore the cursor.
 
     >>> panel_frame(["a", "b"], rows=24, height=2)
     '\\x1b7\\x1b[23;1Ha\\x1b[K\\x1b[24;1Hb\\x1b[K\\x1b8'
@@ -153,7 +153,7 @@ def panel_frame(drawn: list[str], *, rows: int, height: int) -> str:
 
 
 def _pause(for_s: float, goes_on: Callable[[], bool]) -> bool:
-    """Wait, unless it no longer goes on; return whether it does."""
+    """Wait as long as `goes_on` says so; return what it says at the end."""
     end_s = monotonic() + for_s
     while goes_on():
         left_s = end_s - monotonic()
@@ -165,7 +165,7 @@ def _pause(for_s: float, goes_on: Callable[[], bool]) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[], bool]]:
-    """Give what says whether q was pressed."""
+    """Give a function that says whether q was pressed."""
     if not sys.stdin.isatty():
         yield lambda: False
         return

@@ -1,4 +1,4 @@
-"""`overlap run --nnodes N`: from the options to the processes of the nodes, and from their ends to an exit code."""
+"""`overlap run --nnodes N`: checks its options, starts the processes of the nodes, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..processes.place import DEFAULT_JOB, LONGEST_JOB, Place, find_place, witho
 from ..processes.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
 from ..processes.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 
-GRACE_S = 10.0  # as torchrun's users know it
+GRACE_S = 10.0  # as in torchrun
 
 _SIGNALS = {
     signal.SIGINT: "interrupted",
@@ -35,9 +35,9 @@ _SIGNALS = {
     signal.SIGHUP: "the terminal is gone",
 }
 
-# Finds this very package whatever the folder holds in which the user stands, unlike `python -m`.
-# Ctrl-C while all this is imported is nobody's mistake: the launcher, which passes it on, has said what happened. An
-# exception would not do: raised in a callback of the import system, it is told and forgotten.
+# Imports this very package whatever the current folder holds, unlike `python -m`. Ctrl-C during the imports exits
+# without a message, because the launcher, which passes it on, prints one; an exception in a callback of the import
+# system would be printed and ignored.
 _BOOT = """\
 import os, signal, sys
 interrupted = signal.getsignal(signal.SIGINT)
@@ -52,10 +52,10 @@ sys.exit(main())
 
 
 def fitted(config: RunConfig) -> RunConfig:
-    """Return the configuration with the ranks of the whole world, and check what the options say of nodes.
+    """Return the configuration with the ranks of the whole world, after a check of the options for nodes.
 
     Raises:
-        UsageError: If they contradict each other or the launcher that has started this process.
+        UsageError: If options contradict each other or the launcher that has started this process.
     """
     _check(config)
     place = find_place()
@@ -76,7 +76,7 @@ def fitted(config: RunConfig) -> RunConfig:
 
 
 def _on_processes(config: RunConfig, processes: int) -> RunConfig:
-    """Return the configuration of as many processes of one node; each is started as a node is."""
+    """Return the configuration of several processes of one node, each of which is started like a node."""
     given = [name for name in ("nnodes", "nproc_per_node", "node_rank") if getattr(config, name) is not None]
     if given:
         option = given[0].replace("_", "-")
@@ -104,14 +104,14 @@ def _check_launcher(config: RunConfig, place: Place) -> None:
 
 
 def starts_nodes(config: RunConfig) -> bool:
-    """Whether the program is to run in processes that are still to be started."""
+    """Return whether this command starts the processes of the program."""
     several = config.nnodes is not None and config.nnodes > 1
     return (several or bool(config.max_restarts)) and find_place() is None
 
 
 @contextmanager
 def among_nodes(config: RunConfig) -> Iterator[None]:
-    """Let the processes of another launcher be as many nodes as `--nnodes` says, for the block."""
+    """Divide the processes of another launcher into `--nnodes` nodes, for the block."""
     if config.nnodes is None or find_place() is None or os.environ.get("OVERLAP_NNODES"):
         yield
         return
@@ -123,28 +123,28 @@ def among_nodes(config: RunConfig) -> Iterator[None]:
 
 
 def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
-    """Run the program on every node that belongs here, tell of the first failure, and return the exit code.
+    """Run the program on the nodes of this machine, report the first failure, and return the exit code.
 
     Args:
-        config: Of the whole world.
+        config: The configuration of the whole world.
         program: The script or `-m` and the module, and its arguments.
 
     Raises:
-        UsageError: If it cannot start as asked for; nothing has run then.
+        UsageError: If it cannot start; nothing has run then.
     """
     nodes = config.nnodes or 1
     assert config.ranks or nodes == 1
-    # as multiprocessing starts its children: nothing public says with which options this interpreter was started
+    # as multiprocessing does: no public function returns the options of this interpreter
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", boot(), "run", *program]
     environ = {**without_membership(os.environ), **config.variables()}
     if config.transport == "mpi":
         _become_mpiexec(nodes, command, environ)
     if nodes > 1:
-        environ.pop("OVERLAP_RANKS")  # else the program may say it
+        environ.pop("OVERLAP_RANKS")  # otherwise the program may set them
     if config.processes is not None:
         environ["OVERLAP_ONE_NODE"] = "1"
-    environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which what they start does not
+    environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which their own children do not
     endpoint = _endpoint(config)
     secret = _secret(config, endpoint)
     here = range(nodes) if config.node_rank is None else [config.node_rank]
@@ -174,7 +174,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
 
 
 def _run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
-    from .again import run_again  # few ask for it, and every node would load it
+    from .again import run_again  # not at the top: every node would load it
 
     return run_again(what, config)
 
@@ -201,13 +201,13 @@ def _last_signs(pid: int, config: RunConfig) -> list[str]:
 
 
 def _kept(outcome: LaunchOutcome) -> str:
-    """Return what a process that was told to end has said of what is saved; that is the same on all."""
+    """Return the note of a terminated process about the saved state, which is equal on all processes."""
     told = [ending.status.line for ending in outcome.endings if ending.status and not ending.status.text]
     return next((line for line in told if line.startswith("; ")), "")
 
 
 def _standings(outcome: LaunchOutcome) -> list[str]:
-    """Return where the ranks stood when they were interrupted: what the node says that has heard of most of them."""
+    """Return the state of the ranks at the interrupt, from the node that knows most of them."""
     told = [ending.status.text.splitlines() for ending in outcome.endings if ending.status]
     lines = [[line for line in text if line.startswith("  ")] for text in told if text[:1] == ["overlap: interrupted"]]
     return max(lines, key=len, default=[])
@@ -231,13 +231,13 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_range(config: RunConfig) -> None:
-    """Refuse a range of nodes where nobody would start fewer of them."""
+    """Refuse a range of nodes without restarts, which alone start fewer of them."""
     if getattr(config.nnodes, "fewest", config.nnodes) != config.nnodes and not config.max_restarts:
         raise UsageError(f"--nnodes {config.nnodes}: fewer are tried only with --max-restarts; give it too")
 
 
 def _share(config: RunConfig, nodes: int) -> int:
-    """Return the ranks of each node when only those of the world are known."""
+    """Return the ranks of each node, from those of the world."""
     ranks = config.ranks
     if ranks is None and config.cluster not in (None, "local"):
         from topology import cluster
@@ -267,12 +267,12 @@ def _secret(config: RunConfig, endpoint: Endpoint) -> bytes:
     if given is not None or config.node_rank is None:
         return given or generate()
     if not is_loopback(endpoint[0]):
-        raise UsageError(f"--node-rank: whoever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
+        raise UsageError(f"--node-rank: anybody who reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
     return user_secret()
 
 
 def _job(config: RunConfig) -> str:
-    """A name nobody else has, if all nodes are started here; by hand, one that all agree on."""
+    """Return a unique name if all nodes are started here, and a common one if they are started by hand."""
     name: str = config.job_id or (DEFAULT_JOB if config.node_rank is not None else secrets.token_hex(8))
     if len(name) > LONGEST_JOB or not name.isprintable():
         raise UsageError(f"--job-id: expected at most {LONGEST_JOB} printable characters, got {name[:80]!r}")
@@ -296,13 +296,13 @@ def _colour(environ: Mapping[str, str]) -> bool:
 
 
 def boot() -> str:
-    """Return a program that is this command, for a new interpreter."""
+    """Return a Python program that runs this command in a new interpreter."""
     return _BOOT.format(root=str(Path(__file__).parents[2]))
 
 
 @contextmanager
 def _listening(endpoint: Endpoint, *, here: bool) -> Iterator[tuple[int | None, Endpoint]]:
-    """Listen for node 0 before it runs, so that a port in use is known at once: (descriptor, where it is)."""
+    """Listen for node 0 before it starts, so that a used port is reported at once; give descriptor and endpoint."""
     if not here:
         yield None, endpoint
         return
@@ -322,7 +322,7 @@ async def _listener(endpoint: Endpoint) -> socket.socket:
 def _become_mpiexec(nodes: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
     if find_spec("mpi4py") is None:
         raise UsageError("--transport mpi: mpi4py is not installed: pip install mpi4py")
-    # The one beside this Python first: it belongs to the library that mpi4py here uses.
+    # The mpiexec beside this Python first: it belongs to the library of mpi4py here.
     where = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     mpiexec = shutil.which("mpiexec", path=where)
     if mpiexec is None:

@@ -1,4 +1,4 @@
-"""The user's program: found before anything starts, run as python itself would run it, and its trace told of."""
+"""Programs of users: found before anything starts, run as python runs them, and lines about their traces."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _AT_ONCE_BYTES = 32 << 20
 """Traces up to that size are read again for the verdict: 60,000 spans, about a second."""
 
 Program: TypeAlias = Callable[[], dict[str, object]]
-"""Runs it, and returns what its global names stand for at the end."""
+"""Runs a program, and returns its global names at the end."""
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Let a program be named, as to python itself; all that follows its name is its own."""
+    """Add the program to a command line, as python takes it; all arguments after its name are its own."""
     parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [ARGS ...]"
     parser.allow_abbrev = False
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run MODULE, as python -m does")
@@ -35,16 +35,16 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def named(args: argparse.Namespace, *more: str, command: str) -> Program:
-    """Return what runs the program that the command line names.
+    """Return a function that runs the program that the command line names.
 
     Args:
-        args: What `add_program` had parsed.
-        more: What the program finds in sys.argv after what the user gave it.
-        command: Who asks, for messages.
+        args: The arguments of `add_program`.
+        more: Arguments for the program after those of the user.
+        command: The name of the command, for messages.
 
     Raises:
-        UsageError: If none is named, or there is no such file, or it is not Python. Whether there is a module of the
-            name shows when it runs.
+        UsageError: If no program is named, or the file does not exist or is not Python. A missing module is noticed
+            when it runs.
     """
     if args.module is not None:
         return _module([*args.module, *more], command)
@@ -86,7 +86,7 @@ def _run_module(name: str, command: str) -> dict[str, object]:
             spec = find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
-            raise  # the package is there, and what it imports is not
+            raise  # the package exists, but an import of it does not
         raise UsageError(f"{command}: -m {name}: {error}") from None
     if spec is None:
         raise UsageError(f"{command}: -m {name}: there is no such module to run")
@@ -94,7 +94,7 @@ def _run_module(name: str, command: str) -> dict[str, object]:
 
 
 def _with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, object]:
-    """Give the program the argv and the first entry of the import path that python itself would."""
+    """Set argv and the first entry of the import path as python does, and run the program."""
     sys.argv[:] = argv
     if not sys.flags.safe_path:
         sys.path[0] = sys_path
@@ -103,7 +103,7 @@ def _with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, ob
 
 @contextmanager
 def as_main() -> Iterator[None]:
-    """Put back what a program finds changed about the interpreter."""
+    """Restore argv and the import path after a program."""
     argv, path = sys.argv[:], sys.path[:]
     try:
         yield
@@ -116,12 +116,12 @@ def as_main() -> Iterator[None]:
 
 @contextmanager
 def told_traces(name: str | None, path: str | os.PathLike[str] | None, *, verdict: bool = True) -> Iterator[None]:
-    """Say at the end, well or bad, where the traces are, under the name that the user gave them.
+    """Print at the end, also after a failure, where the traces are, under the name that the user gave.
 
-    After a good end the last line is what the last run comes to, unless somebody else says it.
+    After a good end the last line is the verdict on the last run, if `verdict` asks for it.
     """
     place = find_place()
-    if place is not None and place.process != 0:  # the first process says it for all
+    if place is not None and place.process != 0:  # the first process prints it for all
         yield
         return
     shown = name or _shown(path)
@@ -140,7 +140,7 @@ def told_traces(name: str | None, path: str | os.PathLike[str] | None, *, verdic
 
 
 def _verdict(file: Path) -> str:
-    """Return what a trace comes to, if reading it takes no longer than a moment."""
+    """Return the verdict on a trace, if the file is small enough to be read at once."""
     from ..timeline import median_step, read_trace, verdict_of
 
     limit_bytes = _AT_ONCE_BYTES // 20 if file.suffix == ".gz" else _AT_ONCE_BYTES
@@ -152,7 +152,7 @@ def _verdict(file: Path) -> str:
 
 
 def _shown(path: str | os.PathLike[str] | None) -> str:
-    """Return a path as its user is likely to have written it: a launcher has made it absolute."""
+    """Return a path relative to the current folder, as users write it: a launcher has made it absolute."""
     if path is None:
         return ""
     with suppress(FileNotFoundError):  # somebody has removed the current folder
@@ -162,6 +162,6 @@ def _shown(path: str | os.PathLike[str] | None) -> str:
 
 
 def _note(text: str) -> None:
-    with suppress(OSError, ValueError):  # the end of the command looks after what cannot be written
-        sys.stdout.flush()  # what the program printed comes first, also when both streams go to one file
+    with suppress(OSError, ValueError):  # the end of the command reports a full or closed stdout
+        sys.stdout.flush()  # output of the program comes first, also when both streams go to one file
     notify(text)

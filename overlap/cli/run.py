@@ -1,4 +1,4 @@
-"""`overlap run SCRIPT`: run a program whose `overlap.run` obeys the command line."""
+"""`overlap run SCRIPT`: runs a program, with the settings of the command line for its `overlap.run`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from .output import output_path
 from .program import add_program, as_main, named, told_traces
 
 _DESCRIPTION = """\
-Run a program: all ranks in this process, or with --nnodes in one process for each node. What is given here wins over
-the arguments of its overlap.run(...), so the same file runs with other ranks, on another machine or with a trace,
-unchanged.
+Run a program: all ranks in this process, or with --nnodes in one process for each node. Options win over the arguments
+of its overlap.run(...), so the same file runs with other ranks, on another machine or with a trace, unchanged.
 """
 
 _EPILOG = f"""\
@@ -52,29 +51,29 @@ Ctrl-C lets the nodes end in peace, a second one ends them at once.
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Tell the front door's parser what the command is for and what it takes."""
+    """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_settings(parser)
     parser.add_argument(
-        "--show-config", action="store_true", help="say what holds and who has said it, and run nothing"
+        "--show-config", action="store_true", help="print every setting with its source, and run nothing"
     )
     parser.add_argument(
-        "--live", action="store_true", help="show below the output what ranks do; a line every 10 s where it is piped"
+        "--live", action="store_true", help="show the work of ranks below the output; in a pipe a line every 10 s"
     )
     add_program(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the program and return its exit code; in a process of its own what it raises goes through.
+    """Run the program and return its exit code; exceptions of the program go through, unless a launcher reports them.
 
     Raises:
-        UsageError: If there is no such program, or an option cannot be meant. Nothing has run then.
+        UsageError: If there is no such program, or an option has an impossible value. Nothing has run then.
     """
     launched = take()
     try:
         with obeying(quiet=launched):
             return _run(args)
-    except Terminated as end:  # the launcher has asked for it, or sees it by the code
+    except Terminated as end:  # the launcher has asked for it, or reads the exit code
         if launched and end.kept:
             tell_launcher(Status(cause=False, line=end.kept, code=int(end.code or 0)))
         return int(end.code or 0)
@@ -110,7 +109,7 @@ def _run_program(args: argparse.Namespace, config: RunConfig, program: Callable[
 
 @contextmanager
 def shown_live() -> Iterator[None]:
-    """Let another process draw, for the block, what the ranks do: in this one it would keep them from doing it."""
+    """Let another process draw the work of the ranks for the block: drawing in this process would slow them down."""
     command = [sys.executable, "-c", boot(), "top", "--below", str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as watcher:
         try:
@@ -120,13 +119,13 @@ def shown_live() -> Iterator[None]:
 
 
 def _check_readable_twice(script: str | None) -> None:
-    """Refuse what only one process could read, such as our stdin, which belongs to the first node."""
+    """Refuse programs that only one process could read, such as our stdin, which belongs to the first node."""
     if script is not None and os.path.abspath(script).startswith(("/dev/", "/proc/")):
         raise UsageError(f"run: {script}: every node reads the program for itself; with --nnodes name a file")
 
 
 def _tell(error: BaseException) -> int:
-    """Let the launcher print the error, last of all; return the exit code."""
+    """Hand the error to the launcher, which prints it last, and return the exit code."""
     place = find_place()
     with redirect_stderr(StringIO()) as told:
         code = report(error)
@@ -157,7 +156,7 @@ def _config(args: argparse.Namespace) -> RunConfig:
 
 
 def _with_tls_files(config: RunConfig) -> RunConfig:
-    """Refuse files that nobody could read, before anything starts; the program may change its directory meanwhile."""
+    """Check that TLS files are readable, and make their paths absolute: the program may change its directory."""
     files = {"--tls-cert": config.tls_cert, "--tls-key": config.tls_key, "--tls-ca": config.tls_ca}
     given = {name: path for name, path in files.items() if path is not None}
     if not given:
@@ -172,7 +171,7 @@ def _with_tls_files(config: RunConfig) -> RunConfig:
 
 
 def _show(config: RunConfig) -> None:
-    """Print every setting, its value, and who has said it."""
+    """Print every setting, its value and its source."""
     print("\n".join(config.lines()))
     if (place := find_place()) is not None:
         print(f"{place.source} has started this process as number {place.process} of {place.processes}")

@@ -137,7 +137,7 @@ BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
         (("--nnodes", "0"), "run: argument --nnodes: expected a positive integer, got '0'"),
         (("--node-rank", "0"), "--node-rank needs --nnodes and --rdzv-endpoint, the same for all nodes"),
         ((*BY_HAND, "a:1", "--node-rank", "2"), "--node-rank 2: nodes are numbered from 0, and --nnodes is 2"),
-        ((*BY_HAND, "a:1", "--node-rank", "1"), "--node-rank: whoever reaches a:1 could join the job; give "),
+        ((*BY_HAND, "a:1", "--node-rank", "1"), "--node-rank: anybody who reaches a:1 could join the job; give "),
         ((*BY_HAND, "a:0", "--node-rank", "1"), "--rdzv-endpoint: the nodes that are started elsewhere must "),
         (("--nnodes", "2", "--rdzv-endpoint", "a"), "--rdzv-endpoint: endpoint: expected HOST:PORT"),
         (("--nnodes", "2", "--ranks", "3"), "3 ranks cannot be divided among --nnodes 2; say --nproc-per-node"),

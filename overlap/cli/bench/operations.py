@@ -1,4 +1,4 @@
-"""What can be measured by name: each operation, how it is issued, and the types and operators it takes."""
+"""Operations that can be measured, by name, with their types and reduction operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Issue: TypeAlias = "Callable[[Rank, Array, Array | None, str, int], tuple[Future
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Something with a row in the table."""
+    """An operation with a row in the table."""
 
     kind: Collective  # The collective whose shapes and bus factor it has
     names: tuple[str, ...]  # Its name, then its short names
@@ -27,7 +27,7 @@ class Operation:
     issue: Issue
     issue_shared: Issue | None = None  # Starts it with a result that ranks share; None: it has none
     in_place: bool = False  # Whether input and result may share memory
-    fewest_ranks: int = 1  # It needs so many
+    fewest_ranks: int = 1  # Smallest world
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from .training import Task, compare_here
 
 
 def main(text: str, trace: str) -> None:
-    """Train, and tell."""
+    """Train as one process, and print losses and results on rank 0."""
     found = compare_here(Task(**json.loads(text)), lambda loss: _tell(loss=loss), trace=trace)
     if found is not None:
         _tell(digests=found.digests, right=found.right, tests=found.tests)

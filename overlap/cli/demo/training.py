@@ -50,7 +50,7 @@ Progress: TypeAlias = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is trained, where, and over which links."""
+    """A training: its ranks, their links, and the model."""
 
     ranks: int  # Data-parallel ranks, at least 2
     # Processes that they are spread over. With one, every two ranks have a link; with several, every two ranks of
@@ -62,7 +62,7 @@ class Task:
 
     @property
     def weights(self) -> int:
-        """How many weights and biases a model has."""
+        """Number of weights and biases of a model."""
         return sum(map(parameter_count, self.widths))
 
     def speed(self, src: int, dst: int) -> LinkSpeed | None:
@@ -75,7 +75,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What came out."""
+    """The results of both trainings."""
 
     digests: list[tuple[str, str]]  # For each rank, SHA-256 of all weights, trained without and with overlap
     right: int  # Test images that the model trained with overlap knows

@@ -27,9 +27,10 @@ from .training import add_training, asks_for_training, simulate_training
 
 _DESCRIPTION = """\
 Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
-is communication, and how much of that is exposed. What is given here wins over the arguments of its overlap.run(...);
-all else stays as they say, also the assumptions of its clock=overlap.Virtual(...).
-Computes take what they state (seconds=, or flops= and bytes_moved= by the device's peak) or what a --profile says.
+is communication, and how much of that is exposed. Options win over the arguments of its overlap.run(...);
+everything else stays, also the assumptions of its clock=overlap.Virtual(...).
+Computes take the time that they state (seconds=, or flops= and bytes_moved= by the device's peak) or that of a
+--profile.
 """
 
 _EPILOG = f"""\
@@ -48,7 +49,7 @@ A sweep runs the program for every combination of values. NAME is one of
   {", ".join(list(PARAMETERS)[15:])},
 or else a parameter of the program: bucket_bytes=1MiB adds the arguments --bucket-bytes 1MiB. A NAME that begins with
 -- is always the program's: --sweep=--seed=1,2. A program that calls overlap.run several times is judged by the last.
-What it prints is not shown. Ctrl-C prints the rows that are done.
+Its output is not shown. Ctrl-C prints the rows that are done.
 
 A program that has a global name {SAMPLES} gets a throughput too. The best row is marked: it has the highest
 throughput, or else the shortest step.
@@ -58,7 +59,7 @@ The exit code is 0, 1 if the program or a point of a sweep fails, 2 for bad usag
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Tell the front door's parser what the command is for and what it takes."""
+    """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--sweep", action="append", metavar="NAME=V,V,...", help="once for each of these values")
     parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")

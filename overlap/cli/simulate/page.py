@@ -1,4 +1,4 @@
-"""What `overlap simulate` prints of one run: assumptions, figures, and a drawing of the median step."""
+"""Page of a simulated run: assumptions, figures, and a drawing of the median step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .simulation import Busiest, Shape, StepSummary
 if TYPE_CHECKING:
     from rich.text import Text
 
-_LISTED = 4  # shapes that are named one by one
+_LISTED = 4  # shapes that are named
 
 
 def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
@@ -56,7 +56,7 @@ def _throughput(outcome: StepSummary) -> list[str]:
 
 
 def assumptions(request: RunConfig) -> list[str]:
-    """Say what was taken for granted."""
+    """Return the assumptions of a run in words."""
     virtual = request.virtual
     assert virtual is not None
     rates = f"{virtual.efficiency:.4g} of the {virtual.dtype} peak and {virtual.memory_efficiency:.4g} of the memory's"
@@ -103,7 +103,7 @@ def _ranks(count: int) -> str:
 
 
 def extrapolated(outcome: StepSummary) -> str:
-    """Say which predictions of communication lie outside what was published of the machine."""
+    """Return the predictions of communication that lie outside published measurements, in words."""
     if not outcome.shapes:
         return "nothing: there is no communication"
     if not outcome.extrapolated:
@@ -126,7 +126,10 @@ def drawing(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool
 
     view = TimelineView(timeline, step=outcome.step)
     lines = view.lines(width=width, ascii=ascii, color=color)
-    first, last = lines.index([]), len(lines) - lines[::-1].index([])  # between them is a table of what the page says
+    first, last = (
+        lines.index([]),
+        len(lines) - lines[::-1].index([]),
+    )  # between them is a table
     for line in [*lines[:first], [], *lines[last:]]:
         yield Text.assemble(*line, no_wrap=True, overflow="crop")
 

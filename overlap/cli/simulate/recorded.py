@@ -1,4 +1,4 @@
-"""`overlap simulate FILE ...` of traces: what was recorded is the program."""
+"""`overlap simulate FILE ...`: makes a program of recorded traces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_recorded(parser: argparse.ArgumentParser) -> None:
 
 
 def is_recorded(args: argparse.Namespace) -> bool:
-    """Return whether traces are named instead of a program.
+    """Return whether the command line names traces instead of a program.
 
     Raises:
         UsageError: If options of a trace are given without one.
@@ -45,7 +45,7 @@ def is_recorded(args: argparse.Namespace) -> bool:
 
 
 def recorded(args: argparse.Namespace) -> Program:
-    """Return a program that does what the traces show.
+    """Return a program that repeats the traces.
 
     Raises:
         UsageError: If one cannot be read or is not of one run, or an option cannot be meant.
@@ -88,7 +88,7 @@ def _factor(text: str | None) -> float:
 
 
 def _described(files: Sequence[str], tape: Tape, growth: Growth, factor: float) -> list[str]:
-    """Say what was recorded, what becomes of it, and what is not carried over."""
+    """Return in words what was recorded, what the program does, and what is not known."""
     moves = [move for each in tape.moves.values() for move in each]
     computes, operations = (sum(m.kind in kinds for m in moves) for kinds in (("compute",), ("collective", "message")))
     several = f" and {len(files) - 1} more" if len(files) > 1 else ""

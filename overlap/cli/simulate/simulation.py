@@ -21,7 +21,7 @@ from .setting import revised
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Shape:
-    """What collectives have in common that cost the same."""
+    """The shape of collectives that cost equal time."""
 
     op: str  # Name of the collective
     nbytes: int  # The larger of input and result
@@ -36,13 +36,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busiest:
-    """The shape whose operations took longest on a rank, added up."""
+    """The shape whose operations together took the most time on a rank."""
 
-    shape: Shape  # Which
-    algorithms: tuple[str, ...]  # What they became
-    count: int  # How many there were
-    transfer_ns: int  # What they took once all ranks were there
-    wait_ns: int  # What they waited before that for the last rank
+    shape: Shape  # The shape
+    algorithms: tuple[str, ...]  # Their algorithms
+    count: int  # Their number
+    transfer_ns: int  # Their time after the last rank had come
+    wait_ns: int  # Their time of waiting for the last rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,8 @@ class StepSummary:
     """One simulated run, measured at the longest rank of its median step."""
 
     world_size: int  # Ranks
-    step: int | None  # The median step; None if the program marks none: then it is the whole run
-    steps: int  # How many there were
+    step: int | None  # The median step; None for the whole run, if the program marks no steps
+    steps: int  # Their number
     # Where the time went on the rank whose step is longest; of several the one with the most exposed communication,
     # then with the most compute, then the first.
     longest: Breakdown
@@ -62,7 +62,7 @@ class StepSummary:
 
     @property
     def step_ns(self) -> int:
-        """How long the step takes."""
+        """Time of the step."""
         return self.longest.wall_ns
 
     @property
@@ -148,14 +148,14 @@ SAMPLES = "samples_per_step"
 class SimulatedRun:
     """One call of `overlap.run` in virtual time."""
 
-    request: RunConfig  # What it was asked to be, by the program and by the setting
-    timeline: Timeline  # What happened
-    outcome: StepSummary  # What that says
+    request: RunConfig  # Its configuration, by the program and the setting
+    timeline: Timeline  # Its timeline
+    outcome: StepSummary  # Its measures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What a program did in virtual time."""
+    """The runs of a program in virtual time."""
 
     runs: tuple[SimulatedRun, ...]  # In order
     wall_s: float  # Seconds of real time that it took

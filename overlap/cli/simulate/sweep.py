@@ -102,16 +102,16 @@ def points(swept: Sequence[SweepAxis], fixed: Mapping[str, object]) -> Iterator[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRow:
-    """What became of a point."""
+    """The result of a point."""
 
-    point: Point  # Which
+    point: Point  # The point
     run: SimulatedRun | None = None  # The last one of the program; None if it failed
     error: str | None = None  # Why it failed, in one line; None if it did not
     wall_s: float = 0.0  # Seconds of real time that it took; 0 if it failed
 
     @property
     def outcome(self) -> StepSummary | None:
-        """What the run says; None if it failed."""
+        """The measures of the run; None if it failed."""
         return self.run.outcome if self.run else None
 
 
@@ -146,7 +146,7 @@ def best(rows: Sequence[SweepRow]) -> SweepRow | None:
 
 
 def _row(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
-    """Run one point; what the program prints is not shown, what it complains about is, unless it fails."""
+    """Run one point; output of the program is not shown, its stderr is, unless it fails."""
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as told:
         try:
             simulation = run(point)
@@ -160,7 +160,7 @@ def _row(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
 
 
 def _in_one_line(told: str, code: int) -> str:
-    """Return the line that says what was wrong: ours, or else the last one."""
+    """Return the line that names the error: ours, or else the last one."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     ours = [line.removeprefix("overlap: ") for line in lines if line.startswith("overlap: ")]
     return (ours or lines or [f"exit code {code}"])[-1]
@@ -168,7 +168,7 @@ def _in_one_line(told: str, code: int) -> str:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int, str], None]]:
-    """Give a function that shows how many points are done, and which one is next."""
+    """Give a function that shows the number of finished points, and the next one."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from ..console import Console
@@ -241,7 +241,7 @@ def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _bar(value_ns: int, longest_ns: int, *, cells: int, ascii: bool) -> str:
-    """Draw a bar, the longest `cells` long; what is not nothing has at least an eighth of a cell."""
+    """Return a bar, the longest of which has `cells` cells; values above 0 have at least an eighth of a cell."""
     eighths = -(-value_ns * cells * 8 // longest_ns) if longest_ns else 0
     if ascii:
         return "#" * -(-eighths // 8)

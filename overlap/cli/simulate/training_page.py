@@ -1,4 +1,4 @@
-"""What `overlap simulate --model` prints: where a step's time and memory go, how far to trust it, the verdict last."""
+"""Page of a predicted training step: its time and memory, the error of the prediction, and the verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...planning.wires import busy
 from ...timeline.draw.columns import columns
 from ...units import format_bytes, format_ns, wrapped
 
-_LISTED = 8  # operations, and parts of the critical path, that are named one by one
+_LISTED = 8  # rows of each table
 
 
 def page(
@@ -84,7 +84,7 @@ def _dimensions(one: Estimate, width: int) -> list[str]:
 
 
 def _operations(one: Estimate, width: int) -> list[str]:
-    """Draw the operations, those of all stages together, most exposed first."""
+    """Return the table of operations of all stages, the most exposed first."""
     merged: dict[tuple[str, str, int, int, Band], Amount] = {}
     for operation, amount in one.parts.operations.items():
         size = 2 if operation.op == MESSAGE else len(operation.ranks)
@@ -118,7 +118,7 @@ def _done(doing: str, name: str) -> str:
     return {"compute": f"compute {name}", "wire": name, "waiting": f"waiting in {name}"}.get(doing, "program")
 
 
-# Kinds of wires whose names say too little beside those of others.
+# Kinds of wires that need a longer name beside others.
 _WIRES = {"chip": "between the cores of a chip"}
 
 
@@ -176,7 +176,7 @@ def _reason(most: tuple[str, Amount]) -> str:
 
 
 def search_page(names: Sequence[str], found: Found, *, width: int) -> Iterator[str]:
-    """Yield what a search did: how many layouts were left out, why, and the best ones."""
+    """Yield the result of a search: the layouts that were left out, the reasons, and the best ones."""
     done = "" if found.complete else ", and was interrupted"
     title = f"searched for {', '.join(names)}: {found.tried} layouts, {len(found.simulated)} simulated{done}"
     yield from wrapped(title, width)
@@ -221,7 +221,7 @@ def _field(name: str, text: str, width: int) -> list[str]:
 def described(
     one: Estimate, moved: Sequence[Sensitivity], price: float | None, searched: tuple[list[str], Found] | None
 ) -> dict[str, object]:
-    """Return all that the page says, and more digits of it."""
+    """Return the step for JSON: integers of nanoseconds, bytes, shares from 0 to 1."""
     parts = one.parts
     typical, worst = band_of_step(one.cluster, parts)
     return {
