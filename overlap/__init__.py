@@ -17,8 +17,8 @@
 #     outstanding the unfinished operations of a rank, their deadlines, failures that nobody has seen
 #     checking    the issuer of `run(check="nan")`, which looks at all data that is sent
 #     backend     the differences between real and simulated time;  event_loop: its work for other threads
-#     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
-#                 algorithm by cost, proves its table, cuts out programs), programs and execution
+#     engine/     moves the bytes of matched operations (real_engine): by pulls out of memory that ranks share
+#                 (in_process, on_host); else as programs over wires (compiler, layout, execution)
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
 #     blame/      which rank waits for which, which keeps the event loop, and when the user hears of it
 #   simulation/    the simulated backend: clock, fabric, engine, compute

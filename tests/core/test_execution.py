@@ -19,7 +19,7 @@ from overlap.runtime.backend import Backend
 from overlap.runtime.engine import execution, programs
 from overlap.runtime.engine.execution import Execution
 from overlap.runtime.engine.laid_out import lay_out
-from overlap.runtime.engine.program_memory import Buffers, Layout
+from overlap.runtime.engine.layout import Buffers, Layout
 from overlap.runtime.engine.workers import Workers
 from transports import Starter
 

@@ -14,9 +14,8 @@ from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.reduce import reducer
 from overlap.collectives.slicing import in_slices
 from overlap.runtime.engine.execution import apply
-from overlap.runtime.engine.laid_out import LaidOut, LaidStep, Run, lay_out
-from overlap.runtime.engine.program_memory import Buffers, Layout
-from overlap.runtime.engine.step_order import AHEAD
+from overlap.runtime.engine.laid_out import AHEAD, LaidOut, LaidStep, Run, lay_out
+from overlap.runtime.engine.layout import Buffers, Layout
 
 _Lane: TypeAlias = tuple[int, int, int]
 

@@ -8,7 +8,7 @@ import pytest
 
 import overlap
 from overlap import PeerFailedError
-from overlap.runtime.engine.small_run import Exchange
+from overlap.runtime.engine.on_board import Exchange
 from overlap.runtime.operation import Operation
 from transports.common import OPERATIONS, PAYLOAD_BYTES
 

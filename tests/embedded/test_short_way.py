@@ -12,8 +12,8 @@ import trio
 import overlap
 from overlap.collectives.kinds import Collective
 from overlap.runtime import event_loop as handover_module
-from overlap.runtime.engine.host_run import HostRun
-from overlap.runtime.engine.small_run import SmallRun
+from overlap.runtime.engine.on_board import SmallRun
+from overlap.runtime.engine.on_host import HostRun
 from overlap.runtime.event_loop import Handover
 from overlap.runtime.operation import CollectiveFuture
 from overlap.runtime.stream import activate_late

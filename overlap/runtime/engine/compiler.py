@@ -1,4 +1,4 @@
-"""From a call to the program of each rank: what the runtime does with the placeholder that a compiler left.
+"""Compiles calls: from a collective on a group to the program of each rank, and its layout on arrays.
 
 The algorithm is chosen by cost on the placed topology (or by name, where the program insists), its table is generated
 and proved, and each rank's part cut out. Everything is kept for the next call of the same collective, group and size
@@ -8,20 +8,28 @@ class, so a training loop compiles in its first step only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from ...collectives.call import Call, Pairs
 from ...collectives.generators import generate
-from ...collectives.kinds import Collective
-from ...collectives.program import Program, project
+from ...collectives.generators.rank_order import ONLY_FOR_ORDER
+from ...collectives.kinds import ALL_GATHER, BARRIER, GATHER, Collective
+from ...collectives.program import Kind, Program, project
 from ...collectives.proof import verify
-from ...collectives.schedule import Schedule
+from ...collectives.reduce import Array, reducer
+from ...collectives.schedule import Buffer, Schedule
 from ...collectives.slicing import in_slices
-from ...collectives.uneven import uneven
+from ...collectives.uneven import UnevenSchedule, block_starts, uneven
 from ...cost.choice import Choices
 from ...cost.select import size_class
-from .compiled import Compiled
+from ..operation import Operation
+from .laid_out import LaidOut, lay_out
+from .layout import Buffers, Layout, ThinLayout, UnevenLayout, runs_touched
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -105,3 +113,125 @@ def _message() -> Schedule:
     schedule = generate("permute", MESSAGE_ALGORITHM, 2, pairs=((0, 1),))
     verify(schedule)
     return schedule
+
+
+# What barriers send, get, and make of both: always zero, so all may use the same.
+_NOTHING, _NOTHING_COMES = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+_MOST = reducer("max", np.dtype(np.uint8))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is the same in every call."""
+
+    layout: Layout  # Of the buffers
+    none: Array  # No elements, for who has no input, or no result
+    scratch: Array  # No elements, for who needs no SCRATCH, and as it would have them
+    room: int  # Elements of SCRATCH
+    in_result: bool  # Whether it may lie in the result
+
+
+class Compiled:
+    """One rank's program of a call, and its layouts on the arrays of operations.
+
+    Attributes:
+        schedule: The proved table.
+        program: The rank's part of it.
+    """
+
+    __slots__ = ("_blank", "_in_its_block", "_laid", "_members", "_plan", "program", "schedule")
+
+    def __init__(self, schedule: Schedule, program: Program, members: Sequence[int]) -> None:
+        self.schedule, self.program, self._members = schedule, program, members
+        self._plan: _Plan | None = None
+        self._laid: dict[bool, LaidOut] = {}  # by whether input and result share memory
+        self._blank: tuple[LaidOut, Buffers] | None = None  # for barriers: all have the same arrays
+        self._in_its_block: bool | None = None  # whether an input may lie where its block of the result does
+
+    def laid(self, operation: Operation) -> tuple[LaidOut, Buffers]:
+        """Return the program, laid out on an operation's arrays, and these."""
+        if self._blank is not None:
+            return self._blank
+        buffers, in_place = self._buffers(operation)
+        if operation.kind is BARRIER:
+            self._blank = lay_out(self.program, buffers, self._members, blank=True), buffers
+            return self._blank
+        laid = self._laid.get(in_place)
+        if laid is None:
+            laid = self._laid[in_place] = lay_out(self.program, buffers, self._members)
+        return laid, buffers
+
+    def _buffers(self, operation: Operation) -> tuple[Buffers, bool]:
+        """Return an operation's arrays as the schedule's buffers, and whether input and result share memory."""
+        source, target, plan = operation.source, operation.target, self._plan
+        if operation.kind is BARRIER:
+            source, target = _NOTHING, _NOTHING_COMES
+        if plan is None:
+            plan = self._plan = self._planned(operation, source, target)
+        flat_in = plan.none if source is None else source.reshape(-1)
+        flat_out = plan.none if target is None else target.reshape(-1)
+        in_place = source is not None and target is not None and _share_memory(source, operation.out)
+        if in_place and not (self.schedule.in_place or self._lies_in_its_block(operation, flat_in, plan)):
+            flat_in, in_place = operation.context.arrays.copy(flat_in), False
+        scratch = plan.scratch
+        if plan.in_result and target is not None:
+            scratch = flat_out
+        elif plan.room:
+            scratch = operation.context.arrays.empty((plan.room,), scratch.dtype)
+        return Buffers((flat_in, flat_out, scratch), plan.layout), in_place
+
+    def _planned(self, operation: Operation, source: Array | None, target: Array | None) -> _Plan:
+        schedule, program = self.schedule, self.program
+        like = source if source is not None else target
+        assert like is not None, "a rank that neither gives nor gets takes no part"
+        combine = _MOST if operation.kind is BARRIER else operation.call.reducer
+        accumulator = like.dtype if combine is None else combine.accumulator
+        block = like.size // schedule.blocks[0 if source is not None else 1]
+        layout = Layout(block, schedule.slots_per_block, combine, schedule.size)
+        room, in_result = schedule.blocks[2] * block, schedule.in_place
+        if isinstance(schedule, UnevenSchedule):
+            starts = block_starts(schedule, program.rank, operation.call.counts, prod(like.shape[1:]))
+            layout = UnevenLayout(block, schedule.slots_per_block, combine, schedule.size, starts)
+            room = starts[Buffer.SCRATCH][-1]
+        elif schedule.algorithm in ONLY_FOR_ORDER:  # whose tables have a place for the pieces of all ranks
+            layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, runs_touched(program))
+            room, in_result = layout.elements(), False
+        return _Plan(
+            layout=layout,
+            none=np.empty(0, like.dtype),
+            scratch=np.empty(0, accumulator),
+            room=room,
+            in_result=in_result and target is not None and target.size == room and target.dtype == accumulator,
+        )
+
+    def _lies_in_its_block(self, operation: Operation, source: Array, plan: _Plan) -> bool:
+        """Whether an input is the very block of the result that it ends up in, and nothing else is put there before.
+
+        What shares memory with what it is gathered into lies there, or would have been refused: see `check_overlap`.
+        """
+        gathers, out = operation.kind in (ALL_GATHER, GATHER), operation.out
+        uneven = isinstance(plan.layout, UnevenLayout)
+        if not gathers or uneven or source.size != plan.layout.block or out is None or source.dtype != out.dtype:
+            return False
+        if self._in_its_block is None:
+            self._in_its_block = _keeps_own(self.program, plan.layout.slots)
+        return self._in_its_block
+
+
+def _share_memory(source: Array, out: Array | None) -> bool:
+    """Whether an input and a result share memory; most are one array, or have memory of their own."""
+    if source is out or out is None or (source.base is None and out.base is None):
+        return source is out
+    return np.may_share_memory(source, out)
+
+
+def _keeps_own(program: Program, slots: int) -> bool:
+    """Whether nothing is put into a rank's own block of the result but what its input has at that very place."""
+    first = program.rank * slots
+    for step in (step for queue in program.queues for step in queue if step.kind is not Kind.SEND):
+        dst, src = step.dst, step.src
+        apart = dst.buffer != Buffer.OUT or dst.slot + dst.count <= first or first + slots <= dst.slot
+        same = step.kind is Kind.LOCAL and src.buffer == Buffer.IN and src.slot == dst.slot - first
+        if not (apart or same):
+            return False
+    return True

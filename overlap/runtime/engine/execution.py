@@ -1,4 +1,4 @@
-"""An execution that the wires drive: what has come is added and passed on by whatever brings the news of it.
+"""Executions of programs, driven by the wires: the callback of a message adds it and passes it on.
 
 A task for each queue of a program, and one for each message under way, would be woken by every message, and each of
 these turns of the event loop takes as long as sending a small message does. So there is none, as long as all goes well.
@@ -21,14 +21,14 @@ from ...collectives.reduce import Array
 from ...collectives.schedule import Buffer, Op
 from .host_bytes import typed
 from .laid_out import LaidOut, LaidStep, Run
-from .lingering import linger
-from .program_memory import Buffers, Layout
+from .layout import Buffers, Layout
+from .polling import linger
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Station:
-    """What all programs of one rank on one group have."""
+    """The wires and workers of all programs of one rank on one group."""
 
     starters: Mapping[int, Starter]  # What starts messages, by the world rank of the other end
     workers: Workers  # Where large reductions run

@@ -1,4 +1,4 @@
-"""Bytes of arrays, and where a thread puts what it reads of others' memory."""
+"""Arrays as bytes, and scratch memory of threads that read the memory of other processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _scratch = threading.local()
 
 
 class Sources(Sequence[Array]):
-    """What ranks give, read when its turn comes: what was read a moment ago is still in the cache."""
+    """Inputs of ranks, each read when its turn comes, so that it is still in the cache when it is added."""
 
     def __init__(self, reads: Sequence[Callable[[], Array]]) -> None:
         self._reads = reads
@@ -31,7 +31,7 @@ class Sources(Sequence[Array]):
 
 
 def do_all(work: Sequence[Callable[[], None]]) -> None:
-    """Do one after the other."""
+    """Run functions one after the other."""
     for one in work:
         one()
 
@@ -42,7 +42,7 @@ def bytes_of(array: Array) -> memoryview:
 
 
 def address_of(array: Array) -> int:
-    """Return where it begins in the memory of this process."""
+    """Return the address of an array in this process."""
     address: int = array.__array_interface__["data"][0]
     return address
 

@@ -1,4 +1,4 @@
-"""The short cut between processes of one host: ranks carry out an operation out of each other's memory.
+"""Collectives between processes of one host, out of each other's memory.
 
 Each rank says on a board where its input lies, and takes what it needs once all have come: small inputs lie on the
 board itself, middling ones are copied into memory that all map, large ones are read where they are. Inputs that are
@@ -14,10 +14,10 @@ from transports.common import OPERATIONS
 from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
-from .host_run import HostRun
 from .meeting import Common, Meeting
-from .shared_run import SharedRun
-from .small_run import Exchange, SmallRun, small
+from .on_board import Exchange, SmallRun, small
+from .on_host import HostRun
+from .shared_result import SharedRun
 
 
 class HostMemory:

@@ -13,11 +13,9 @@ from ...collectives.call import Call
 from ..communicator import Communicator, ShortWay
 from ..match import Match
 from ..operation import Operation
-from .compiled import Compiled
-from .compiler import Compiler
+from .compiler import Compiled, Compiler
+from .ends import settle, start_locked
 from .execution import Execution, Station
-from .locking import start_locked
-from .settling import settle
 from .workers import Workers
 
 

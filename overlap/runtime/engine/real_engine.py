@@ -1,4 +1,4 @@
-"""The engine in real time: operations that have matched move by the short cut through shared memory, or as programs."""
+"""The engine in real time: it moves matched operations through shared memory, or as programs over a transport."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..communicator import BaseEngine, Communicator
 from ..future import Failure
 from ..match import Match
 from ..operation import Operation
+from .ends import start_locked
 from .in_process import pieces, run_here
-from .locking import start_locked
 from .workers import INLINE_BYTES, Workers
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Threads that move and reduce large arrays, so that neither the event loop nor a rank's compute thread has to.
+"""Worker threads that move and reduce large arrays, in place of the event loop and the ranks' compute threads.
 
 numpy releases the GIL inside its loops. A job is cut in pieces small enough for a core's cache; idle threads take the
 next piece of the most urgent job, so an urgent job overtakes a long one at the next piece.

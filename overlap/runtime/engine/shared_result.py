@@ -1,4 +1,4 @@
-"""One rank's end of an operation whose result all ranks of a host have together: it lies once, in mapped memory.
+"""One rank's end of a collective with a shared result, which lies once in memory that all ranks of a host map.
 
 Each rank puts its part there: of an all-reduce it reduces a slice, of what is gathered it copies its own input, and of
 a broadcast the root does all. Nobody reads what others have written before the operation is over. The processes take
@@ -14,8 +14,8 @@ import numpy as np
 from ...collectives.kinds import Collective, Shape
 from ...collectives.reduce import Array
 from ..memory.arrays import held
-from .host_run import HostRun
 from .meeting import DONE, Mode
+from .on_host import HostRun
 from .pulls import laid
 
 

@@ -1,17 +1,20 @@
-"""The memory that a program works on: its arrays, and where the slots that its steps speak of lie in them."""
+"""Layouts: the places of a program's slots in its arrays. Pure."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...collectives.program import Extent
+from ...collectives.program import Extent, Kind, Program
 from ...collectives.reduce import Array, Reducer
+from ...collectives.schedule import Buffer
 from .host_bytes import bytes_of
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where slots lie, and how what is in them is reduced: the same in every call of one collective.
+    """Places of slots, and the reduction of their contents: alike in every operation of one call.
 
     A block of `block` elements is cut in `slots` equal slots, the last ones clipped; slot s lies in block s // slots.
     """
@@ -32,7 +35,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class UnevenLayout(Layout):
-    """The same with blocks of different sizes: `starts` says where those of each buffer begin (see `block_starts`)."""
+    """A layout with blocks of different sizes: `starts` has the first element of each (see `block_starts`)."""
 
     starts: tuple[list[int], ...]
 
@@ -67,3 +70,48 @@ class Buffers:
         if whole is None:
             whole = self._bytes[buffer] = bytes_of(self.arrays[buffer])
         return whole[part]
+
+
+Runs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ThinLayout(Layout):
+    """A layout in which only some slots of SCRATCH exist, one behind the other: `runs` are (first, stop) of these."""
+
+    runs: Runs
+
+    def elements(self) -> int:
+        """Return how many elements SCRATCH needs."""
+        return sum(self._offset(stop) - self._offset(first) for first, stop in self.runs)
+
+    def bounds(self, extent: Extent) -> tuple[int, int]:
+        """Return the first element of an extent, and the one after its last."""
+        start, stop = Layout.bounds(self, extent)
+        if extent.buffer is not Buffer.SCRATCH:
+            return start, stop
+        at = bisect_right(self.runs, (extent.slot + 1, 0)) - 1
+        before = sum(self._offset(stop) - self._offset(first) for first, stop in self.runs[:at])
+        moved = before - self._offset(self.runs[at][0])
+        return start + moved, stop + moved
+
+
+def runs_touched(program: Program) -> Runs:
+    """Return the slots of SCRATCH that a rank's program reads or writes, as (first, stop) of what lies together."""
+    slots = sorted({slot for extent in _touched(program) for slot in range(extent.slot, extent.slot + extent.count)})
+    runs: Runs = []
+    for slot in slots:
+        if runs and runs[-1][1] == slot:
+            runs[-1] = (runs[-1][0], slot + 1)
+        else:
+            runs.append((slot, slot + 1))
+    return runs
+
+
+def _touched(program: Program) -> Iterator[Extent]:
+    for queue in program.queues:
+        for step in queue:
+            mine = (step.src,) if step.kind is Kind.SEND else (step.dst, step.base)
+            for extent in (*mine, step.src) if step.kind is Kind.LOCAL else mine:
+                if extent is not None and extent.buffer is Buffer.SCRATCH:
+                    yield extent

@@ -1,7 +1,7 @@
-"""Looking whether something has come, again and again, before whoever waits for it sleeps.
+"""Polling of wires by a task that is about to sleep.
 
-Who is waited for may need this very core, for Linux likes to put whoever is woken where it was woken from: between two
-looks others may run, and where they do for long, whoever looks goes on at another core.
+The peer may need this very core, for Linux likes to put a woken task on the core of its waker: between two looks other
+tasks may run, and where they do for long, the polling task moves to another core.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""How one rank's end of an operation that spans processes is settled, whatever moved its bytes."""
+"""Starts and settles one rank's end of an operation, whichever way its bytes move."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import get_ident
+from typing import ParamSpec
 
 from transports import TransportError
+from transports.common import PAYLOAD_BYTES
 
 from ...collectives.call import Call
 from ..communicator import Communicator
@@ -28,3 +31,18 @@ def settle(communicator: Communicator, match: Match, operation: Operation, error
         pattern: Call = match.pattern  # type: ignore[assignment]  # what has ended had one
         operation.finish(operation.context.now_ns(), operation.describe(pattern, met_ns))
     communicator.ended(match, operation)
+
+
+P = ParamSpec("P")
+
+
+def start_locked(operation: Operation, start: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Start an operation and lock its arrays; a small input is copied at once, and may never need a lock."""
+    source = operation.source
+    if operation.out is not None or source is None or source.nbytes > PAYLOAD_BYTES:
+        operation.lock()
+        start(*args, **kwargs)
+        return
+    start(*args, **kwargs)
+    if not operation.done:
+        operation.lock()

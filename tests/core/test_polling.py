@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from overlap.runtime.engine.lingering import linger
+from overlap.runtime.engine.polling import linger
 from transports import Buffer, Call, Starter
 from transports.patience import Crowding, Patience
 

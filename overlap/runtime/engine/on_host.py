@@ -1,4 +1,4 @@
-"""One rank's end of an operation between processes of one host: arriving, taking what it needs, telling the others."""
+"""One rank's end of a collective between processes of one host: it arrives, reads its pulls, and says how far it is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ..match import Match
 from ..operation import Operation
+from .ends import settle
 from .host_bytes import Sources, address_of, bytes_of, do_all, room_for, typed
-from .looking import Looking
-from .meeting import DONE, Meeting, Mode
+from .meeting import DONE, Looking, Meeting, Mode
 from .pulls import Pull, collected, gives, pulls, reduced
-from .settling import settle
 from .workers import INLINE_BYTES
 
 # How far a rank has come: its input can be read; its slice is reduced; it reads no input any more.

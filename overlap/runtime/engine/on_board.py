@@ -1,6 +1,6 @@
-"""The smallest and most frequent operations between processes of one host, by the shortest way: all on the board.
+"""Small collectives between processes of one host, whose data lies on the board itself.
 
-These are barriers, and all-reduces of what a post can bring along.
+These are barriers, and all-reduces of inputs that fit in a post.
 
 Nobody waits for the others to have read what it posts: rows of a board are used again only when they have.
 """
@@ -20,9 +20,8 @@ from ...collectives.reduce import Array
 from ..communicator import ShortWay
 from ..match import Match
 from ..operation import Operation
-from .looking import Looking
-from .meeting import Meeting, Mode
-from .settling import settle
+from .ends import settle
+from .meeting import Looking, Meeting, Mode
 
 _ARRIVED = 1
 
