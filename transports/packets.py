@@ -1,7 +1,7 @@
 """Packets: the form of messages on wires that keep the bounds and the order of packets. Pure.
 
-A packet is a kind, as many unsigned integers as belong to it, and the payload of a small message: all little-endian
-words of 8 bytes, but for the payload. The fields are those of `MessageKind`; a transport may add some, and kinds of its
+A packet is a kind, as many unsigned integers as belong to it, all little-endian words of 8 bytes, and the payload of a
+small message. The fields are those of `MessageKind`; a transport may add some, and kinds of its
 own.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from transports.matching import MessageKind, ProtocolError
 
-_WORD_BYTES = 8
 _FIELDS: dict[int, int] = {
     MessageKind.EAGER: 4,
     MessageKind.OFFER: 5,
@@ -31,21 +30,23 @@ class Packets:
 
     Args:
         fields: Number of fields of kinds that only this transport has, or that have more fields in it.
-        magic: Four bytes that begin every packet, where nothing else refuses processes of another version.
+        magic: Four bytes in the first word of every packet, where nothing else refuses processes of another version.
 
     Attributes:
         head_bytes: The longest packet without its payload.
     """
 
     def __init__(self, fields: Mapping[int, int], *, magic: bytes = bytes(4)) -> None:
-        self._magic = int.from_bytes(magic, "little")
         kinds = _FIELDS | dict(fields)
-        self._heads = {int(kind): struct.Struct(f"<II{count}Q") for kind, count in kinds.items()}
-        self.head_bytes = max(head.size for head in self._heads.values())
+        self._magic = int.from_bytes(magic, "little") << 32
+        self._eager = self._magic | MessageKind.EAGER
+        self._by_count = [struct.Struct(f"<{1 + count}Q") for count in range(max(kinds.values()) + 1)]
+        self._heads = {self._magic | kind: self._by_count[count] for kind, count in kinds.items()}
+        self.head_bytes = self._by_count[-1].size
 
     def pack(self, kind: int, *fields: int) -> bytes:
         """Return a packet, or the head of one with a payload."""
-        return self._heads[kind].pack(self._magic, kind, *fields)
+        return self._by_count[len(fields)].pack(self._magic | kind, *fields)
 
     def unpack(self, packet: memoryview) -> tuple[int, tuple[int, ...], memoryview]:
         """Return kind, fields and payload, which is a view of the packet.
@@ -54,15 +55,18 @@ class Packets:
             ProtocolError: The packet is too short or too long, or has another magic or an unknown kind.
         """
         nbytes = packet.nbytes
-        if nbytes < _WORD_BYTES:
+        if nbytes < _WORD.size:
             raise ProtocolError(f"a packet of {nbytes} bytes")
-        magic, kind = _START.unpack_from(packet)
-        head = self._heads.get(kind)
-        if magic != self._magic:
-            raise ProtocolError(f"a packet begins with {bytes(packet[:4])!r}, which no member of this version sends")
-        if head is None or nbytes < head.size or (nbytes > head.size and kind != MessageKind.EAGER):
-            raise ProtocolError(f"a packet of kind {kind} with {nbytes} bytes")
-        return kind, head.unpack_from(packet)[2:], packet[head.size :]
+        (word,) = _WORD.unpack_from(packet)
+        head = self._heads.get(word)
+        if head is None or nbytes < head.size or (nbytes > head.size and word != self._eager):
+            raise self._refusal(packet, word)
+        return word - self._magic, head.unpack_from(packet)[1:], packet[head.size :]
+
+    def _refusal(self, packet: memoryview, word: int) -> ProtocolError:
+        if word >> 32 != self._magic >> 32:
+            return ProtocolError(f"a packet is marked {bytes(packet[4:8])!r}, as no member of this version does")
+        return ProtocolError(f"a packet of kind {word - self._magic} with {packet.nbytes} bytes")
 
 
-_START = struct.Struct("<II")
+_WORD = struct.Struct("<Q")

@@ -43,14 +43,14 @@ def test_too_short(nbytes: int) -> None:
 
 def test_another_version() -> None:
     another = Packets({BYE: 0}, magic=b"oMP1")
-    with pytest.raises(ProtocolError, match="a packet begins with b'oMP1', which no member of this version sends"):
+    with pytest.raises(ProtocolError, match="a packet is marked b'oMP1', as no member of this version does"):
         HEADERS.unpack(memoryview(another.pack(BYE)))
 
 
 @pytest.mark.parametrize("kind", [MessageKind.CHUNK, BYE + 1, 2**32 - 1])
 def test_an_unknown_kind(kind: int) -> None:
     packet = bytearray(HEADERS.pack(BYE))
-    packet[4:8] = kind.to_bytes(4, "little")
+    packet[:4] = kind.to_bytes(4, "little")
     with pytest.raises(ProtocolError, match=f"a packet of kind {int(kind)} with 8 bytes"):
         HEADERS.unpack(memoryview(packet))
 

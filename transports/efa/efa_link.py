@@ -91,7 +91,8 @@ class EfaLink(Link):
         for rail in rails:
             if rail.idle and (rail.acknowledge or rail.say_bye or self.departures.due):
                 rail.start_writing()
-        self.note_change()
+        if self._changed is not None:  # without a call, for every message comes by here
+            self._changed.set()
 
     def post(self, send: Send) -> None:
         """Send a message when its turn comes; whole and at once if the only rail is idle, and nothing is due."""

@@ -136,7 +136,8 @@ class MemoryLink(Link):
                     self._put(packet)
         finally:
             self._settling = False
-        self.note_change()
+        if self._changed is not None:  # without a call, for every message comes by here
+            self._changed.set()
 
     def _next(self) -> bytes | None:
         if self._own:

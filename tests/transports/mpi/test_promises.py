@@ -149,7 +149,7 @@ def test_closing_fails_what_waits() -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (b"?" * HEADERS.head_bytes, "a packet begins with b'????', which no member of this version sends"),
+        (b"?" * HEADERS.head_bytes, "a packet is marked b'????', as no member of this version does"),
         (
             HEADERS.pack(MessageKind.OFFER, 0, 0, 1, 0, 0),
             "a message from rank 0 to rank 1, who do not live there and here",
