@@ -9,12 +9,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import trio
 
 from ..processes.messages import MemberLost
 from ..processes.place import member_variables
+from ..processes.silence import stat_of
 from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_record
 from ..signals import ASKING
 from .lifeline import tie
@@ -164,9 +164,8 @@ class NodeProcess:
 
     def is_stopped(self) -> bool:
         """Whether it is stopped, as by SIGSTOP: it ends neither by itself nor when it is told to."""
-        with suppress(OSError, IndexError):  # proc(5): the state is the first field after the name in brackets
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text(errors="replace")
-            return self.process.returncode is None and stat.rpartition(")")[2].split()[0] == "T"
+        with suppress(OSError, IndexError):
+            return self.process.returncode is None and stat_of(self.process.pid)[0] == "T"
         return False
 
     def ask(self) -> None:

@@ -3,7 +3,6 @@
 # The map of this room. What each process knows before it meets the others:
 #
 #   place           where it stands, as its environment says;  launchers: torchrun, MPI, Slurm
-#   introduction    of processes that only an MPI library knows
 #   secret          what proves membership
 #   identity        all that is needed to join;  roll_call: launchers agree on the nodes of the next attempt
 #

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
+import msgpack
 import trio
 
 from transports import ArgumentError, NeuronLink, Router, Transport, nearest, registry
@@ -23,7 +26,6 @@ from ..flight.folder import attempt
 from ..notice import notify
 from .control_plane import ControlPlane
 from .identity import WORLDS, RendezvousConfig
-from .introduction import introduced
 from .join import join
 from .member import MemberLostError, Membership
 from .messages import MemberLost
@@ -170,6 +172,51 @@ async def _config(place: Place, world: int, machine: str, run: RunConfig) -> Ren
         process=identity(),
         ranks_each=place.ranks_per_process,
         detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,
+    )
+
+
+async def introduced(place: Place) -> tuple[tuple[str, int], bytes, socket.socket | None]:
+    """Let process 0 listen, and tell the others the endpoint and the secret through MPI, if no launcher has told them.
+
+    Returns:
+        The endpoint, the secret, and the listening socket on process 0.
+
+    Raises:
+        UsageError: If mpi4py is not installed.
+    """
+    try:
+        from transports.mpi import introduce
+    except ImportError:
+        raise _missing(place) from None
+    listener = None
+    mine = b""
+    if place.process == 0:
+        host = socket.gethostname() if place.nodes > 1 else "127.0.0.1"
+        listener = socket.create_server((host, 0))
+        mine = msgpack.packb([host, listener.getsockname()[1], secrets.token_bytes(32)])
+    try:
+        told = await introduce(mine)
+    except ImportError:
+        raise _missing(place) from None
+    if len(told) != place.processes:
+        raise _misfit(place, len(told))
+    host, port, secret = msgpack.unpackb(told[0])
+    return (str(host), int(port)), bytes(secret), listener
+
+
+def _misfit(place: Place, seen: int) -> UsageError:
+    library = sys.modules["mpi4py.MPI"].Get_library_version().split("\n")[0].split(",")[0].strip()
+    return UsageError(
+        f"{place.source} started {place.processes} processes, and the library of mpi4py ({library[:60]}) sees {seen}: "
+        "it is not the launcher's; start with the mpiexec that belongs to it, install an mpi4py that was built for the "
+        "launcher's library, or set MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def _missing(place: Place) -> UsageError:
+    return UsageError(
+        f"{place.source} started {place.processes} processes and said nothing of where they meet: "
+        "pip install mpi4py to let MPI introduce them, or set MASTER_ADDR and MASTER_PORT"
     )
 
 

@@ -47,7 +47,7 @@ def identity(pid: int | None = None) -> str:
     """Name a process, by default this one, so that any other on its host can find it; empty if the system cannot."""
     try:
         number = os.getpid() if pid is None else pid
-        return f"{_host()} {number} {_stat(number)[1]}"
+        return f"{_host()} {number} {stat_of(number)[1]}"
     except (OSError, ValueError, IndexError):
         return ""
 
@@ -60,7 +60,7 @@ def state_of(name: str) -> ProcessState:
     if host != _host():
         return ProcessState.ELSEWHERE
     try:
-        letter, started = _stat(int(pid))
+        letter, started = stat_of(int(pid))
     except FileNotFoundError:
         return ProcessState.GONE
     except (OSError, ValueError, IndexError):
@@ -70,7 +70,7 @@ def state_of(name: str) -> ProcessState:
     return ProcessState.STOPPED if letter == "T" else ProcessState.RUNS
 
 
-def _stat(pid: int) -> tuple[str, str]:
+def stat_of(pid: int) -> tuple[str, str]:
     """Return the state of a process as a letter, and when it began; proc(5) tells where, counted after its name."""
     fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     return fields[0], fields[19]

@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from ..embedded.connection import Connection
 from ..embedded.door import connect
 from ..errors import OverlapError
-from ..processes.introduction import introduced
+from ..processes.connect import introduced
 from ..processes.place import Place, find_place
 from .process_group import ProcessGroup
 from .work import backend_error

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from overlap import UsageError
-from overlap.processes.introduction import introduced
+from overlap.processes.connect import introduced
 from overlap.processes.launchers import first_host, is_loopback
 from overlap.processes.place import Place, find_place, member_variables, without_membership
 
