@@ -174,7 +174,9 @@ class DataParallel(Bucketed[Averaged]):
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _weight(self, name: str) -> Array | Future[object]:
-        self._prepare(self._home[name])
+        bucket = self._home[name]
+        if bucket.waits:
+            self._update(bucket)
         newest = self._newest.get(name)
         if newest is None or (newest.done and newest.exception() is None):
             return self._parameters.views[name]

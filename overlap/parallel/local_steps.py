@@ -114,7 +114,8 @@ class LocalSteps(Strategy):
     def _take(self, gradients: Mapping[str, object], place: Place) -> None:
         self._place = place
         for name, gradient in gradients.items():
-            self._check_first(name, self._handed)
+            if name in self._handed:
+                raise self._second(name)
             self._handed[name] = gradient
 
     def step(self) -> Ahead:

@@ -100,13 +100,12 @@ class Strategy(ABC):
     def _take(self, gradients: Mapping[str, object], place: Place) -> None:
         """Take over gradients by name, from that line of the program."""
 
-    def _check_first(self, name: str, handed: Mapping[str, object], *, sent: bool = False) -> None:
-        """Refuse a second gradient of a parameter in one step."""
-        if sent or name in handed:
-            raise UsageError(
-                f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already; of a weight "
-                "that is used twice, add the gradients up and hand over the sum"
-            )
+    def _second(self, name: str) -> UsageError:
+        """Return the error for a second gradient of a parameter in one step."""
+        return UsageError(
+            f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already; of a weight "
+            "that is used twice, add the gradients up and hand over the sum"
+        )
 
     @abstractmethod
     def step(self) -> Ahead:

@@ -165,7 +165,9 @@ class Bucket:
             buffer = np.empty(self.plan.size, self.plan.dtype)
             views = self.plan.views(buffer)
         for name, gradient in zip(self.plan.names, gradients, strict=True):
-            if gradient is not None:
+            if gradient is not None and self._buffer is None:
+                views[name][...] = gradient
+            elif gradient is not None:
                 _fill(views[name], gradient, add=name in added)
             elif name not in added:
                 views[name].fill(0)

@@ -118,11 +118,13 @@ class Bucketed(Strategy, Generic[B]):
         for name, gradient in gradients.items():
             bucket = self._home[name]
             bucket.place = place
-            self._prepare(bucket)
+            if not bucket.handed:
+                self._prepare(bucket)
             if not self._syncs and bucket.views:
                 bucket.add(name, gradient, self.steps + 1)
                 continue
-            self._check_first(name, bucket.handed, sent=bucket.sent)
+            if bucket.sent or name in bucket.handed:
+                raise self._second(name)
             bucket.handed[name] = gradient
             if self._observed is not None:
                 self._observed.append(name)
