@@ -1,4 +1,4 @@
-"""Collectives compiled: schedules as data, their proof, and each rank's program. Pure: numpy only.
+"""Schedules of collectives as data, their proof, and each rank's program. Pure: numpy only.
 
 In the order of use: `generate` makes a `Schedule`, `verify` proves it, `project` cuts out a rank's `Program`.
 """

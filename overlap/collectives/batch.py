@@ -1,4 +1,4 @@
-"""Rows of a table made ready for replay: one entry a cell, and long regular runs found."""
+"""Rows of a table prepared for the proof: one entry for each cell, and long regular runs found."""
 
 from __future__ import annotations
 

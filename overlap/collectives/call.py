@@ -1,4 +1,4 @@
-"""What a rank asks for, checked: the part of an operation that all ranks must agree on.
+"""Calls: the checked part of an operation that all ranks must agree on.
 
 Calls are interned, so that ranks which agree hold the same object and steady-state checks cost one look-up.
 """
@@ -19,7 +19,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class CallKey(NamedTuple):
-    """What ranks must agree on, as plain values that mean the same in every process; see `Call`."""
+    """Values that ranks must agree on, plain ones that mean the same in every process; see `Call`."""
 
     kind: str
     op: str | None
@@ -34,7 +34,7 @@ class CallKey(NamedTuple):
     algorithm: str | None
 
     def without_data(self) -> CallKey:
-        """Return what a rank says that only receives."""
+        """Return the key of a rank that only receives."""
         return self._replace(op=None, dtype=None, shape=None)
 
 

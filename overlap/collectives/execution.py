@@ -1,4 +1,4 @@
-"""Replay of a whole table on fingerprints, a phase at a time: the machine behind `verify`."""
+"""Execution of a whole table on fingerprints, one phase at a time, for the proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to say about a schedule that fails its proof."""
+"""Errors of schedules that fail their proof, and the origin of each wrong result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def contributors(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
 
 
 def wanted(schedule: Schedule, rank: int, slot: int) -> Counter[Origin]:
-    """Return what `contributors` must be by the definition of the collective."""
+    """Return the contributors that the definition of the collective asks for."""
     k, size = schedule.slots_per_block, schedule.size
     block, index = divmod(slot, k)
     everybody, own = range(size), rank * k + slot

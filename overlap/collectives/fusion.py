@@ -1,4 +1,4 @@
-"""Local copies that need not be made: `copy x into s; add m to s` becomes `s := x + m`.
+"""Fusion of local copies into the reduction that follows: `copy x into s; add m to s` becomes `s := x + m`.
 
 Generators write the plain form, which has one meaning per row. Programs use the fused one, which reads the caller's
 input where it lies.

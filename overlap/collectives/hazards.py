@@ -1,4 +1,4 @@
-"""What must wait for what, within a rank: reads after writes, writes after reads, writes after writes."""
+"""Dependencies between the steps of a rank: reads after writes, writes after reads, writes after writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .schedule import Buffer, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What steps read or write: columns, one entry an access."""
+    """Reads or writes of steps: columns, with one entry for each access."""
 
     task: Ints  # Number of the step
     rank: Ints  # Whose memory

@@ -1,4 +1,4 @@
-"""The collectives by name: what goes in, what comes out, on which rank. Pure shapes, no data.
+"""Kinds of collectives: shapes of inputs and results, and blocks of different sizes. Pure shapes, no data.
 
 A *block* is the unit of a collective's semantics: `all_gather` takes one block and returns n, `reduce_scatter` the
 other way round, `all_reduce` works on one.
@@ -116,7 +116,7 @@ def blocks_got(kind: Collective, ranks: int, rank: int) -> range:
 
 
 def check_counts(kind: Collective, counts: object, ranks: int) -> Counts:
-    """Return what a caller says, as plain numbers.
+    """Return the counts of a caller as plain numbers.
 
     Raises:
         UsageError: If it is no list of one number a rank, or no table with a row and a column a rank.
@@ -136,7 +136,7 @@ def check_counts(kind: Collective, counts: object, ranks: int) -> Counts:
 
 
 def normal(kind: Collective, shape: Shape, counts: Counts, ranks: int, rank: int) -> tuple[Shape, Counts]:
-    """Return what all ranks say alike, given one rank's input and its counts.
+    """Return the rows of the whole vector, which all ranks must agree on, from one rank's input and its counts.
 
     With blocks that differ that is the shape of everything together; otherwise it is the input's, and no counts.
 

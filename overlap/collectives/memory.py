@@ -1,4 +1,4 @@
-"""The memory of all ranks as flat arrays of fingerprints, where regular schedules touch contiguous pieces."""
+"""Fingerprints in place of data, and the memory of all ranks that holds them during a proof."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Fingerprint:
         return value
 
     def result(self, rank: Ints, slot: Ints) -> Words:
-        """Return what output slots must hold at the end; anything for slots that do not exist."""
+        """Return the values that output slots must hold at the end; anything for slots that do not exist."""
         s, k = self.schedule, self.schedule.slots_per_block
         slot = np.minimum(slot, s.slots[1] - 1)
         if s.reduces:
@@ -60,7 +60,7 @@ class Fingerprint:
         return self.initial(np.full(1, s.root), rank * k + slot if s.collective == "scatter" else slot)
 
     def folded(self, rank: Ints, slot: Ints) -> Words:
-        """Return what output slots must hold where each element is combined in the order of ranks."""
+        """Return the values of output slots where each element is combined in the order of ranks."""
         s = self.schedule
         slot = np.minimum(slot, s.slots[1] - 1)
         of_slot = self.of_slot[rank * s.slots_per_block + slot if s.collective == "reduce_scatter" else slot]
@@ -74,7 +74,7 @@ class Fingerprint:
         return sums
 
     def _arrived(self, rank: Ints, slot: Ints) -> Words:
-        """Return what comes from the source of each rank's pair, if it has one."""
+        """Return the values that come from the source of each rank's pair, if it has one."""
         source = np.full(self.schedule.size, -1)
         for src, dst in self.schedule.pairs:
             source[dst] = src

@@ -1,4 +1,4 @@
-"""How chunks spread: the one description from which five collectives are made.
+"""Patterns of spreading chunks: one description from which five collectives are made.
 
 A pattern is a spanning tree for every chunk, rooted at the chunk's owner, with times on its edges. Read forwards it is
 an all-gather, or a broadcast when one rank owns everything. Read backwards, with its edges turned round and MOVE

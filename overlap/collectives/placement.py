@@ -1,4 +1,4 @@
-"""A group placed on a machine: which directed wires every message crosses, as columns.
+"""Placement of a group on a machine: the directed wires that every message crosses, as columns.
 
 Routes are those of `topology.Cluster.route`, for many pairs of ranks at once. Wires are numbered, so that what a step
 puts on each of them is one `bincount`.
@@ -179,7 +179,7 @@ class _Numbering:
         return moved
 
     def link(self, wire: int) -> Link:
-        """Return what a number stands for."""
+        """Describe the wire that a number stands for."""
         cluster = self.cluster
         if wire >= self.first_link:
             return self.links[wire - self.first_link]

@@ -1,4 +1,4 @@
-"""A rank's part of a schedule: the queues of steps that its CC-core works through.
+"""Programs of single ranks: the queues of steps that its CC-core works through.
 
 Every channel has a queue of sends (number 2c) and one of receives and local rows (2c + 1). A queue is in table order,
 so messages of one (src, dst, channel) match first in, first out, and the table itself is an order in which everything
@@ -26,7 +26,7 @@ from .schedule import Buffer, Op, Schedule
 
 
 class Kind(Enum):
-    """What a step does with its peer."""
+    """Direction of a step: to a peer, from a peer, or local."""
 
     SEND = "send"
     RECV = "recv"
@@ -136,7 +136,7 @@ def _tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
 
 
 def _accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
-    """Return who reads and writes what: sends and local steps their source, receives and local steps their target."""
+    """Return all accesses: sends and local steps read their source, receives and local steps write their target."""
     row = tasks.row
     reads, writes = np.flatnonzero(tasks.kind != _RECV), np.flatnonzero(tasks.kind != _SEND)
     based = writes[tasks.fused.base_buffer[row[writes]] >= 0]

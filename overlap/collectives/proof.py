@@ -1,4 +1,4 @@
-"""The proof of a schedule: it computes its collective, on every machine and under any timing, or it does not run.
+"""Proof of a schedule: it computes its collective, on every machine and under any timing, or it does not run.
 
 Four things are proved.
 

@@ -1,4 +1,4 @@
-"""What every row of a table must obey by itself, before its effect is looked at."""
+"""Rules that every row of a table obeys by itself, before its effect is looked at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schedule: one collective as a table of transfers between all ranks of a group, independent of any byte size.
+"""Schedules: one collective as a table of transfers between all ranks, independent of any byte size.
 
 **Buffers.** Every rank has three: IN (the caller's input, never written), OUT (the result) and SCRATCH. Each is a row
 of blocks of B elements, and each block is cut in `k = slots_per_block` slots, so that one table serves every size.
@@ -63,7 +63,7 @@ class Buffer(IntEnum):
 
 
 class Op(IntEnum):
-    """What a row does to its target: overwrite it, or reduce into it."""
+    """Effect of a row on its target: overwrite it, or reduce into it."""
 
     MOVE = 0
     ADD = 1

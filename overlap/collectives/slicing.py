@@ -1,4 +1,4 @@
-"""Slicing: long messages cut in pieces, so that what follows from the first goes on while the others are under way.
+"""Slicing and pipelining: data cut in pieces, so that later steps work on the first piece already.
 
 A program sends what it has received and reduced. Whole, a wire would idle from the end of a message until the receiver
 has added it and passed it on; in slices it carries the next one meanwhile.

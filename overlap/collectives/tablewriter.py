@@ -1,4 +1,4 @@
-"""How generators write tables: blocks of rows given as numpy arrays that broadcast against each other."""
+"""Tables in the making: blocks of rows given as numpy arrays that broadcast against each other."""
 
 from __future__ import annotations
 

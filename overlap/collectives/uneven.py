@@ -1,4 +1,4 @@
-"""Tables for blocks of different sizes: the same transfers, but whatever holds a block holds that block only.
+"""Tables for blocks of different sizes: the same transfers, with a place of its own for each block.
 
 A table counts in slots of equal blocks. With `counts`, blocks differ, and a slot's length is that of the block whose
 part it holds. IN and OUT are cut as the caller cuts them, so there it is known. Elsewhere (in SCRATCH, and where OUT is

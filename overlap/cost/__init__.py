@@ -1,4 +1,4 @@
-"""What a schedule costs on a machine.
+"""Prices of schedules on a machine.
 
 In the order things flow: `rounds` reads a table without its slots, `on` puts it on a placement, `cost` computes when
 every rank finishes.

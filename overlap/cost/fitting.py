@@ -1,4 +1,4 @@
-"""The figures of a machine's `[collectives]` from measured collectives: a few with a meaning, and how far they carry.
+"""Fit of the `[collectives]` figures of a machine to measured collectives, and the error of rows left out.
 
 What is fitted: the launch of an operation, what it takes longer between nodes, the share of their bandwidth that wires
 inside nodes give, and that of the network. Every third row of each collective is left out, and tells how well the
@@ -49,7 +49,7 @@ class Fitted:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedRows:
-    """What a fit has found, as far as its rows tell."""
+    """Rows of a fit, with their errors."""
 
     rows: tuple[Fitted, ...]  # all samples
 
@@ -94,7 +94,7 @@ _TURNS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Fit(FittedRows):
-    """What was found."""
+    """Fitted figures of a machine, with the rows."""
 
     launches: Launches  # of an operation
     shares: Mapping[str, float]  # of their bandwidth that wires give, by kind
@@ -102,7 +102,7 @@ class Fit(FittedRows):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """What an operation takes besides its messages."""
+    """Launches of an operation, inside nodes and between them."""
 
     # anywhere; None if no row stayed inside a node, so that what the machine's file says remains.
     inside_s: float | None

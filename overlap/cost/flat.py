@@ -1,4 +1,4 @@
-"""Which algorithms a group can run as one schedule over all its ranks, and why not the others."""
+"""Algorithms that a group can run as one schedule over all its ranks, and reasons against the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_LEVEL = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What is to be planned, but for the number of bytes."""
+    """Request for a plan, without the number of bytes."""
 
     collective: str  # its name
     geometry: Geometry  # of the group
@@ -156,7 +156,7 @@ def _why_no_torus(algorithm: str, g: Geometry) -> str | None:
 
 
 def fitted(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
-    """Return what distinguishes an algorithm on a group that it applies to, and the options that fit it."""
+    """Return the detail that distinguishes an algorithm on a group that it applies to, and its fitting options."""
     if algorithm == "ring":
         return "", {"order": g.ring_order}
     if algorithm == "multi_ring":

@@ -1,4 +1,4 @@
-"""What a group looks like on its machine, in numbers of the group: devices, nodes, pairs, rings, sides."""
+"""Geometry of a group on its machine, in group ranks: devices, nodes, pairs, rings, sides."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Geometry:
 
     @cached_property
     def device_rings(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """The same as orders of devices."""
+        """Disjoint rings of wires, as orders of devices."""
         device_of = {rank: device for device in self.devices for rank in device}
         return tuple(tuple(dict.fromkeys(device_of[rank] for rank in ring)) for ring in self.rings)
 

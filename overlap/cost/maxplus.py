@@ -1,4 +1,4 @@
-"""When every rank finishes: max-plus over rounds, on integer ticks.
+"""Clocks of all ranks: when each of them finishes, by max-plus arithmetic on integer ticks.
 
 A rank has two clocks: when all that it was sent has arrived, and when it is free to start another message; and every
 wire on which messages leave a rank has one, when it is free again. A message starts at the latest of the three; it
@@ -23,7 +23,7 @@ from .placed import Placed, PlacedRound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """How seconds become ticks."""
+    """Resolution of clocks: ticks in a second, and rounding to them."""
 
     ticks_per_s: int = 10**12  # ticks in a second
     # "nearest", or "down" as simulators do that cut every message's time to whole ticks.
@@ -53,7 +53,7 @@ class CostBreakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cost:
-    """What a collective costs."""
+    """Cost of a collective."""
 
     finish_s: Floats  # (size,) when each rank is done, on the clock of the arrivals
     breakdown: CostBreakdown | None = None  # of the latest of them, None if it was not asked for
@@ -153,7 +153,7 @@ class _Segments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Times:
-    """What clocks show."""
+    """Times of all clocks."""
 
     ready: Ints  # (ranks,) when all that a rank was sent is there
     free: Ints  # (ranks,) when it has started its last message
@@ -273,7 +273,7 @@ class _Clocks:
         self._terms = _Times(ready, free, left, port)
 
     def breakdown(self, rank: int, ticks_per_s: int) -> CostBreakdown:
-        """Return what the later clock of a rank is made of."""
+        """Return the terms of the later clock of a rank."""
         assert self._terms is not None
         terms = self._terms.left if self._now.left[rank] > self._now.ready[rank] else self._terms.ready
         return CostBreakdown(**dict(zip(CostBreakdown.__slots__, (terms[:, rank] / ticks_per_s).tolist(), strict=True)))

@@ -1,4 +1,4 @@
-"""Something that a collective could become: what it costs for so many bytes, and the schedule that it is."""
+"""Options that a collective could become: the price for a number of bytes, and the schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What an option costs for one number of bytes."""
+    """Price of an option for one number of bytes."""
 
     total_s: float  # until the last rank is done
     slices: int = 1  # pieces that the data is cut in, to be pipelined through the phases
@@ -68,14 +68,14 @@ class Part:
 
     @property
     def busy_s_per_slot(self) -> Floats:
-        """How long each reducer, memory and wire is busy, for each byte of a slot."""
+        """Busy time of each reducer, memory and wire, for each byte of a slot."""
         if self._busy is None:
             self._busy = self.model.busy_s_per_slot()
         return self._busy
 
     @property
     def placed(self) -> Placed:
-        """What travels, of all ranks."""
+        """Rounds of all ranks on the machine."""
         if not isinstance(self._placed, Placed):
             self._placed = self._placed()
         return self._placed

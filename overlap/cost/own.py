@@ -1,4 +1,4 @@
-"""The figures of the plain machine, `local`, from what was measured on this computer.
+"""Fit of the figures of the plain machine, `local`, to collectives measured on this computer.
 
 Inside a process: what meeting costs each rank, what handing work to threads costs, and the bandwidth of memory and
 caches. Between processes that share memory: what meeting costs; bytes cost what they cost one processor inside. Between
@@ -59,7 +59,7 @@ _SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # of one processor, w
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFit(FittedRows):
-    """What was found."""
+    """Fitted figures of this computer, with the rows."""
 
     inside: Mapping[str, float]  # figures by name, of ranks of one process
     # the same of ranks of several; empty if none were measured. With `phase_s`, they share memory.
@@ -137,7 +137,7 @@ def _figure(value: float) -> Figure:
 
 
 def _told(machine: Machine, name: str, *, between: bool = False) -> float:
-    """Return what the file says."""
+    """Return the figure of the file, or the beginning of the search."""
     of: Overheads | None = machine.collectives.between_nodes if between else machine.collectives.usual
     assert of is not None, "the plain machine says what processes cost"
     network = machine.network.link if machine.network else "none"

@@ -1,4 +1,4 @@
-"""What the cost model knows beyond the figures of wires and memories: a few numbers with a physical meaning.
+"""Parameters of the cost model: a few overheads and efficiencies with a physical meaning, and start-up.
 
 They are the `[collectives]` of a machine's file, which says of each where it comes from: published, or fitted to
 published measurements, over all sizes and collectives of a machine at once and never to single ones.
@@ -83,7 +83,7 @@ def parameters(
     processes: int = 1,
     networked: bool = False,
 ) -> Parameters:
-    """Return what the machine's file says of collectives; a file that says nothing describes a perfect machine.
+    """Return the figures of collectives in a machine's file; a file without any describes a perfect machine.
 
     Args:
         cluster: The machine.
@@ -208,7 +208,7 @@ class Startup:
 
 
 def startup(cluster: Cluster) -> Startup:
-    """Return what starting a program costs on a cluster; nothing where its machine's file says nothing of that."""
+    """Return the start-up costs of programs on a cluster; nothing where its machine's file has no such figures."""
     program = cluster.machine.collectives.program
     figures = {each.name: getattr(program, each.name) for each in fields(Startup)}
     return Startup(**{name: figure.value for name, figure in figures.items() if figure})

@@ -1,4 +1,4 @@
-"""Algorithms made of phases, each costed by itself, and pipelined in slices where their wires allow it."""
+"""Options made of phases, each priced by itself, and pipelined in slices where their wires allow it."""
 
 from __future__ import annotations
 

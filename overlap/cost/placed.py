@@ -1,4 +1,4 @@
-"""Rounds on a machine: what each message of each round costs, as a fixed part and a part for each byte."""
+"""Rounds on a machine: the fixed time of each message, and its time for each byte."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Placed:
         return float(self._loads_s().max(initial=0.0)) / self.rounds.slots
 
     def least_delay_s(self) -> float:
-        """Return what no message is there before, besides its bytes: the least to start one and of its latency."""
+        """Return the least time before any message has arrived, besides its bytes: one start and one latency."""
         return min((float((one.start_s + one.latency_s).min()) for one in self.each if len(one.start_s)), default=0.0)
 
     def busiest_wire(self) -> int | None:
@@ -244,7 +244,7 @@ def _incasts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> F
 
 
 def _reduces(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
-    """Return what it takes to start reducing what each message brings."""
+    """Return the time to start reducing the data of each message."""
     if not parameters.reduce_s or not len(one.dst):
         return np.zeros(len(one.dst))
     kinds = wires.kind[way.wire[way.first[1:] - 1]]
@@ -275,7 +275,7 @@ def _memory(touched: Floats, placement: Placement, parameters: Parameters, conte
 
 
 def _starts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
-    """Return what a sender spends on each message and on issuing its others."""
+    """Return the time that a sender spends on each message and on issuing its other messages."""
     outward = wires.kind[way.wire[way.first[:-1]]]
     gap_s = by_kind(parameters.gap_s, outward)
     total = np.bincount(one.src, gap_s if one.count is None else one.count * gap_s, len(one.added))

@@ -1,4 +1,4 @@
-"""What a round takes of processors that ranks share, where nodes are processes of one computer.
+"""Time that a round takes of processors that ranks share, where nodes are processes of one computer.
 
 Each process keeps to a share of the processors (overlap/launch/binding.py): of fewer than processes, as many keep to
 each, and neighbours to different ones. A message is as much work for whom it comes from as for whom it comes to.
@@ -17,14 +17,14 @@ from .rounds import Round
 
 
 class Work(NamedTuple):
-    """How long each processor is busy."""
+    """Busy time of each processor."""
 
     once_s: Floats  # (cores,) whatever the size
     s_per_byte: Floats  # (cores,) for each byte of a slot
 
 
 def processors(one: Round, kind: NDArray[np.str_], placement: Placement, parameters: Parameters) -> Work:
-    """Return what a round takes of each processor; of none where ranks share none.
+    """Return the time that a round takes of each processor; of none where ranks share none.
 
     Args:
         one: The round.

@@ -1,4 +1,4 @@
-"""What one node does where all do the same: rounds of algorithms that look alike from every rank, without their table.
+"""Rounds of regular algorithms, which look alike from every rank, made without their tables.
 
 Ranks of such an algorithm send as many messages of the same sizes, and what one of them sends over the network another
 one sends to it. So rank 0 stands for all: its messages come back to itself, and a thousand of them in a step are one
@@ -30,12 +30,12 @@ class Rows:
     far: NDArray[np.bool_]  # (rows,) whether it goes to another unit
 
     def in_order(self) -> Rows:
-        """Return the same, by who receives."""
+        """Return these rows, sorted by receiver."""
         order = np.argsort(self.dst, kind="stable")
         return Rows(src=self.src[order], dst=self.dst[order], count=self.count[order], far=self.far[order])
 
     def key(self) -> bytes:
-        """Return what rows have in common exactly if they are the same."""
+        """Return bytes that are equal exactly for equal rows."""
         return b"".join(each.tobytes() for each in (self.src, self.dst, self.count, self.far))
 
 
@@ -98,7 +98,7 @@ _Made: TypeAlias = tuple[int, list[Round]]  # slots, rounds
 
 
 def regular_rounds(collective: str, algorithm: str, size: int, ring: Sequence[int] = (0,)) -> Rounds | None:
-    """Return what the first ranks do of an algorithm over `size` ranks; None if others do something else.
+    """Return the rounds of the first ranks of an algorithm over `size` ranks; None if other ranks do something else.
 
     Args:
         collective: Its name.
@@ -155,7 +155,7 @@ def _ring(unit: Unit) -> tuple[Round, Round]:
 
 
 def _own(unit: Unit, rounds: Iterable[Round]) -> list[Round]:
-    """Return the same after each rank has copied its own block to its output."""
+    """Return rounds that follow a copy of each rank's own block to its output."""
     copy = _round(unit, local=2)
     return [copy, *rounds]
 
@@ -225,7 +225,7 @@ _ALGORITHMS: Mapping[tuple[str, str], Callable[[Unit], _Made]] = {
 
 
 def ring_rounds(collective: str, orders: Sequence[Sequence[int]]) -> Rounds:
-    """Return what `rounds` finds in the schedule of a ring, or of several side by side.
+    """Return the rounds of the schedule of a ring, or of several side by side.
 
     Args:
         collective: "all_reduce", "reduce_scatter" or "all_gather".

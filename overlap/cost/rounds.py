@@ -1,4 +1,4 @@
-"""What a schedule asks of the machine, step by step: the table without its slots.
+"""Rounds of a schedule: the work that each step asks of the machine, without the slots of its table.
 
 A round is what one step, or a run of steps that are alike, moves between whom. Ring schedules have thousands of steps
 and a handful of rounds.
@@ -93,25 +93,25 @@ class Rounds:
         return float(sent.max(initial=0.0)) / self.slots
 
     def continued(self) -> Rounds:
-        """Return the same without what a rank does for itself first: what it gave is in place, from a phase before."""
+        """Return these rounds without local work at first: an earlier phase has put the input in place."""
         none = np.zeros(self.size)
         each = (replace(one, local=none, local_added=none, beside=None) for one in self.rounds)
         return replace(self, rounds=tuple(each))
 
     def while_copying(self, rank: int) -> Rounds:
-        """Return the same, but that `rank` copies the whole vector meanwhile, and nobody else anything of its own."""
+        """Return these rounds with `rank` copying the whole vector meanwhile, and no other rank anything of its own."""
         beside = np.zeros(self.size)
         beside[rank] = 2.0 * self.slots
         rest = self.continued()
         return replace(rest, rounds=(replace(rest.rounds[0], beside=beside), *rest.rounds[1:])) if rest.rounds else rest
 
     def likewise(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
-        """Return the same, but that some ranks work as much as others do, for messages that are left out."""
+        """Return these rounds with some ranks working as much as others do, for messages that are left out."""
         to, of = np.asarray(ranks, np.int64), np.asarray(like, np.int64)
         return replace(self, rounds=tuple(_likewise(each, to, of) for each in self.rounds)) if len(to) else self
 
     def copied(self, groups: Sequence[Sequence[int]], size: int) -> Rounds:
-        """Return what all of some groups do at once, each of them these rounds.
+        """Return the rounds of several groups at once, each of which does these rounds.
 
         Args:
             groups: The ranks, in a larger group, that play the parts of ranks 0, 1, ...

@@ -1,4 +1,4 @@
-"""Which algorithm a collective becomes: the cheapest on the machine it is placed on."""
+"""Plans: the cheapest algorithm of a collective on its machine, with alternatives and the reason."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class BusiestWire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a collective becomes on a machine, and why."""
+    """Plan of a collective on a machine: the algorithm that it becomes, its price, and the reason."""
 
     op: str  # the collective
     nbytes: int  # of the whole vector: the larger one of a rank's input and output
@@ -285,7 +285,7 @@ NAMES = {
     "memory_s": "copies in memory",
     "reduction_s": "reductions",
 }
-"""What the terms of a breakdown are called."""
+"""Names of the terms of a breakdown."""
 
 
 def reason(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
@@ -319,4 +319,4 @@ def _largest(gains: dict[str, float], sign: int) -> list[tuple[str, float]]:
 
 
 _LEAST_S = 5e-11
-"""What clocks with ticks of a picosecond lose by rounding in some steps is no reason."""
+"""Rounding of clocks with ticks of a picosecond, added up over some steps, which is no reason."""

@@ -1,4 +1,4 @@
-"""The short cut: ranks of one process, or of processes of one host, read each other's memory, without messages."""
+"""Short cut through shared memory, without messages: in one process, or between processes of one host."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _per_byte(figure: Figure | None) -> float:
 
 
 class _Memory:
-    """How long reads and writes take: of one processor, and of threads on all of them."""
+    """Time of reads and writes: by one processor, and by threads on all of them."""
 
     def __init__(self, told: Overheads) -> None:
         self._slow = _per_byte(told.memory_bytes_per_s)
@@ -77,13 +77,13 @@ class _Memory:
         self._handing_s = told.handing_s.value if told.handing_s else 0.0
 
     def time_s(self, touched: float, *, threads: bool) -> float:
-        """Return it, with what handing the work to threads takes."""
+        """Return the time of reads and writes, including the hand-over to threads."""
         most, per_byte_s = self._caches[threads]
         near = min(touched, most)
         return near * per_byte_s + (touched - near) * self._slow + (self._handing_s if threads else 0.0)
 
     def alone_s(self, touched: float, *, handed: bool) -> float:
-        """Return it for one thread, that may have been handed the work."""
+        """Return the time of one thread, to which the work may have been handed over."""
         return self.time_s(touched, threads=False) + (self._handing_s if handed else 0.0)
 
 

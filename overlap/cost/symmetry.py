@@ -1,4 +1,4 @@
-"""What has to be looked at of a group of equal nodes to know what a phase takes: a few of its ranks stand for all.
+"""Symmetry of groups: a few ranks that stand for all in a price, and groups that sit alike.
 
 Inside nodes one node stands for all. Between nodes, where all nodes do the same, the nodes of one unit stand for all,
 which is a node or an UltraServer; where they do not, as in a tree, the ranks that share one set of adapters stand for
@@ -86,7 +86,7 @@ class Stage:
 
     @property
     def _bundle(self) -> tuple[int, ...]:
-        """Those that stand for the others."""
+        """The bundle that stands for the others."""
         return self._bundles[0]
 
     @cached_property
@@ -99,7 +99,7 @@ class Stage:
         return place(self.geometry.cluster, world), {index: number for number, index in enumerate(chosen)}
 
     def inside(self, folded: bool) -> Sample | None:
-        """Return who stands for phases inside nodes: a unit, or the home node among those that stand for others."""
+        """Return the sample for phases inside nodes: a unit, or the home node among ranks that stand for others."""
         if not self.folds:
             return None
         if folded:
@@ -110,11 +110,11 @@ class Stage:
         return Sample(placement=placement, groups=[range(size)], alike=(others, like))
 
     def root_node(self) -> Sample | None:
-        """Return who stands for a phase inside the home node: all of it, among those that stand for others."""
+        """Return the sample for a phase inside the home node: all of it, among ranks that stand for others."""
         return Sample(placement=self._some[0], groups=[range(len(self._ranks))]) if self.folds else None
 
     def between(self) -> Sample | None:
-        """Return who stands for phases between nodes in which these differ."""
+        """Return the sample for phases between nodes in which nodes differ."""
         if not self.folds:
             return None
         placement, number = self._some
@@ -130,7 +130,7 @@ _MOST = 64
 
 
 def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes | None:
-    """Return what two groups have in common exactly if they sit alike; None for groups that are too large to say.
+    """Return a digest that two groups share exactly if they sit alike; None for groups that are too large to say.
 
     Alike means: from any rank to any other, in group order, messages of both groups cross as many wires, of the same
     kinds, and two messages of one group share a wire just where those of the other do; ranks share devices and nodes

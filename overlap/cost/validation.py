@@ -1,4 +1,4 @@
-"""The model against what was published: every row of `measurements` beside what the model says of it.
+"""Validation of the model: every published measurement beside the model's prediction.
 
 Errors are of times, also where a bandwidth was published. A row that a figure was fitted to says little; what counts
 are the rows that the model has not seen.
@@ -22,7 +22,7 @@ from .select import plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of predictions of rows that the model has not seen."""
+    """Accuracy asked of predictions of rows that the model has not seen."""
 
     median: float  # error, as a share
     worst: float  # the same

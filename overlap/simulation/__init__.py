@@ -1,12 +1,11 @@
 """Virtual time: the clock and its kernel, and the modelled cluster that programs run on.
 
-From the bottom up: `clock` is Trio's clock on integer nanoseconds, `kernel` moves it. `flow` is something that gets
-on, `occupancy` adds up what flows need, `sharing` says how fast they are where that is too much, `fluid` keeps all of
-them. `resources` numbers what there is; `demand`, `loads` and `messages` say what an operation needs of it by the cost
-model, `unfolding` what each message of a collective does, and `unfolded` is one that goes message by message. `fabric`
-has everything in flight, `traffic` puts it on the kernel's time, and `alike` lets a few ranks stand for all.
-`compute_cost` says what computes take, `replayed` what each one of a real run did; `conditions` and `interference` hold
-what is not perfect, `faults` what goes wrong.
+From the bottom up: `clock` is Trio's clock on integer nanoseconds, and `kernel` moves it. A `flow` is work that gets on
+at a rate; `sharing` finds the rates of flows that need more than there is, and `fluid` keeps all flows. `loads` numbers
+the resources of a cluster; `demand`, `loads` and `messages` find the load of an operation by the cost model,
+`unfolding` lists the messages of a collective, and `unfolded` runs it message by message. `fabric` has everything in
+flight, `traffic` puts it on the kernel's time, and `symmetry` lets a few ranks stand for all. `compute_cost` prices
+computes, `replayed` repeats the computes of a real run; `conditions` holds imperfections, `faults` holds faults.
 """
 
 from __future__ import annotations

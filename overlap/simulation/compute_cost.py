@@ -1,4 +1,4 @@
-"""What a compute costs in virtual time: as declared, by the device's roofline, or as a real run has shown."""
+"""Costs of computes in virtual time: as declared, by the device's roofline, or as recorded in a real run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHORT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """What one rank's core can do. A compute takes the longer one of its operations' and its bytes' time.
+    """Roofline of one rank's core. A compute takes the longer one of its operations' and its bytes' time.
 
     Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52, 2009.
     """
@@ -99,7 +99,7 @@ def _plain(cluster: Cluster) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What computes took in a real run."""
+    """Times of computes in a real run."""
 
     median_ns: Mapping[str, int]  # of all spans of a name, on all ranks; of an even number the lower middle one
     source: str = "a timeline"  # where it is from, for messages
@@ -161,7 +161,7 @@ class ComputeCosts:
         flops: float | None = None,
         bytes_moved: float | None = None,
     ) -> tuple[int, ComputeClass]:
-        """Return what a compute costs, to the nearest nanosecond, and which class it is of.
+        """Return the cost of a compute, to the nearest nanosecond, and its class.
 
         Args:
             name: Of the compute.

@@ -1,4 +1,4 @@
-"""What makes a modelled cluster less than perfect: jitter, stragglers, slow wires.
+"""Imperfections of a modelled cluster: jitter, stragglers, slow wires, and interference with computes.
 
 Everything random comes from the seed and a name: each rank draws from a stream of its own, each wire's jitter follows
 from its two ends. So no figure depends on the order in which ranks are served.
@@ -23,7 +23,7 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How far the cluster is from perfect. The defaults are a perfect one."""
+    """Imperfections of a cluster. The defaults are a perfect one."""
 
     seed: int = 0  # of everything random
     # spread of computes: each takes exp(jitter * z) times its cost, z normally distributed; 0.05 is about five per

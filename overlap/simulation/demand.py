@@ -1,4 +1,4 @@
-"""What an operation asks of the machine when nothing else does: when each rank is done, and what is busy how long.
+"""Demand of one operation on the machine, alone: when each rank is done, and what is busy how long.
 
 This is the cost model's answer to the nanosecond; the fabric only stretches it. Pure; no Trio.
 """
@@ -45,7 +45,7 @@ class Demand:
 
     @property
     def alone_ns(self) -> int:
-        """How long it takes alone."""
+        """Time that it takes alone."""
         return self.marks_ns[-1]
 
     @property
@@ -154,7 +154,7 @@ class Pricing:
         return found
 
     def plan(self, nbytes: float) -> Plan | None:
-        """Return what its messages do if all ranks arrive at once; None if they are too many, or take another time.
+        """Return its plan by messages if all ranks arrive at once; None if they are too many, or take another time.
 
         Another time: that of slices in phases beside each other, or of bounds which no single message knows.
         """
@@ -221,7 +221,7 @@ class Pricing:
         return self._parts[slices]
 
     def _worse_s(self, piece: float, slices: int) -> float:
-        """Return what slow wires add to the price."""
+        """Return the time that slow wires add to the price."""
         now, before = self._under_way(slices), self._phases(slices)
         if all(part is healthy for part, healthy in zip(now, before, strict=True)):
             return 0.0

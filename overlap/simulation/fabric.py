@@ -1,4 +1,4 @@
-"""The modelled fabric: collectives, messages and computes in flight on one cluster, in virtual time. Pure; no Trio.
+"""Fabric: collectives, messages and computes in flight on one cluster, in virtual time. Pure; no Trio.
 
 Used in three strokes per instant: `advance` tells who is done, `start` takes what all ranks together have begun, and
 `settle` says when to come back.
@@ -71,7 +71,7 @@ class Transfer(Flow):
 
     @property
     def alone_ns(self) -> int:
-        """How long it takes alone."""
+        """Time that it takes alone."""
         return self.demand.alone_ns
 
 
@@ -85,7 +85,7 @@ class Reached(NamedTuple):
 
 @dataclass(slots=True)
 class Stretch:
-    """What sharing did to the transfers of one kind."""
+    """Slow-down of the transfers of one kind by sharing."""
 
     count: int = 0  # how many have ended
     alone_ns: int = 0  # what they would have taken alone, in all
@@ -93,7 +93,7 @@ class Stretch:
 
     @property
     def factor(self) -> float:
-        """How many times as long they took."""
+        """Time taken over the time alone."""
         return self.taken_ns / self.alone_ns if self.alone_ns else 1.0
 
 
@@ -288,7 +288,7 @@ class Fabric:
             self._fluid.start(now_ns, [unfolded.nudge()], parts=True)
 
     def advance(self, now_ns: int) -> list[Reached]:
-        """Return who is done at an instant, in the order of keys."""
+        """Return the ranks that are done at an instant, in the order of keys."""
         found, unfolded = [], dict[Unfolded, None]()
         for flow, mark in self._fluid.advance(now_ns):
             if isinstance(flow, Letter):
@@ -305,7 +305,7 @@ class Fabric:
         return sorted(found, key=lambda each: each.transfer.key) if unfolded else found
 
     def _finished(self, unfolded: Unfolded, now_ns: int) -> Reached | None:
-        """Return who is newly done with something that goes message by message."""
+        """Return the ranks that are newly done with a collective that goes message by message."""
         told, transfer = self._told[unfolded], unfolded.whole
         new = unfolded.finished - told
         if not new:

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, by seed: late and lost parts of operations, deaths, slow ranks, tasks in any order.
+"""Faults of a simulation, by seed: late and lost parts of operations, deaths, slow ranks, task order.
 
 Everything follows from the seed and a name: what happens to the fifth thing that rank 3 does is drawn from just that.
 So a seed repeats a run exactly, and no draw depends on the order in which ranks are served.
@@ -26,7 +26,7 @@ _SLOW, _SLOW_FACTOR = (0.05, 0.5), (1.5, 100.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong in virtual time; pass it as `overlap.Virtual(faults=...)`.
+    """Faults in virtual time; pass them as `overlap.Virtual(faults=...)`.
 
     What is None is chosen by the seed, which also leaves out about half of the kinds: so different seeds try different
     mixtures. A run then either has the results of one without faults, or ends with an error that names a culprit.
@@ -76,7 +76,7 @@ _NONE_TOLD = Faults()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What becomes of one thing that a rank does."""
+    """Fate of one thing that a rank does."""
 
     late_ns: int = 0  # How long it is held up
     lost: bool = False  # It never arrives
@@ -104,7 +104,7 @@ class Fates:
 
     @property
     def repeating(self) -> str:
-        """How to have the same again."""
+        """Instruction to repeat the run, for messages."""
         how = f"the same again: clock=overlap.Virtual(faults=overlap.{self.faults})"
         return f"{how} or `overlap simulate --faults {self.faults.seed}`" if self.faults.only_seeded else how
 
@@ -120,7 +120,7 @@ class Fates:
         )
 
     def slow_ns(self, rank: int, cost_ns: int) -> int:
-        """Return what a compute takes on a rank, which may be slow."""
+        """Return the time of a compute on a rank, which may be slow."""
         slow = self._chance(f"rank {rank}").random() < self._slow
         return round(cost_ns * self._slow_factor) if slow else cost_ns
 

@@ -1,4 +1,4 @@
-"""Simulations in which things go wrong: a world whose ranks die, and where they meet late or never."""
+"""Simulated worlds with faults: ranks die, and parts of operations arrive late or never."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Something that gets on at a rate, and what it needs for that. Pure; no Trio.
+"""Flows: work that gets on at a rate, and the load that flows put on resources. Pure; no Trio.
 
 Shares are whole multiples of 2**-40, so that what flows add to a resource and take away again sums up exactly, in any
 order. A flow that is never held up reaches its marks at exactly its start plus their work.
@@ -24,7 +24,7 @@ def quantised(shares: Floats) -> Floats:
 
 
 class Stage(NamedTuple):
-    """What a flow needs for a part of its work."""
+    """Needs of a flow for a part of its work."""
 
     end_ns: int  # work at which it needs something else
     resources: Ints  # (needs,) what it needs, each once
@@ -91,7 +91,7 @@ class Flow:
 
     @property
     def reached(self) -> int:
-        """How many marks it has reached."""
+        """Number of marks that it has reached."""
         return self._mark
 
     def _turn(self, now_ns: int, rate: float) -> None:
@@ -119,7 +119,7 @@ class Occupancy:
 
     @property
     def loads(self) -> dict[int, float]:
-        """What is asked of each resource by flows at rate 1, of those that anything is asked of."""
+        """Load of each resource that is in use, with all flows at rate 1."""
         asked = np.flatnonzero(self._loads)
         return dict(zip(asked.tolist(), self._loads[asked].tolist(), strict=True))
 
@@ -187,7 +187,7 @@ class Occupancy:
         self._scarce.difference_update(stage.resources[scarce & (after <= 1)].tolist())
 
     def crowded(self) -> dict[Flow, None]:
-        """Return those that share what is scarce and has changed."""
+        """Return the flows on scarce resources whose users have changed."""
         return self._users_of(self._changed & self._scarce) if self._changed else {}
 
     def free(self, flow: Flow) -> bool:
@@ -195,7 +195,7 @@ class Occupancy:
         return flow.stage.needs.keys().isdisjoint(self._scarce)
 
     def others(self, flow: Flow) -> list[Flow]:
-        """Return those that share with a flow what is scarce."""
+        """Return the flows that share a scarce resource with a flow."""
         return [each for each in self._users_of(flow.stage.needs.keys() & self._scarce) if each is not flow]
 
     def slopes(self, flow: Flow) -> dict[int, float]:
@@ -210,7 +210,7 @@ class Occupancy:
         return found
 
     def concerned(self) -> dict[Flow, None]:
-        """Return those that share what has changed; then nothing has."""
+        """Return the flows on resources that have changed, and forget the changes."""
         changed, self._changed = self._changed, set()
         return self._users_of(changed)
 

@@ -1,4 +1,4 @@
-"""Flows that share resources as a fluid: how fast each gets on, and when it reaches its marks. Pure; no Trio.
+"""Fluid model of sharing: how fast each flow gets on, and when it reaches its marks. Pure; no Trio.
 
 A flow has work, in nanoseconds that it takes alone, and while it gets on at rate r (1 is alone) it takes the share
 r * u of every resource that it needs in its stage. Rates change only when flows start, end, are capped or come to
@@ -35,12 +35,12 @@ class Fluid:
 
     @property
     def flows(self) -> Sequence[Flow]:
-        """Those in flight, oldest first."""
+        """Flows in flight, oldest first."""
         return tuple(self._flows.values())
 
     @property
     def loads(self) -> dict[int, float]:
-        """What is asked of each resource by flows at rate 1, of those that anything is asked of."""
+        """Load of each resource that is in use, with all flows at rate 1."""
         return self._occupancy.loads
 
     def start(self, now_ns: int, flows: Iterable[Flow], *, parts: bool = False) -> None:
@@ -72,11 +72,11 @@ class Fluid:
             self._unfair[flow] = None
 
     def crowded(self) -> Iterable[Flow]:
-        """Return those that share what is scarce, and has other users than before."""
+        """Return the flows on scarce resources whose users have changed."""
         return self._occupancy.crowded()
 
     def others(self, flow: Flow) -> Sequence[Flow]:
-        """Return those that share with a flow what is scarce."""
+        """Return the flows that share a scarce resource with a flow."""
         return self._occupancy.others(flow)
 
     def slopes(self, flow: Flow) -> dict[int, float]:

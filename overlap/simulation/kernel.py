@@ -1,4 +1,4 @@
-"""The driver of virtual time: waits until every task is blocked, then jumps to the next instant and wakes all of it.
+"""Kernel of virtual time: waits until every task is blocked, then jumps to the next instant.
 
 Inside an instant things happen in the order of `Order`, then of ranks, then of their making; each kind only once all
 tasks that the kind before has woken are blocked again. Trio may run a batch of tasks in either direction, so tasks of
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Order(IntEnum):
-    """What comes first within an instant. Deadlines of Trio come with the first of them."""
+    """Order of events within an instant. Deadlines of Trio come with the first of them."""
 
     TRANSFER = 0
     """Communication ends."""
@@ -224,7 +224,7 @@ class Kernel:
                 timer.callback()
 
     def _next_batch(self) -> list[Timer] | None:
-        """Return what is due next, passing over batches of which everything was cancelled."""
+        """Return the batch that is due next, passing over batches that were cancelled whole."""
         while self._keys:
             batch = self._due[self._keys[0]]
             for timer in batch:
@@ -257,7 +257,7 @@ def _blocked() -> OverlapError:
 
 
 class _Outside:
-    """What tasks wait for that virtual time knows nothing of; made before the program begins."""
+    """Files and threads that tasks wait for outside virtual time; made before the program begins."""
 
     def __init__(self) -> None:
         self._limiter = trio.to_thread.current_default_thread_limiter()

@@ -1,4 +1,4 @@
-"""What an operation keeps busy, and when: wires and memories round by round, in the order in which it uses them. Pure.
+"""Resources of a cluster, and the load that each round of an operation puts on them. Pure; no Trio.
 
 A round is busy while its bytes are on the wires, and idle while it starts its next step and the last bytes arrive. An
 operation that is alone does not care; another one that comes meanwhile does: it uses the wires while this one is idle,
@@ -45,11 +45,11 @@ class Resources:
         return self._first_wire + wires
 
     def wires_among(self, resources: Ints) -> Ints:
-        """Return those that are wires."""
+        """Return the wires among some resources."""
         return resources[resources >= self._first_wire]
 
     def shifted(self, resources: Ints, units: Ints) -> Ints:
-        """Return what sits in other units (nodes, or UltraServers) as some do in theirs, as (units, resources)."""
+        """Return (units, resources) that sit in other units (nodes, or UltraServers) as some do in theirs."""
         servers, wire = self.cluster.servers, resources >= self._first_wire
         memory = servers * self.cluster.devices_per_node
         core = servers * self.cluster.ranks_per_node
@@ -92,7 +92,7 @@ class _Load:
 
 
 class Loads:
-    """What the phases of an operation keep busy.
+    """Loads of the phases of an operation.
 
     Attributes:
         resources: (needs,) What it keeps busy at any time.

@@ -1,4 +1,4 @@
-"""What messages between two ranks ask of the machine.
+"""Demand of messages between two ranks.
 
 There are as many pairs of ranks as ranks squared, but few ways to be joined: pairs whose ways have the same figures,
 wire by wire, take the same time and the same shares, each of memories, processors and wires of its own. So the cost

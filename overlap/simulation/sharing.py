@@ -1,4 +1,4 @@
-"""How fast flows get on that share scarce resources. Pure; no Trio.
+"""Fair rates of flows that share scarce resources. Pure; no Trio.
 
 The most urgent flows come first, and of each lane the oldest; less urgent and younger ones get what these leave, as
 they do where messages queue for a wire. Equals share by message, as messages on wires do: on a full resource all
@@ -42,7 +42,7 @@ def rates(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
 
 
 def few(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
-    """Return the same for a few flows, one by one and added up from the left, which gives the same bits."""
+    """Return the rates of a few flows, added up one by one from the left, with the same bits as `many`."""
     place = {number: row for row, number in enumerate(sorted(scarce))}
     users: list[list[_User]] = [[] for _ in place]
     for n, flow in enumerate(flows):
@@ -94,7 +94,7 @@ def _slopes(turn: set[int], users: Sequence[Sequence[_User]], flows: int) -> lis
 
 
 def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
-    """Return the same for many flows, or many resources, at once."""
+    """Return the rates of many flows, or flows on many resources, in arrays."""
     owner = np.repeat(np.arange(len(flows)), [len(flow.stage.resources) for flow in flows])
     needed = np.concatenate([flow.stage.resources for flow in flows])
     share = np.concatenate([flow.stage.shares for flow in flows])

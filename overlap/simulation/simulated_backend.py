@@ -1,4 +1,4 @@
-"""A world on the virtual clock: the same program, on a modelled cluster, in deterministic simulated time.
+"""Simulated backend: the same program on a modelled cluster, in deterministic simulated time.
 
 Functions run at once, in the event loop, and take what they are stated to cost. Collectives move their data at once,
 when all ranks have met, and take what the cost model says of the schedule that they become on the cluster.
@@ -85,7 +85,7 @@ class Virtual:
     startup: bool | Startup = False
 
     def meta(self) -> dict[str, str]:
-        """Return what a timeline should say of it."""
+        """Return the assumptions as a timeline shows them."""
         return {
             "dtype": self.dtype,
             "efficiency": f"{self.efficiency:g}",
@@ -148,7 +148,7 @@ class SimulatedBackend(Backend):
         return shape_only(shape, dtype) if self.shapes_only else super().empty(shape, dtype)
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
-        """Return the same page to all ranks."""
+        """Return one page that all ranks share."""
         return self._notes.setdefault((key, seq), {})
 
     def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:

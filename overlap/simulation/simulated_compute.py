@@ -1,4 +1,4 @@
-"""The compute streams of a simulation: functions run at once, in the event loop, and take what they state."""
+"""Compute streams of a simulation: functions run at once, in the event loop, and take their stated time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _place_of = attrgetter("number", "lane")
 
 
 class Starts:
-    """What computes are to start in an instant, once every task has issued what it issues then.
+    """Computes that start in an instant, once every task has issued its operations of that instant.
 
     Trio runs the tasks of an instant in any order. So streams take turns by rank, and what several tasks of one rank
     have issued goes by the order in which the rank has started these tasks.
@@ -67,7 +67,7 @@ class SimulatedCompute(ComputeStream):
     def price(
         self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
     ) -> tuple[int, str] | None:
-        """Return what a function takes, and what limits it.
+        """Return the time of a function, and the limit that decides it.
 
         Raises:
             UsageError: If nothing says so, or a figure cannot be meant.
@@ -167,7 +167,7 @@ class SimulatedCompute(ComputeStream):
         self._take(self._disturbed(operation, self._jitter.compute_ns(cost_ns)), kind, done)
 
     def _disturbed(self, operation: ComputeFuture[object], cost_ns: int) -> int:
-        """Return what a function takes where things go wrong; its rank may die of it."""
+        """Return the time of a function under faults, of which its rank may die."""
         doom = self._starts.doom
         if doom is None:
             return cost_ns
@@ -208,4 +208,4 @@ class SimulatedCompute(ComputeStream):
 
 
 def _nothing() -> None:
-    """What the start of a program computes."""
+    """Compute of nothing: the start of a program."""

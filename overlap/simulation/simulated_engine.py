@@ -1,4 +1,4 @@
-"""The engine of a simulation: moves data at once, when all ranks have met, and lets the modelled time pass."""
+"""Simulated engine: moves data at once, when all ranks have met, and lets the modelled time pass."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class SimulatedEngine(BaseEngine):
         return self._choices.plan(pattern, members, like=like).option
 
     def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[Option, float]:
-        """Return what an operation becomes, and for how many bytes; blocks that differ are priced one by one."""
+        """Return the option of an operation, and the bytes to price; blocks that differ are priced one by one."""
         option = self._option(members, pattern)
         if not pattern.counts or option.algorithm == DIRECT:
             return option, pattern.nbytes

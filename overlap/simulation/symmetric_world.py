@@ -1,4 +1,4 @@
-"""Simulations in which a few ranks stand for all: their world, where they meet, and what prices what they do.
+"""Simulated worlds in which a few ranks stand for all: their groups, their messages and their prices.
 
 A rank issues on its own group, and the groups of all ranks like it are taken to do the same at the same time. So there
 is one communicator for all these groups, in which only those meet who are simulated.
@@ -196,7 +196,7 @@ class SymmetricEngine(SimulatedEngine):
         )
 
     def _demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
-        """Return what all rows need together, and the algorithm of the first."""
+        """Return the demand of all rows together, and the algorithm of the first."""
         asked = communicator, pattern, late_ns.tobytes()
         known = self._demands.get(asked)
         if known is None:
@@ -210,7 +210,7 @@ class SymmetricEngine(SimulatedEngine):
         return known
 
     def _of_row(self, row: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
-        """Return what one group needs alone, and its algorithm: that of the others, if any is known."""
+        """Return the demand of one group alone, and its algorithm: that of the others, if any is known."""
         fabric, nbytes = self._traffic.fabric, pattern.nbytes
         if pattern.kind is Collective.P2P:
             src, dst = row

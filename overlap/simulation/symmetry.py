@@ -1,4 +1,4 @@
-"""Ranks that behave alike: which of them are simulated, whom they stand for, and what all of them need together. Pure.
+"""Classes of ranks that behave alike: which are simulated, and what all of a class need together. Pure.
 
 Where only the timeline matters, ranks that run the same program in places that are alike do the same at the same time.
 Of each class of them the first and the last are simulated: the first stands for all, the last is a witness, because a
@@ -117,7 +117,7 @@ def repeated(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
 
 
 def together(groups: Sequence[Same], ends: Sequence[int], first_like: Ints) -> Demand:
-    """Return what groups need that do the same at once, seen by those who are simulated.
+    """Return the common demand of groups that do the same at once, as the simulated ranks see it.
 
     Ranks of one class are done when the last of them is. What the groups need of one wire adds up, stage by stage, and
     if that is more than there is, all take so much longer. Groups whose stages differ in length need it evenly.
@@ -144,7 +144,7 @@ def together(groups: Sequence[Same], ends: Sequence[int], first_like: Ints) -> D
 
 
 def _added_up(groups: Sequence[Same], evenly: bool) -> tuple[Ints, Floats, Floats]:
-    """Return what all groups need, (stages, needs) for how long, and in how many messages; one stage if `evenly`."""
+    """Return the resources of all groups, (stages, needs) busy times and messages; one stage if `evenly`."""
     needed, which = np.unique(np.concatenate([same.resources.ravel() for same in groups]), return_inverse=True)
 
     def over_all(rows: Sequence[Floats]) -> Floats:

@@ -1,4 +1,4 @@
-"""The fabric on the kernel's time: transfers begin when an instant has settled, and say who is done with them."""
+"""Traffic: the fabric on the kernel's time. Transfers begin when an instant has settled."""
 
 from __future__ import annotations
 

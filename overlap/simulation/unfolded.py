@@ -1,4 +1,4 @@
-"""A collective in flight, unfolded to its messages: which of them start when others have left or are there. Pure.
+"""Collectives in flight, message by message: which of them start when others have left or arrived. Pure.
 
 Clocks are those of the cost model: a rank begins a step when all that earlier ones bring is there and its earlier
 messages have started; a message leaves when those of earlier steps on its first wire have left. Phases follow one
@@ -19,7 +19,7 @@ from .unfolding import ARRIVED, LEFT, STARTED, Phase, Post
 
 
 class Plan(NamedTuple):
-    """What a collective does."""
+    """Plan of a collective in flight: its phases, message by message."""
 
     launch_ns: int  # before its first phase
     phases: tuple[Phase, ...]  # one after the other
@@ -81,7 +81,7 @@ class Unfolded:
         return len(self.finished) == self._ranks
 
     def begun(self) -> list[Letter]:
-        """Return what has begun since it was last asked."""
+        """Return the messages and delays that have begun since the last call."""
         new, self._new = self._new, []
         return new
 
@@ -179,7 +179,7 @@ class Unfolded:
 
 
 class _Phase:
-    """How far ranks and wires have come in a phase.
+    """Progress of ranks and wires in a phase.
 
     Attributes:
         steps: Of the phase.

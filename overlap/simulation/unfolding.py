@@ -1,6 +1,6 @@
-"""A collective message by message: what each message takes alone, and which others it waits for. Pure; no Trio.
+"""Messages of a collective: the time of each alone, and the messages that it waits for. Pure; no Trio.
 
-It is what `collectives.cost.maxplus` computes with, rank by rank and wire by wire, laid out for collectives that share
+It is what `cost.maxplus` computes with, rank by rank and wire by wire, laid out for collectives that share
 something scarce: where one message is held up, only those wait for it that need what it brings.
 """
 
@@ -23,7 +23,7 @@ MOST_MESSAGES = 512
 """Collectives of more messages are taken to get on as a whole: they would take longer than the rest of a simulation."""
 
 STARTED, LEFT, ARRIVED = range(3)
-"""What becomes of a message: its sender is free again, it has left, it is there."""
+"""Events of a message: its sender is free again, it has left, it has arrived."""
 
 _NOTHING = np.zeros(0, np.int64), np.zeros(0)
 
@@ -45,7 +45,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What all ranks do in a step."""
+    """One step of all ranks."""
 
     posts: tuple[tuple[Post, ...], ...]  # (lanes times ranks,) messages of each rank
     awaited: tuple[int, ...]  # (lanes times ranks,) how many come to each

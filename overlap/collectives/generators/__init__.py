@@ -1,4 +1,4 @@
-"""Generators: collective and algorithm to schedule.
+"""Generators of schedules, by collective and algorithm.
 
 A stranger's generator is a function like ours, entered in the same table.
 """

@@ -1,4 +1,4 @@
-"""Blocks of a root that go around rings: each on one of them, so that all wires at the root carry as much."""
+"""Gathers and scatters whose blocks go around rings, so that all wires at the root carry equally much."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Device: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HandingOut:
-    """How blocks leave a root: one entry a message."""
+    """Blocks on their way from a root: one entry for each message."""
 
     steps: int  # how many there are
     step: Ints  # of each message

@@ -1,4 +1,4 @@
-"""Two levels for collectives in which every block has one place to go: all-to-all, gather and scatter.
+"""Two-level tables of all-to-all, gather and scatter, in which every block has one destination.
 
 Ranks are numbered node by node. A level is a table over the ranks of one node, or over nodes, on blocks that are as
 many blocks wide as the other level has ranks; between the levels they wait in SCRATCH. So what crosses between two

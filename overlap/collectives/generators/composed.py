@@ -1,4 +1,4 @@
-"""Hierarchical schedules by name: any algorithm inside nodes with any between them, pipelined in slices."""
+"""Compositions by name: any algorithm inside nodes with any between them, pipelined in slices."""
 
 from __future__ import annotations
 

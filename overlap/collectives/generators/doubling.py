@@ -1,4 +1,4 @@
-"""Exchanges over doubling distances: logarithmic numbers of steps."""
+"""Exchanges over doubling distances, in logarithmic numbers of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns by name, in the two families that give several collectives each."""
+"""Patterns by name, in two families that give several collectives each."""
 
 from __future__ import annotations
 

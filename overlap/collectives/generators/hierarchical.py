@@ -1,4 +1,4 @@
-"""Two levels: inside nodes, and between ranks of the same place in different nodes.
+"""Two-level patterns: inside nodes, and between ranks of the same place in different nodes.
 
 Rank `node * local_size + local_rank`. Going out, chunks first cross to the same place in every node, then spread inside
 the nodes; coming back is the reverse. So an all-reduce reduces inside each node, exchanges 1 / local_size of the data

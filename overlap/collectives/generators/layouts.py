@@ -1,4 +1,4 @@
-"""Patterns fitted to a machine, made from the plain ones: several side by side, or with other numbers for the ranks.
+"""Patterns fitted to a machine: several copies side by side, or with other numbers for the ranks.
 
 They take geometry as numbers: which ranks share a device, in which order a ring visits devices. No topology here.
 """

@@ -1,4 +1,4 @@
-"""Mesh: every rank writes straight to every other rank it has something for.
+"""Direct exchanges: every rank writes straight to every other rank.
 
 Rows are ordered by distance: rank r sends to r + 1, r + 2, ... and receives from r - 1, r - 2, ..., so that sends and
 receives meet pairwise. Read backwards it is the other way round: contributions are added up from r + 1, r + 2, ...

@@ -1,4 +1,4 @@
-"""Reductions that add up every element in the order of ranks, wherever it lies: what `exact=True` asks for.
+"""Reductions that combine every element in the order of ranks, for `exact=True`.
 
 A ring begins each chunk at another rank, a tree adds pairs, a mesh begins at the neighbour: where the cuts between
 chunks fall changes the order of additions, and with it the last bits. Here element i is ((x0[i] + x1[i]) + x2[i]) + ...

@@ -1,4 +1,4 @@
-"""Rings: every rank talks to its neighbours only."""
+"""Rings, in which every rank talks to its neighbours only, and KangaRing."""
 
 from __future__ import annotations
 

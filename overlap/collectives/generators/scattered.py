@@ -1,4 +1,4 @@
-"""Broadcasts that first hand out and then gather, on one level or on two: every link carries a share of the data.
+"""Broadcasts that scatter and then gather, on one level or on two, so that every link carries a share.
 
 On one level this is van de Geijn's broadcast: a scatter, then an all-gather. On two levels, the root's node scatters,
 ranks of the same place in all nodes pass their parts on, and every node gathers. Backwards it is a reduce: every node
@@ -17,7 +17,7 @@ from .along_rings import Rings, handing_out
 from .tree import subtrees
 
 SCATTERS = ("binomial", "mesh", "multi_ring")
-"""How parts can be handed out."""
+"""Algorithms that hand out the parts of a broadcast."""
 
 
 def scatter_all_gather(

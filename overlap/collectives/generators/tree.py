@@ -1,4 +1,4 @@
-"""Trees: for rooted collectives, and for small all-reduces. Ranks are counted from the root."""
+"""Trees for rooted collectives and for small all-reduces. Ranks are counted from the root."""
 
 from __future__ import annotations
 
