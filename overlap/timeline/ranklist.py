@@ -1,4 +1,4 @@
-"""Lists of ranks as people and files write them: `0-3, 7`."""
+"""Lists of ranks as text: `0-3, 7`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ LIMIT = 1_000_000
 """More ranks than this in one list are a slip or an attack, not a machine."""
 
 _PART = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", re.ASCII)
-
-
-@lru_cache(maxsize=256)
-def group_listed(ranks: tuple[int, ...]) -> str:
-    """Write the ranks of a group, of which a run has few and its spans many."""
-    return listed(ranks)
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -31,10 +25,10 @@ def listed(ranks: Sequence[int]) -> str:
 
 @lru_cache(maxsize=256)
 def unlisted(text: str, limit: int = LIMIT) -> tuple[int, ...]:
-    """Read what `listed` wrote, at most so many ranks; blanks do not matter.
+    """Read a list that `listed` wrote, at most `limit` ranks; blanks do not matter.
 
     Raises:
-        ValueError: If a part is neither a number nor an ascending range, or the list is too long; names the part.
+        ValueError: A part is neither a number nor an ascending range, or the list is too long; names the part.
     """
     ranks: list[int] = []
     for part in text.split(","):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .columnar import NONE, Mask, SpanColumns, SpanList
-from .measure.intervals import Interval
 from .recording import Recorder
 from .span import Clock, Span
 
@@ -82,10 +81,6 @@ class Timeline:
     def for_rank(self, rank: int) -> list[Span]:
         """The spans of one rank, in order of start."""
         return self.chosen(self.columns.rank == rank)
-
-    def near(self, window: Interval) -> list[Span]:
-        """The spans that touch a window, and all spans of the operations that do, in order of start."""
-        return self.chosen(self.columns.near(window))
 
     def chosen(self, which: Mask) -> list[Span]:
         """The spans selected by a mask over the columns, in order of start."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import TypeAlias
 
 import msgspec
 
 from ..columnar import INDEXES, KINDS, NONE, WHOLES, Group, SpanColumns
-from ..ranklist import group_listed
+from ..ranklist import listed
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Event: TypeAlias = dict[str, Json]
@@ -54,13 +54,18 @@ def rank_events(columns: SpanColumns, arrows: Iterator[int]) -> Iterator[str]:
     yield f'{{"args":{{"name":"rank {rank}"}},"name":"process_name","ph":"M","pid":{rank},"tid":0}}'
     yield f'{{"args":{{"sort_index":{rank}}},"name":"process_sort_index","ph":"M","pid":{rank},"tid":0}}'
     threads = _threads(columns, spans)
+
+    @cache  # by number: to hash a thousand ranks for each span is slow
+    def group_of(number: int) -> tuple[str, str]:
+        return _group(columns.groups[number])
+
     issues = len(threads) + 1
     waits = _waits(spans, issues + 1)
     for tid, (title, members) in enumerate(threads, 1):
         yield from _thread(rank, tid, title, place=tid + 1)
         for number in members:
             span = spans[number]
-            yield _slice(span, rank, tid, texts, columns)
+            yield _slice(span, rank, tid, texts, columns, group_of)
             if span[_OP] >= 0 and span[_ISSUED] <= span[_START]:
                 yield from _arrow(span, rank, next(arrows), (issues, tid, waits.get(number)))
     if issued := sorted({span[_ISSUED] for span in spans if span[_OP] >= 0}):
@@ -124,7 +129,14 @@ def _thread(rank: int, tid: int, title: str, *, place: int) -> Iterator[str]:
     yield f'{{"args":{{"sort_index":{place}}},"name":"thread_sort_index",{end}'
 
 
-def _slice(span: _Row, rank: int, tid: int, texts: Sequence[str], columns: SpanColumns) -> str:
+def _slice(
+    span: _Row,
+    rank: int,
+    tid: int,
+    texts: Sequence[str],
+    columns: SpanColumns,
+    group_of: Callable[[int], tuple[str, str]],
+) -> str:
     # Microseconds as a float round off above 2**53 ns (104 days): the integers are the truth, `ts` is for viewers.
     start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns, *indexes = span
     kind, lane, name, op, algorithm, dtype, call_site, group = indexes
@@ -134,7 +146,7 @@ def _slice(span: _Row, rank: int, tid: int, texts: Sequence[str], columns: SpanC
         issued = "" if issued_ns == NONE else f',"issued_ns":{issued_ns}'
         args = f'{place}"end_ns":{end_ns}{issued},"lane":{texts[lane]},"start_ns":{start_ns}{in_step}'
     else:
-        size, ranks = _group(columns.groups[group])
+        size, ranks = group_of(group)
         awaited = "" if awaited_ns == NONE else f'"awaited_ns":{awaited_ns},'
         args = (
             f'"Collective name":{texts[op]},{size}{_elements(columns.texts[op], columns.texts[dtype], nbytes)}{ranks}'
@@ -158,8 +170,8 @@ def _group(group: Group) -> tuple[str, str]:
     """Return the size of a group, and its name and ranks."""
     name, ranks = group
     size = f'"Group size":{len(ranks)},' if ranks else ""
-    listed = f'"Process Group Ranks":"{group_listed(ranks)}",' if ranks else ""
-    return size, f'"Process Group Name":{json_of(name)},{listed}'
+    within = f'"Process Group Ranks":"{listed(ranks)}",' if ranks else ""
+    return size, f'"Process Group Name":{json_of(name)},{within}'
 
 
 def _elements(op: str, dtype: str, nbytes: int) -> str:
