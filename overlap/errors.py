@@ -1,4 +1,4 @@
-"""Every error of `overlap`, in one tree that says whose fault it is.
+"""Errors of `overlap`, in one tree that says which side is at fault.
 
 ::
 
@@ -113,7 +113,7 @@ class ReplicaError(OverlapError):
     """Ranks that should have the same weights have not.
 
     Attributes:
-        ranks: World ranks whose weights are not those of most.
+        ranks: World ranks with other weights than most ranks.
         parameter: The first that differs.
         step: After which it was seen, from 1.
     """

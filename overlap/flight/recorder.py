@@ -91,7 +91,7 @@ NOT_RECORDED = RankFlight(
     step=lambda index: -1,
     left=lambda: None,
 )
-"""For ranks whose time is simulated: nothing is lost when their process ends."""
+"""Records nothing, for ranks in simulated time: nothing is lost when their process ends."""
 
 
 class Writer:

@@ -296,7 +296,7 @@ class Calls:
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[None]:
-        """Be done once every rank of the group has issued it and worked off what it issued on this stream's window."""
+        """Be done once every rank has issued it and finished all earlier operations of this stream's window."""
         return self._issuer.issue(BARRIER, None, None, stream, priority, name, timeout_s, call_site)
 
     def broadcast(

@@ -1,7 +1,7 @@
 """Checks the data that ranks send for NaN and infinity, before any reduction: the issuer of ``run(check="nan")``.
 
-A rank whose input has a NaN or an infinity fails there, and is named. Afterwards all ranks would have them, and nobody
-would know whose they were. Where nobody asks, none of this is in the way: groups have plain issuers and ports.
+A rank whose input has a NaN or an infinity fails at once, and is named: after a reduction all ranks would have it, and
+its origin would be unknown. Runs without the check have plain issuers and ports.
 """
 
 from __future__ import annotations

@@ -330,7 +330,7 @@ class Communicator:
                     self.fail_one(match, end, Failure(error))
 
     def _dispute(self, match: Match, operation: Operation, *, final: bool = False) -> None:
-        """Fail a match whose ends differ, once it is clear who are the few: as many of each may only be the first.
+        """Fail a match whose ends differ, once the minority is known: of two sides of equal size more ends may come.
 
         Only where nothing moves before all have come can more be waited for; else some would end well meanwhile.
 

@@ -21,8 +21,8 @@ class Handover:
 
     Waking a loop takes a system call, which also hands the interpreter to it: a burst is to do that once.
 
-    Where a loop lets threads in, one of them at a time may do the loop's work while the loop sleeps: whatever wakes no
-    task. That saves two wake-ups, of the loop and of the thread.
+    Where a loop lets threads in, one thread at a time may do work of the sleeping loop that wakes no task. That saves
+    two wake-ups, of the loop and of the thread.
 
     Args:
         token: Of the loop.

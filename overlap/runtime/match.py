@@ -51,7 +51,7 @@ class Key(NamedTuple):
         return self._replace(tag=0)
 
     def tag_base(self, *more: object) -> int:
-        """Return 40 bits of a hash of the key, and of whatever else must be the same, above 24 free bits."""
+        """Return 40 bits of a hash of the key, and of more values that must be the same, above 24 free bits."""
         said = repr((*self, *more)).encode()
         return int.from_bytes(hashlib.blake2b(said, digest_size=5).digest(), "big") << 24
 

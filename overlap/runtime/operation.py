@@ -56,7 +56,7 @@ class Matching(Protocol):
         """Take in one rank's end."""
 
     def at_once(self, operation: Operation) -> bool:
-        """Whether taking it in neither wakes nor starts a task, whatever has come and whatever may come; see there."""
+        """Whether taking it in neither wakes nor starts a task, now or later; see `Communicator.at_once`."""
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail all ends because one rank has no input."""

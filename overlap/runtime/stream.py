@@ -3,7 +3,7 @@
 Why priorities cannot deadlock: operations are matched by (group, stream, sequence number), never by arrival. A stream
 works on its first `window` unfinished operations in issue order, which is the same order on every rank. Everything in
 the window may receive; priority only orders what is sent next. So the oldest unfinished operation is active on all
-ranks and always moves, whatever timing and priorities choose.
+ranks and always moves, for any timing and any priorities.
 
 Why a window also has a span: an operation starts only if fewer than `SPAN` (or `window`, if that is more) were started
 since the oldest unfinished one. Shared memory reuses what an operation posts there `2 * SPAN` operations later. A rank

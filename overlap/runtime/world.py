@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TOLD = 16  # lines on who waits for whom, when the user has had enough
-# What ends a program from outside; whatever else it raises is its own failure.
+# Errors that end a program from outside; any other is its own failure.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
 
@@ -246,7 +246,7 @@ class World:
         member.context.outstanding.abandon(self.ending.peer_failed)
 
     async def _end(self) -> None:
-        """Settle what is unfinished and join every thread; bounded by the compute that runs."""
+        """Settle unfinished operations and join every thread; a running compute is waited for."""
         with trio.CancelScope(shield=True):
             for member in self._members:
                 self._abandon(member)

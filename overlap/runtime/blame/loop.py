@@ -121,7 +121,7 @@ class LoopWatch:
             self._tell(busy, seconds)
 
     def _find(self) -> Busy | None:
-        """Find the rank one of whose tasks runs now, and where; None if it is nobody's."""
+        """Find the rank that has the running task, and its place; None if no rank has it."""
         frame = sys._current_frames().get(self._loop_thread)
         running = []
         while frame is not None:

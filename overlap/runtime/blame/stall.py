@@ -20,7 +20,7 @@ from .standing import Stall, Standing, find_stall
 
 #: A step rarely takes longer, and nobody looks at a silent terminal for much longer without asking.
 STALL_S = 10.0
-#: Half of the ten minutes after which PyTorch gives up whatever it waits for, healthy or not; long enough to read the
+#: Half of the ten minutes after which PyTorch gives up any wait, healthy or not; long enough to read the
 #: report and come with a debugger.
 HOPELESS_S = 300.0
 #: Each report of a run doubles the patience before the next, up to this: a slow job is not to fill its log.

@@ -157,7 +157,7 @@ _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
 def arrays_in(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
-    """Return the arrays among `args`, and whatever else is there but plain numbers and text.
+    """Return the arrays among `args`, and all other objects but plain numbers and text.
 
     Tuples (named ones too), lists and the values of dicts are looked into, at any depth; each of them once. Objects of
     other types, dataclasses among them, are not: what a function reaches through an object, as through a closure, is

@@ -4,7 +4,7 @@ Fresh pages cost more than the operation: touching them for the first time takes
 that is there 0.04. So the memory of a dropped array is kept and handed out again, as caching allocators do.
 
 **When an array's memory is free.** The pool owns *roots*, arrays of bytes; what it hands out is a view of one. Views of
-that view, in whatever shape or dtype, memory views, exports (DLPack, `ctypes`, tensors of other libraries) all hold a
+that view, in any shape or dtype, memory views, exports (DLPack, `ctypes`, tensors of other libraries) all hold a
 reference to the view or to the root, directly or not. So the memory is free once the reference count of the root is
 what it was when only the pool knew it. Nothing else tells: the end of the view that was handed out does not, because
 slices of it that are still alive refer to the root alone. That end is only a hint of which root to look at.
@@ -169,7 +169,7 @@ class BufferPool:
         for _ in range(_TRIES):
             if not idle:
                 break
-            lease = idle.pop()  # the last one used: what is in a cache is of that
+            lease = idle.pop()  # the last one used: its pages may be in a cache
             if getrefcount(lease.root) == _UNUSED:
                 self._hits += 1
                 self._idle_bytes -= size

@@ -122,7 +122,7 @@ def _tensor_array(value: object, torch: Any, argument: str) -> Array:
 
 
 def _hint(tensor: Any, torch: Any) -> str | None:
-    """Say what to do with a tensor whose memory is not that of plain numbers here."""
+    """Return advice on a tensor whose memory cannot be used; None if it can."""
     if tensor.device.type != "cpu":
         return f"it is on {tensor.device}; pass a tensor on the CPU, such as .cpu()"
     if tensor.layout is not torch.strided:
