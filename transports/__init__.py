@@ -4,7 +4,7 @@
 #
 #   base         the contract: Transport, Endpoint;  starter: messages begun by plain functions;  blocking: awaiting
 #                calls made of these, and these of awaiting calls
-#   failures     how they fail;  buffers: memory, as flat bytes
+#   failures     the errors of transports;  buffers: memory, as flat bytes, lent, or for bounces
 #   common       the contract of memory in common: operations out of each other's memory
 #   factory      what a transport is made from;  registry: by name, ours and those of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
@@ -19,7 +19,6 @@
 #   mpi          the same over an MPI library
 #   patience     how long to look whether others have come before sleeping;  cores: how to leave one
 #                that others need, too
-#   bounce       memory for messages that come without a place of their own
 #   router       several transports as one: each rank by the first that reaches it
 #   wrappers     what all wrappers share; Recording writes down what is sent
 #   paced        emulates latency and bandwidth; its wires are plans, not tasks

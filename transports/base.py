@@ -1,4 +1,4 @@
-"""The contract: what a transport is, and what its endpoints promise.
+"""The contract of transports and of their endpoints.
 
 A transport is one process's end of a fabric. Each rank that lives in the process has an endpoint there. Bytes go from
 a buffer of one rank into a buffer of another; what they mean is not known here.
@@ -134,7 +134,7 @@ class Endpoint(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """Who sends how much to whom."""
+    """A message without its bytes: sender, receiver, tag and length."""
 
     src: int
     dst: int
@@ -144,7 +144,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What waits in a transport at this instant: material for "who waits for whom"."""
+    """The unmatched messages of a transport at this instant, from which stall reports are made."""
 
     unmatched_sends: tuple[Envelope, ...] = ()  # Sends that no receive has met
     unmatched_receives: tuple[Envelope, ...] = ()  # Receives that no send has met

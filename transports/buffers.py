@@ -1,7 +1,8 @@
-"""The memory of messages: anybody's, seen as flat bytes, and what is lent to a receiver."""
+"""Memory of messages: buffers as flat bytes, messages lent to receivers, and bounce buffers."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self, TypeAlias, cast
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 Buffer: TypeAlias = "_Buffer | npt.NDArray[np.generic]"
 
 _BYTE = np.dtype(np.uint8)
+
+#: Bytes of bounce buffers kept for later, at most. Fresh memory costs more than receiving into it: the system clears
+#: every page of it at its first use (measured here: 0.25 GB/s into fresh memory, 4 GB/s into used memory).
+KEEP_BYTES = 256 << 20
 
 
 def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> memoryview:
@@ -105,3 +110,31 @@ class Delivery:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Release."""
         self.release()
+
+
+class BounceBuffers:
+    """Lends memory to long messages that are received without a place of their own, and uses it again uncleared."""
+
+    def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:
+        self._free: defaultdict[int, list[memoryview]] = defaultdict(list)
+        self._left_bytes = keep_bytes
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return a buffer of at least `nbytes`. The size is the receiver's own, never one that a peer has named."""
+        size = _rounded(nbytes)
+        free = self._free[size]
+        if not free:
+            return as_bytes(np.empty(size, np.uint8))
+        self._left_bytes += size
+        return free.pop()
+
+    def give_back(self, buffer: memoryview) -> None:
+        """Keep a buffer for the next message of its size, unless enough is kept."""
+        if buffer.nbytes <= self._left_bytes:
+            self._left_bytes -= buffer.nbytes
+            self._free[buffer.nbytes].append(buffer)
+
+
+def _rounded(nbytes: int) -> int:
+    """Round up to a power of two, so that few sizes serve all; what nobody touches takes no memory."""
+    return 1 << max(nbytes - 1, 0).bit_length()

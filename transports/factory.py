@@ -1,4 +1,4 @@
-"""How a transport is made: what a factory is given, and what it returns. The same for ours and for a stranger's."""
+"""Factories of transports, ours and those of other packages, and their argument."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def _none() -> Collection[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """What a process knows of its world before a transport joins it to the others."""
+    """The knowledge of a process about its world before a transport joins it to the others."""
 
     member: int  # Index of this process
     placement: Sequence[Sequence[int]]  # The ranks of each process, by index
     exchange: Exchange  # All-gather among the processes: how they tell each other their addresses
-    # What only members know; at least one byte where processes meet over sockets.
+    # Known to members only; at least one byte where processes meet over sockets.
     secret: bytes = field(default=b"", repr=False)
     job: str = ""  # Name of the world; a transport refuses connections of others
     epoch: int = 0  # Which of the job's successive worlds
     host: str = "127.0.0.1"  # Address of this machine at which the other processes reach it
     tls: Tls | None = None  # Encrypts what leaves the process; None: nothing is encrypted
-    # What the user has chosen, by name, such as ``rails``, ``peer_direct``, ``unix``; a transport takes those that it
+    # Choices of the user, by name, such as ``rails``, ``peer_direct``, ``unix``; a transport takes those that it
     # has and leaves the rest alone.
     options: Mapping[str, object] = field(default_factory=dict)
     # Takes a line for the user, about processes that are lost and the like.

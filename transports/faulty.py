@@ -1,4 +1,4 @@
-"""Faulty: drops, delays, corrupts and cuts, the same from run to run for the same seed."""
+"""Faulty: drops, delays, corrupts and cuts messages, alike in every run with one seed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Fault:
 
 
 class Faulty(Wrapper):
-    """Does to messages what bad fabrics do.
+    """Damages messages as bad fabrics do.
 
-    What happens to a message follows from the seed, its src, dst and tag, and how many its sender sent there before; it
+    The fate of a message follows from the seed, its src, dst and tag, and how many its sender sent there before; it
     does not depend on timing. Raising one probability does not change which messages another one hits.
 
     Args:
@@ -44,7 +44,7 @@ class Faulty(Wrapper):
             on it raise `LinkLostError`, as far as their ends are endpoints of this object.
 
     Attributes:
-        faults: What was done, in order.
+        faults: The faults so far, in order.
 
     Raises:
         ArgumentError: A probability outside 0 ... 1, or a delay below 0.

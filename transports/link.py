@@ -1,4 +1,4 @@
-"""The way to another process, as a transport between processes makes one for each: what its messages need of it."""
+"""Links: each leads to one other process, and moves the messages that its matching engine names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import trio
 
 from transports.base import describe_ranks
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.matching import Engine, Lane, Limits, Receive, Send
 
 # A goodbye waits so long for the next sign of progress: longer than a busy machine keeps a process from running,
@@ -17,17 +17,17 @@ _PATIENCE_S = 2.0
 
 
 class Link(ABC):
-    """The way to one other process.
+    """The connection to one other process.
 
     Args:
         member: Its index.
         ranks: Its ranks.
         local: The ranks of this process.
-        limits: What both have agreed on.
+        limits: The limits that both have agreed on.
         memory: For messages that are lent.
 
     Attributes:
-        engine: What is known of the messages between the two.
+        engine: The state of the messages between the two.
         name: Of the other process, for people.
         memory: For messages that are lent.
         progress: Less `traffic` than this within two seconds is no progress.
@@ -46,7 +46,7 @@ class Link(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Transmit what the engine has to say, as far as that needs no waiting, and see to it that the rest follows."""
+        """Transmit the messages of the engine as far as that needs no waiting, and see to it that the rest follows."""
 
     def post(self, send: Send) -> None:
         """Send a message when its turn comes, which may be now."""
@@ -54,14 +54,14 @@ class Link(ABC):
         self.settle()
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
-        """Send a small message whole, before all that waits; False if that cannot be, and nothing has happened."""
+        """Send a small message whole, before all others; return False, with nothing done, if that is impossible."""
         return False
 
     def look(self) -> None:  # noqa: B027 - most have nothing to do
-        """Take in what has come, where nothing else does that in time; called before a wait."""
+        """Take in messages that have come, where no task does that in time; called before a wait."""
 
     def catch_up(self) -> bool:
-        """Move what can be, though a task would do so soon, and say if anything was: who may sleep calls this."""
+        """Move the bytes that are ready, for a task that is about to sleep; return whether any were."""
         return False
 
     def take_back(self, end: Send | Receive) -> None:

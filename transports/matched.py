@@ -1,4 +1,4 @@
-"""The asynchronous shell around matching engines: what a transport needs beside a way to move bytes between processes.
+"""Transports between processes, as an asynchronous shell around matching engines.
 
 A transport derives from `MatchedTransport`, makes a `Link` for every other process, and moves what the link's engine
 says; endpoints, order, cancellation, credits and lengths are done here and in `transports.matching`.
@@ -25,8 +25,7 @@ from transports.base import (
     describe_ranks,
 )
 from transports.blocking import StartingEndpoint
-from transports.bounce import BounceBuffers
-from transports.buffers import Buffer, Delivery, as_bytes
+from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.link import Link
 from transports.matching import Lane, Receive, Send

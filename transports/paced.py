@@ -27,7 +27,7 @@ QUANTUM_S = 2.0**-11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpeed:
-    """How fast a wire is.
+    """The speed of a wire.
 
     Raises:
         ArgumentError: A latency below zero or not finite; a bandwidth not above zero.
@@ -70,7 +70,7 @@ class PlannedTransfer:
 
     Attributes:
         urgency: The priority it really has: no more urgent than an earlier message of its tag, which it must follow.
-        left_bytes: What has not left yet, as of the wire's last decision.
+        left_bytes: Bytes that have not left yet, as of the wire's last decision.
         sent_at_s: When its last byte leaves, if nothing more urgent comes.
     """
 
@@ -131,7 +131,7 @@ class PlannedWire:
             self._plan_from(place)
 
     def _settle(self, now_s: float) -> None:
-        """Drop what left before now; within one instant, the order of the calls must not decide who goes first."""
+        """Drop the messages that left before now; within one instant the order of the calls must not decide."""
         while self._queue and self._queue[0].sent_at_s < now_s:
             self._drop_first()
         if not self._queue:

@@ -1,4 +1,4 @@
-"""Transports by name: a static table of ours, then whatever is installed in the entry-point group of the same kind.
+"""Registry of transports by name: a static table of ours, then the entry-point group of installed packages.
 
 A package adds one with a line in its ``pyproject.toml``; the object is a `transports.factory.Factory`::
 
@@ -48,7 +48,7 @@ class UnknownTransportError(ArgumentError):
 
 
 def names() -> tuple[str, ...]:
-    """Return every name that `find` knows: ours first, then what is installed, in alphabetical order."""
+    """Return every name that `find` knows: ours first, then installed ones, in alphabetical order."""
     return (*_OURS, *sorted(set(_installed()) - set(_OURS)))
 
 

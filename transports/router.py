@@ -1,4 +1,4 @@
-"""The router: one transport made of several, each rank reached by the first that can reach it."""
+"""Router: one transport made of several, which reaches each rank by the first that can."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Router(Transport):
     """Sends every message over the first of its parts that joins the two ranks.
 
-    So the order says what is preferred: memory inside a process, then sockets between processes. It adds one look-up
+    The order says which is preferred: memory inside a process, then sockets between processes. It adds one look-up
     to a message.
 
     Args:
@@ -152,7 +152,7 @@ async def _first_of(routes: Mapping[Endpoint, Sequence[int]], choices: Sequence[
             found.append(indices[await endpoint.wait_any([choices[index] for index in indices])])
         except TransportError as error:
             errors.append(error)
-        await trio.lowlevel.cancel_shielded_checkpoint()  # who knows at once, too, may say so: the first choice counts
+        await trio.lowlevel.cancel_shielded_checkpoint()  # others may know at once, too: the first counts
         nursery.cancel_scope.cancel()  # taking nothing, the others lose nothing
 
     async with trio.open_nursery() as nursery:

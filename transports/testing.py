@@ -36,7 +36,7 @@ class ContractViolation(AssertionError):
 
     Attributes:
         check: Name of the check that saw it, a key of `CHECKS`.
-        reason: What was promised and what happened.
+        reason: The promise, and the fact against it.
     """
 
     def __init__(self, check: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What every wrapper needs: to look like the transport inside, and to keep messages in order while they are held up.
+"""Base classes of wrappers, which look like the transport inside, and the order of messages that are held up.
 
 Also `Recording`, the simplest wrapper.
 """
@@ -22,7 +22,7 @@ from transports.failures import ArgumentError
 class Wrapper(Transport):
     """A transport around another one. Subclasses say how they wrap an endpoint.
 
-    It shares no memory: whoever took the short cut through memory would walk around the wrapper.
+    It shares no memory: a short cut through memory would lead around the wrapper.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -184,7 +184,7 @@ class Recording(Wrapper):
         keep_payloads: Also copy the bytes.
 
     Attributes:
-        sent: What was sent, in the order of the calls.
+        sent: The sends, in the order of the calls.
     """
 
     def __init__(self, inner: Transport, *, keep_payloads: bool = False) -> None:

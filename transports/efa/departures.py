@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.frame import (
     CHUNK_BYTES,
     EAGER_BYTES,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NoReturn, TypeVar
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
 

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Self, TypeAlias
 
 from transports.base import Envelope
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError, TransportError
 
 Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)

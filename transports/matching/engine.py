@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.failures import LinkLostError
 from transports.matching.ends import Lane, Receive, Send
 from transports.matching.incoming import Incoming

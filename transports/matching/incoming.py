@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.matching.arrivals import Arrival, Budget, Overtaking, Watchers, pop
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import Limits, MessageKind, ProtocolError

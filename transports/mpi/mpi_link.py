@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.failures import LinkLostError
 from transports.link import Link
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 import trio
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.link import Link
 from transports.matching import Lane, Limits, MessageKind, ProtocolError
 from transports.packets import Packets

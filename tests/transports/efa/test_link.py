@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.efa_link import EfaLink

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError
 from transports.matching import Engine, Limits, ProtocolError, Receive, Send
 from transports.matching import MessageKind as Kind

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.matching import Engine, Limits, ProtocolError, Receive
 from transports.matching import MessageKind as Kind
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.failures import LengthMismatchError
 from transports.matching import Engine, Limits, MessageKind, Receive, Send
 

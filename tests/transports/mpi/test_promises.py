@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports import ArgumentError, LinkLostError, Statistics, TransportClosedError
-from transports.bounce import BounceBuffers
+from transports.buffers import BounceBuffers
 from transports.matching import Limits, MessageKind, Receive, Send
 from transports.mpi import Mpi
 from transports.mpi.mpi_link import CREDIT_BYTES, WINDOW, MpiLink
