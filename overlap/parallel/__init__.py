@@ -13,16 +13,16 @@ await model.finish()
 #   work           the computes of the library itself, and the line of the program that they belong to
 #   parameters     where weights and the optimizer's state live, flat, and what a model takes of memory
 #   optimizers     what changes weights, on flat arrays
-#   settings       the arguments that strategies share
+#   settings       the arguments that strategies share;  strategy: their base, from hand-over to the limit of steps
 #   buckets/       gradients that travel together: divided, packed, reduced, applied
 #   hooks/         the mean of a bucket with fewer bytes on the wire
 #   data_parallel  DataParallel: every rank has all weights;  tuning: buckets chosen by replaying recorded steps
 #   sharded        Sharded: ZeRO
-#   local_steps    LocalSGD, DiLoCo: ranks train apart for a while;  outer_steps: the outer step of one part
+#   local_steps    LocalSGD, DiLoCo: ranks train apart for a while
 #   layers         Layer, Local, Sequential, Replicated: what issues forward and backward
 #   tensor         ColumnLinear, RowLinear: matrices cut over a group;  VocabularyLoss: scores cut by words
 #   experts        Experts: a mixture of experts, by all-to-all;  routing: which token goes to which expert
-#   schedules/     pipeline schedules as data;  pipeline: Pipeline, which runs one
+#   schedules/     pipeline schedules as data;  pipeline: Pipeline, which runs one;  passing: from stage to stage
 #   models         Models: several models as one
 #   checkpoints/   Checkpoints: saved beside training, resumed on any number of ranks
 
