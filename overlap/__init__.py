@@ -31,8 +31,8 @@
 #   timeline/   spans: recorded, as columns; measure/ (figures), files/ (bytes), draw/ (pictures), replay/ (what-ifs)
 #   parallel/   training strategies, built on nothing but what is public
 #   torch/      the backend of `torch.distributed`, and those strategies for its modules
-#   planning/   training steps of language models from a configuration, or from a recorded run
-#   cli/        the `overlap` command
+#   planning/   training steps from a configuration or a recorded run, and machine files; only the command imports it
+#   cli/        the `overlap` command, a file or a folder for each of its words
 #   diagnostics   from an error to its culprit
 #   trace_files paths of the trace files of runs
 #   signals       what SIGTERM and SIGUSR1 ask of a process
