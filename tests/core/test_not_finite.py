@@ -260,5 +260,5 @@ def test_the_variable_says_it_and_nothing_else_can_be_meant(monkeypatch: pytest.
         overlap.run(main, ranks=2)
     assert isinstance(seen[0].cause, overlap.NonFiniteError)
     monkeypatch.setenv("OVERLAP_CHECK", "all")
-    with pytest.raises(overlap.UsageError, match=r"^OVERLAP_CHECK: expected nan, got 'all'$"):
+    with pytest.raises(overlap.UsageError, match=r"^check: expected 'nan', got 'all' \(check: OVERLAP_CHECK\)$"):
         overlap.run(main, ranks=2)

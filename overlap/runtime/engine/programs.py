@@ -86,20 +86,22 @@ class ProgramWay(ShortWay):
 
     def start(self, match: Match, operation: Operation) -> None:
         """Begin whatever need not wait: small messages are on their way before any task starts."""
-        communicator = self._communicator
         operation.running, operation.algorithm = True, self._compiled.schedule.algorithm
         try:
             operation.fit(self._call)
             over = self._begin(match, operation)
         except Exception as error:
-            end(communicator, match, operation, error)
+            end(self._communicator, match, operation, error)
             return
-        if not over:
-            return
-        if match.count == communicator.here:
-            end(communicator, match, operation, None)
-        else:  # another rank may come with another call
+        if over:
+            self._over(match, operation, None)
+
+    def _over(self, match: Match, operation: Operation, error: BaseException | None) -> None:
+        """End an operation; a task later if a rank of this process has still to come, perhaps with another call."""
+        if error is None and match.count < self._communicator.here:
             operation.context.spawn(self._end_soon, match, operation)
+        else:
+            end(self._communicator, match, operation, error)
 
     def _begin(self, match: Match, operation: Operation) -> bool:
         """Begin the program; return whether it is over."""
@@ -111,7 +113,7 @@ class ProgramWay(ShortWay):
             priority=operation.urgency,
             spawn=operation.context.spawn,
         )
-        over = execution.begin(partial(end, communicator, match, operation))
+        over = execution.begin(partial(self._over, match, operation))
         operation.look = None if over or communicator.here > 1 else execution.look
         return over
 
