@@ -37,6 +37,18 @@
 #   trace_files paths of the trace files of runs
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, units, version   small things the others stand on
+#
+# Four routes through it (`a -> b`: a calls b):
+#
+#   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
+#                          process), on_host (several of one host) or programs -> execution -> transports/
+#   a reduction operator   collectives/reduce: OPS, and how it is prepared and finished
+#   a lost process         processes/coordinator (notices) -> member -> control_plane (what the world hears) ->
+#                          runtime/world -> ending (the error that ranks raise); a broken wire: runtime/engine/ends
+#   a choice of algorithm  cost/select: plan() -> choice -> candidates -> flat, composed (prices) -> select (reason);
+#                          the tables themselves: collectives/generators
+#
+# The words are in docs/glossary.md.
 
 import signal as _signal
 import sys as _sys
