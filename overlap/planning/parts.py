@@ -150,8 +150,7 @@ def _taken(left: Merged, intervals: list[tuple[int, int]]) -> tuple[int, Merged]
 
 
 def _transfer(span: Span) -> tuple[int, int]:
-    assert span.info is not None
-    return max(span.info.met_ns, span.start_ns), span.end_ns
+    return span.moved_ns, span.end_ns
 
 
 def _operation(span: Span) -> Operation:

@@ -227,6 +227,23 @@ def test_changes_hold_together():
     )
 
 
+@pytest.mark.parametrize("change", ["bucket_bytes=1MiB", "order=forward", "window=2", "algorithm=ring"])
+@pytest.mark.parametrize("other", ["bandwidth=0.1x", "order=forward"])
+def test_the_order_of_two_changes_does_not_matter(change, other):
+    changes, timeline = [parse_change(change), parse_change(other)], run(layered(mib=4, layers=12, steps=3))
+    found = [predict(timeline, some).predicted.wall_ns for some in (changes, changes[::-1])]
+    assert found[0] == found[1]
+
+
+def test_a_bucket_without_an_end_of_its_own_may_go_first():
+    timeline = run(layered(mib=4, layers=12, steps=3))
+    slow = parse_change("bandwidth=0.1x")
+    cut, forward = parse_change("bucket_bytes=1048576"), parse_change("order=forward")
+    both = predict(timeline, [cut, forward, slow])
+    assert named(both.timeline) == named(timeline)
+    assert both.predicted.wall_ns <= predict(timeline, [cut, slow]).predicted.wall_ns
+
+
 KNOWN = (
     "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, compute 'NAME'=0.5x, "
     "bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, awaits=late, streams=apart, or "

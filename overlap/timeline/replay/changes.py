@@ -59,16 +59,25 @@ def parse_change(text: str) -> Change:
 
 
 def apply_changes(graph: Graph, changes: Iterable[Change]) -> None:
-    """Change a graph in all these ways, one after the other.
+    """Change a graph in all these ways: first the messages and their order, then the times that they take.
 
     Raises:
         UsageError: A change, which is named, finds nothing that it could change.
     """
-    for change in changes:
+    for change in sorted(changes, key=_turn):
         try:
             change.apply(graph)
         except UsageError as error:
             raise UsageError(f"--what-if: {change.text!r}: {error}") from error
+
+
+_FIRST = ("bucket_bytes", "streams", "window", "order", "algorithm")
+"""Changes of messages, in the order in which they are made; each of them would undo a factor from before."""
+
+
+def _turn(change: Change) -> int:
+    name = change.text.partition("=")[0].strip()
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 def _factor(value: str) -> float:

@@ -89,7 +89,7 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
     streams = streams_of(graph, GENERATORS)
     if not streams:
         raise UsageError(f"there are no operations that could become {algorithm!r}")
-    told = take_turns(graph, streams)
+    unseen = take_turns(graph, streams)
     changed, known = False, set[str]()
     for node in (node for nodes in streams.values() for node in nodes):
         info = node.info
@@ -98,7 +98,7 @@ def use_algorithm(graph: Graph, algorithm: str) -> None:
         now, then = machine.taken(info, info.algorithm), machine.taken(info, algorithm)
         if info.algorithm == algorithm or now is None or then is None:
             continue
-        behind_ns = node.work_ns - node.hidden_ns if node in told else node.work_ns * now.behind_s / now.alone_s
+        behind_ns = node.work_ns * now.behind_s / now.alone_s if node in unseen else node.work_ns - node.hidden_ns
         node.work_ns *= then.alone_s / now.alone_s
         node.hidden_ns = max(node.work_ns - behind_ns * then.behind_s / now.behind_s, 0.0)
         changed = True

@@ -95,7 +95,7 @@ def predict(
 
     Args:
         timeline: The recorded run.
-        changes: Applied one after the other.
+        changes: Applied together; their order does not matter, except among changes of one kind.
         step: The step to look at; None for the whole run, or its median step if it has steps.
         base: The baseline of this timeline and step, if it is known already.
 

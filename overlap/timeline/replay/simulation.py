@@ -221,7 +221,7 @@ def _loosen(knot: Collection[Node]) -> None:
 
 def _guessed(node: Node, before: Node) -> bool:
     if before.kind != "compute":
-        return before.kind == "end"
+        return before.kind == "end" or (before.kind == "transfer" and node.kind == "compute")
     return node.kind != "compute" or node.span.lane != before.span.lane
 
 

@@ -89,9 +89,10 @@ def _released(graph: Graph) -> None:
     streams = streams_of(graph, GENERATORS)
     if not streams:
         raise UsageError("there are no operations on streams")
-    told = take_turns(graph, streams)
-    for nodes in streams.values():
-        _model(graph, nodes, told)
+    fresh = [[node for node in nodes if node.lane is None] for nodes in streams.values()]
+    unseen = take_turns(graph, streams)
+    for nodes in fresh:
+        _model(graph, nodes, unseen)
     computes = graph.computes()
     for (rank, _), nodes in _arrivals(graph).items():
         for step, arrivals in _by_step(nodes).items():
@@ -101,7 +102,7 @@ def _released(graph: Graph) -> None:
                     node.after += [(each, 0.0) for each in _inputs(computes.get((rank, step), []), arrivals, place)]
 
 
-def _model(graph: Graph, nodes: Sequence[Node], told: set[Node]) -> None:
+def _model(graph: Graph, nodes: Sequence[Node], unseen: set[Node]) -> None:
     """Complete what the trace does not show with the model of the machine.
 
     That is the part of an operation that others hide, and the time of an operation that never had the wires.
@@ -115,7 +116,7 @@ def _model(graph: Graph, nodes: Sequence[Node], told: set[Node]) -> None:
             if info is not None and (taken := machine.taken(info, info.algorithm or None)):
                 if end_ns <= ended_ns:
                     node.work_ns = taken.alone_s * 1e9
-                if node not in told or end_ns <= ended_ns:
+                if node in unseen or end_ns <= ended_ns:
                     node.hidden_ns = node.work_ns * (1 - taken.behind_s / taken.alone_s)
             ended_ns = max(ended_ns, end_ns)
 
@@ -190,7 +191,7 @@ def forward_first(graph: Graph) -> None:
                     forward = _forward(computes.get((rank, step), ()), _on(rank, found))
                     for place, node in enumerate(reversed(found)):
                         needed_by = later[min(int(place * forward / len(found)), len(later) - 1)]
-                        needed_by.likely.append(ends[node, rank])
+                        needed_by.likely.append(ends.get((node, rank), node))  # a piece of a cut bucket has no end
 
 
 def _seq(node: Node) -> int:

@@ -68,17 +68,25 @@ def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> set[Node]:
     The measured times are told apart anew: the time of a transfer alone, and the part of it that the bytes of another
     transfer hide while it waits behind that. Cost: a look at all that move at each begin and end.
 
+    Transfers that take turns already, because of an earlier change, stay as that change left them.
+
     Returns:
-        The transfers of kinds that were seen both alone and behind another: of others it is not known what is hidden.
+        The transfers that now take turns and of whose kind none was seen alone, or none behind another: the trace does
+        not show what of them is hidden.
     """
+    fresh = []
     for lane, nodes in streams.items():
         for node in nodes:
-            node.lane, node.urgency = lane, (priority_of(node), *window_ns(node))
+            if node.lane is None:
+                fresh.append(node)
+                node.lane, node.urgency = lane, (priority_of(node), *window_ns(node))
+    if not fresh:
+        return set()
     transfers = [node for node in graph.nodes if node.kind == "transfer"]
-    for node, work_ns in zip(transfers, measured_ns(transfers), strict=True):
-        if node.lane is not None and work_ns:  # a transfer that ended while an older one moved has no time of its own
-            node.work_ns = work_ns
-    return _tell_apart([node for nodes in streams.values() for node in nodes])
+    measured = dict(zip(transfers, measured_ns(transfers), strict=True))
+    for node in fresh:  # a transfer that ended while an older one moved has no time of its own
+        node.work_ns = measured[node] or node.work_ns
+    return set(fresh) - _tell_apart(fresh)
 
 
 def priority_of(node: Node) -> int:
