@@ -1,10 +1,11 @@
-"""Sizes, times and numbers as people write them, and paragraphs of text. GB is 10**9 bytes, GiB is 2**30."""
+"""Sizes, times and numbers as people write them; paragraphs and tables of text. GB is 10**9 bytes, GiB is 2**30."""
 
 from __future__ import annotations
 
 import math
 import re
 import textwrap
+from collections.abc import Sequence
 
 from .errors import UsageError
 
@@ -15,6 +16,7 @@ _SUFFIXES = (
     | {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 )
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
+_UNITS = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 
 
 def parse_bytes(text: str, *, argument: str = "size") -> int:
@@ -50,9 +52,67 @@ def format_ns(duration_ns: float) -> str:
     return f"{duration_ns / 1e9:.3g} s" if abs(duration_ns) < 999.5e9 else f"{duration_ns / 1e9:.0f} s"
 
 
+def unit_for(length_ns: int) -> tuple[str, int]:
+    """Return the largest unit that is not longer than the length: its name and its nanoseconds."""
+    return max((unit for unit in _UNITS if unit[1] <= length_ns), key=lambda unit: unit[1], default=_UNITS[0])
+
+
+def in_unit(duration_ns: int, unit_ns: int) -> str:
+    """Write a duration in a unit with three decimals (none for nanoseconds), rounded half up from exact integers."""
+    if unit_ns == 1:
+        return str(duration_ns)
+    thousandths = (duration_ns * 2000 + unit_ns) // (2 * unit_ns)
+    return f"{thousandths // 1000}.{thousandths % 1000:03d}"
+
+
+def figure_unit(length_ns: int) -> tuple[str, int]:
+    """Return the unit for figures up to this length: the largest that fits ten times."""
+    return unit_for(length_ns // 10)
+
+
+def figure(duration_ns: float, unit_ns: int) -> str:
+    """Write a duration in a unit with one decimal, or none where it has four digits."""
+    value = duration_ns / unit_ns
+    return f"{value:.0f}" if unit_ns == 1 or value >= 999.95 else f"{value:.1f}"
+
+
+# -- text of a width --------------------------------------------------------------------------------------------------
+
+_LEAST_CUT = 14
+"""Characters that remain at least of a text that is cut; its beginning goes."""
+
+
 def wrapped(text: str, width: int = 80, *, first: str = "", rest: str = "") -> list[str]:
     """Return a paragraph as lines of at most `width` columns, broken at blanks only; `first` and `rest` begin them."""
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def columns(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, width: float = math.inf, words: Sequence[int] = ()
+) -> list[str]:
+    """Return the lines of a table: the columns `words` are text and stand to the left, figures to the right.
+
+    Where the table is wider than `width`, text is cut as far as allowed; then columns of figures at the end are left
+    out until the rest fits.
+    """
+    table = [list(heads), *map(list, rows)]
+    shown = list(range(len(heads)))
+    wide = [max(len(row[at]) for row in table) for at in shown]
+    while sum(wide[at] for at in shown) + 2 * (len(shown) - 1) > width:
+        longest = max(words, key=lambda at: wide[at], default=None)
+        if longest is not None and wide[longest] > _LEAST_CUT:
+            wide[longest] -= 1
+        elif figures := [at for at in shown[1:] if at not in words]:
+            shown.remove(figures[-1])
+        else:
+            break
+    return ["  ".join(_cell(row[at], wide[at], at in words) for at in shown).rstrip() for row in table]
+
+
+def _cell(text: str, wide: int, word: bool) -> str:
+    if not word:
+        return text.rjust(wide)
+    return text.ljust(wide) if len(text) <= wide else ".." + text[len(text) - wide + 2 :]
 
 
 # -- numbers and switches ----------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from io import StringIO
-from textwrap import fill as filled
 
 from ..config import RunConfig, imposed, warn_of_unknown_variables
 from ..errors import UsageError
@@ -40,8 +39,8 @@ examples:
   overlap run --nnodes 2 --nproc-per-node 4 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 train.py
                                                             the first of two machines; the other has --node-rank 1
 
-Settings can also be environment variables; the option wins:
-{filled(", ".join(variables()), 118, initial_indent="  ", subsequent_indent="  ")}
+Settings can also be environment variables; the option wins: {", ".join(variables())}.
+
 Nodes on several machines need the same OVERLAP_SECRET, or OVERLAP_SECRET_FILE.
 
 The exit code is the program's: 0, what it gives to sys.exit, or 1 if a rank fails; 2 for bad usage, 128 plus the

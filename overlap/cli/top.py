@@ -20,7 +20,7 @@ from ..processes.launchers import is_loopback
 from ..processes.secret import given_secret, user_secret
 from ..processes.sockets import Endpoint, format_endpoint, parse_endpoint
 from ..processes.watching import WatchedWorld, WorldOverError
-from ..timeline.draw.columns import columns
+from ..units import columns
 from .console import Console
 from .livescreen import Panel, Paper, Show, full_screen, is_terminal
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..runtime.blame.standing import Stall, Standing, find_stall
 from ..timeline.ranklist import listed
+from ..units import columns
 from .folder import ENDING, default_folder
 from .reading import Flight, Operation, RankRecord, read_flight
 
@@ -328,16 +329,9 @@ _HEADS = ("rank", "node", "step", "for", "doing", "waits for")
 def table(world: World, *, most_rows: int = MOST_ROWS) -> list[str]:
     """Return a line for each rank, under a line of heads."""
     rows = [_row(world, flight, record) for flight in world.flights for record in flight.ranks]
-    shown = [_HEADS, *rows[:most_rows]]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(_HEADS))]
-    lines = ["  ".join(_cell(text, width, column) for column, (text, width) in enumerate(zip(row, widths, strict=True)))
-             for row in shown]  # fmt: skip
+    lines = columns(_HEADS, rows[:most_rows], words=[4, 5])
     more = [f"and {len(rows) - most_rows} ranks more (--all)"] if len(rows) > most_rows else []
-    return [*(line.rstrip() for line in lines), *more, *_lacking(world)]
-
-
-def _cell(text: str, width: int, column: int) -> str:
-    return text.rjust(width) if column < 4 else text.ljust(width)
+    return [*lines, *more, *_lacking(world)]
 
 
 def _row(world: World, flight: Flight, record: RankRecord) -> tuple[str, ...]:

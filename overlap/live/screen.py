@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from ..timeline.draw.axis import figure, figure_unit
 from ..timeline.draw.folding import Fold, fold
 from ..timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from ..timeline.measure.metrics import Breakdown
-from ..units import format_bytes
+from ..units import figure, figure_unit, format_bytes
 from .figures import RankFigures, WorldFigures
 
 Line: TypeAlias = list[tuple[str, str]]

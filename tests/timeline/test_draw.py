@@ -10,11 +10,12 @@ from rich.style import Style
 
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, TimelineView, render_text
-from overlap.timeline.draw.axis import in_unit, ruler, tick_step_ns, unit_for
+from overlap.timeline.draw.axis import ruler, tick_step_ns
 from overlap.timeline.draw.lanes import ascii_lanes, ascii_row, block_lanes, block_row, painted, stream_lane
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from overlap.timeline.measure.intervals import clip, merge
 from overlap.timeline.measure.metrics import coverage
+from overlap.units import in_unit, unit_for
 
 GOLDEN = Path(__file__).parent / "golden"
 

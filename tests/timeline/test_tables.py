@@ -16,11 +16,11 @@ from overlap.cli.timeline.tables import (
 )
 from overlap.errors import UsageError
 from overlap.timeline import verdict_of, write_trace
-from overlap.timeline.draw.columns import columns
 from overlap.timeline.measure.critical_path import critical_path
 from overlap.timeline.measure.operations import operations
 from overlap.timeline.measure.stragglers import stragglers
 from overlap.timeline.measure.verdict import parse_limit
+from overlap.units import columns
 from tests.timeline.made import comm, compute, timeline_of, traces
 
 

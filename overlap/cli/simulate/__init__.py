@@ -43,10 +43,7 @@ examples:
   overlap simulate --model llama-8b --best tp,pp,dp,bucket_bytes,order --on "trn2.48xlarge x2"
   overlap simulate --on "trn2.48xlarge x16" --compute 0.5x run.json     what was recorded, on another cluster
 
-A sweep runs the program for every combination of values. NAME is one of
-  {", ".join(list(PARAMETERS)[:9])},
-  {", ".join(list(PARAMETERS)[9:15])},
-  {", ".join(list(PARAMETERS)[15:])},
+A sweep runs the program for every combination of values. NAME is one of {", ".join(PARAMETERS)},
 or else a parameter of the program: bucket_bytes=1MiB adds the arguments --bucket-bytes 1MiB. A NAME that begins with
 -- is always the program's: --sweep=--seed=1,2. A program that calls overlap.run several times is judged by the last.
 Its output is not shown. Ctrl-C prints the rows that are done.

@@ -34,8 +34,18 @@ _SEARCHED_BATCH = 1024
 """Samples of a step in a search by default: only layouts with equal batches can be compared."""
 
 _FIGURES = {
-    name: Option(read=count, metavar="N", help=f"another {name} of the model")
-    for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence", "experts", "top_k")
+    name: Option(read=count, metavar="N", help=f"{figure}; default: the model's")
+    for name, figure in {
+        "layers": "layers",
+        "hidden": "numbers of a token between layers",
+        "heads": "attention heads",
+        "kv_heads": "heads of keys and values",
+        "ffn": "numbers of a token inside the feed-forward part",
+        "vocabulary": "different tokens",
+        "sequence": "tokens of a sample",
+        "experts": "experts of a layer",
+        "top_k": "experts that see each token",
+    }.items()
 }
 _LAYOUT = {
     "tp": Option(read=count, metavar="N", help="ranks that share each matrix"),

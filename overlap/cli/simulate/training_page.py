@@ -11,8 +11,7 @@ from ...planning.parts import MESSAGE, Amount
 from ...planning.search import Found
 from ...planning.trust import Band, band_of, band_of_step
 from ...planning.wires import busy
-from ...timeline.draw.columns import columns
-from ...units import format_bytes, format_ns, wrapped
+from ...units import columns, format_bytes, format_ns, wrapped
 
 _LISTED = 8  # rows of each table
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import wrap
 
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from ...timeline.measure.stragglers import stragglers
 from ...timeline.measure.verdict import Verdict
 from ...timeline.replay.prediction import Prediction
 from ...timeline.spans import Timeline
+from ...units import wrapped
 from ..console import Console
 from ..output import kept, written
 from .report import wires
@@ -93,7 +93,7 @@ def prediction(on: Console, found: Prediction) -> None:
 
 def _say(on: Console, text: str) -> None:
     """Print a sentence, wrapped between words."""
-    for line in wrap(text, on.width, break_on_hyphens=False):
+    for line in wrapped(text, on.width):
         on.print(line, soft_wrap=True)
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
-from ...timeline.draw.axis import figure, figure_unit
-from ...timeline.draw.columns import columns
 from ...timeline.measure.critical_path import Link
 from ...timeline.measure.operations import Operations
 from ...timeline.measure.stragglers import Straggler
 from ...timeline.measure.verdict import Verdict
 from ...timeline.replay.prediction import Prediction
-from ...units import format_bytes
+from ...units import columns, figure, figure_unit, format_bytes, wrapped
 
 
 def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
@@ -174,5 +171,5 @@ def advice_text(found: list[Prediction], *, width: int) -> list[str]:
         kind, _, value = change.text.partition("=")
         how = _HOW[kind.split(" ")[0]].replace("NAME", value)
         head = f"{number}. {figure(one.predicted.wall_ns, unit_ns)} {unit} ({-one.gain_share:+.1%})  {change.text}: "
-        lines += textwrap.wrap(head + f"{change.what}; {how}", width, subsequent_indent="   ")
+        lines += wrapped(head + f"{change.what}; {how}", width, rest="   ")
     return lines

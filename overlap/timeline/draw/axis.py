@@ -1,33 +1,10 @@
-"""Units and ticks of time axes, and durations as text."""
+"""Ticks and rulers of time axes."""
 
 from __future__ import annotations
 
-_UNITS = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
+from ...units import unit_for
+
 _CELLS_PER_TICK = 12
-
-
-def unit_for(length_ns: int) -> tuple[str, int]:
-    """Return the largest unit that is not longer than the length: its name and its nanoseconds."""
-    return max((unit for unit in _UNITS if unit[1] <= length_ns), key=lambda unit: unit[1], default=_UNITS[0])
-
-
-def in_unit(duration_ns: int, unit_ns: int) -> str:
-    """Write a duration in a unit with three decimals (none for nanoseconds), rounded half up from exact integers."""
-    if unit_ns == 1:
-        return str(duration_ns)
-    thousandths = (duration_ns * 2000 + unit_ns) // (2 * unit_ns)
-    return f"{thousandths // 1000}.{thousandths % 1000:03d}"
-
-
-def figure_unit(length_ns: int) -> tuple[str, int]:
-    """Return the unit for figures up to this length: the largest that fits ten times."""
-    return unit_for(length_ns // 10)
-
-
-def figure(duration_ns: float, unit_ns: int) -> str:
-    """Write a duration in a unit with one decimal, or none where it has four digits."""
-    value = duration_ns / unit_ns
-    return f"{value:.0f}" if unit_ns == 1 or value >= 999.95 else f"{value:.1f}"
 
 
 def tick_step_ns(length_ns: int, cells: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...units import figure, figure_unit
 from ..measure.metrics import Breakdown
-from .axis import figure, figure_unit
 
 _ALIKE = 0.02
 """Ranks are alike if their times differ by at most this part of the step; by more if there is no room for the rows."""

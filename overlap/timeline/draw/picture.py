@@ -11,12 +11,12 @@ from html import escape
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import groupby
-from textwrap import wrap
 
 from ...errors import UsageError, printable
+from ...units import unit_for, wrapped
 from ...version import install_command
 from ..measure.intervals import Interval
-from .axis import tick_step_ns, unit_for
+from .axis import tick_step_ns
 from .lanes import Waits, painted, whom
 from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from .view import TimelineView
@@ -77,7 +77,7 @@ def scene_of(view: TimelineView, *, width: int = _WIDTH) -> Scene:
     title, rows = view.rows()
     letters = (width - 2 * _EDGE) // _LETTER
     boxes, labels, y = list[Box](), list[Label](), _EDGE + FONT
-    for text in wrap(title, letters):
+    for text in wrapped(title, letters):
         labels.append(Label(_EDGE, y, text, bold=True))
         y += _TEXT
     left = _EDGE + _LETTER * (max(len(label) for label, _, _ in rows) + len(" compute "))
@@ -97,7 +97,7 @@ def scene_of(view: TimelineView, *, width: int = _WIDTH) -> Scene:
     labels += _tick_labels(window, left, pixels, y + FONT)
     y += _TEXT + _GAP
     y = _legend(boxes, labels, y, width=width)
-    for text in wrap(str(view.verdict), letters, break_on_hyphens=False):
+    for text in wrapped(str(view.verdict), letters):
         labels.append(Label(_EDGE, y + FONT, text))
         y += _TEXT
     return Scene(

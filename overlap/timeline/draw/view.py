@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from ...units import wrapped
 from ..measure.intervals import Interval, Merged, union
 from ..measure.metrics import Coverage, coverage
 from ..measure.reasons import reasons
@@ -112,7 +112,7 @@ class TimelineView:
             label: Least width of the labels, for the same reason.
         """
         columns = max(self._width or width, MIN_WIDTH)
-        said = wrap(str(self.verdict), columns, break_on_hyphens=False)
+        said = wrapped(str(self.verdict), columns)
         folds = self._folded(height, len(said))
         two_lanes = len(folds) <= TWO_LANES_UP_TO
         lanes = sum(len(self._streams.get(one.drawn, {})) for one in folds)
@@ -127,7 +127,7 @@ class TimelineView:
         look = _Look(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)
         mark = "|" if look.ascii else "╵"
         return [
-            *_lines(wrap(f"{self._title}{_note(folds)}", columns), "bold" if color else ""),
+            *_lines(wrapped(f"{self._title}{_note(folds)}", columns), "bold" if color else ""),
             *(line for head, cover in heads for line in self._drawn(head, cover, look, columns - look.cells - 2)),
             [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), look.cells, mark=mark), "")],
             *legend(columns, two_lanes=two_lanes, ascii=look.ascii, color=color),

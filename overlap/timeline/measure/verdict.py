@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import UsageError, printable
-from ...units import format_ns
-from ..draw.axis import figure, figure_unit
+from ...units import figure, figure_unit, format_ns
 from ..spans import Timeline
 from .metrics import Breakdown, coverage
 from .reasons import Cause, reasons

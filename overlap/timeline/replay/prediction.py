@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...errors import UsageError
-from ...units import parse_bytes
-from ..draw.axis import figure, figure_unit
+from ...units import figure, figure_unit, parse_bytes
 from ..measure.critical_path import critical_path
 from ..measure.metrics import median_step
 from ..measure.verdict import Verdict, verdict_of

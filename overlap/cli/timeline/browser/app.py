@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
 from typing import ClassVar
 
 from rich.text import Text
@@ -16,6 +15,7 @@ from textual.widgets import Input, Static
 from ....timeline.draw.axis import scale
 from ....timeline.draw.theme import legend
 from ....timeline.measure.intervals import Interval
+from ....units import wrapped
 from .cursor import Cursor, Direction
 from .track import Lane, Track, details
 
@@ -106,7 +106,7 @@ class TimelineApp(App[None]):
         for view in self._views:
             view.refresh()
         width = max(self.size.width, 20)
-        said = wrap(f"{self.cursor_at.track.title}: {self.cursor_at.track.verdict}", width, break_on_hyphens=False)
+        said = wrapped(f"{self.cursor_at.track.title}: {self.cursor_at.track.verdict}", width)
         self.query_one("#verdict", Static).update("\n".join(said[:3]))
         self.query_one("#details", Static).update("\n".join(self._told(width)))
 
@@ -114,9 +114,9 @@ class TimelineApp(App[None]):
         cursor = self.cursor_at
         if self._helped:
             entries = legend(width, two_lanes=True, ascii=self._plain, color=False)
-            return ["".join(text for text, _ in line) for line in entries] + wrap(_KEYS_ASIDE, width)
+            return ["".join(text for text, _ in line) for line in entries] + wrapped(_KEYS_ASIDE, width)
         found = details(cursor.track, cursor.lane, cursor.at_ns, cursor.under(self.cells))
-        lines = [line for text in found for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)]
+        lines = [line for text in found for line in wrapped(text, width, rest="  ")]
         room = _DETAIL_LINES - bool(cursor.said)
         if len(lines) > room:
             lines = [*lines[: room - 1], f"{lines[room - 1][: width - 4]} ..."]

@@ -9,7 +9,6 @@ from functools import cached_property
 
 from ....collectives.kinds import Collective
 from ....errors import UsageError
-from ....timeline.draw.axis import in_unit, unit_for
 from ....timeline.draw.lanes import ascii_lanes, block_lanes, stream_lane
 from ....timeline.draw.theme import Piece
 from ....timeline.measure.intervals import Interval, merge
@@ -20,7 +19,7 @@ from ....timeline.measure.verdict import Verdict, judge
 from ....timeline.replay.machine import Machine
 from ....timeline.span import CollectiveInfo, Kind, Span
 from ....timeline.spans import Timeline
-from ....units import format_bytes, format_ns
+from ....units import format_bytes, format_ns, in_unit, unit_for
 
 _ORDER: Mapping[Kind, int] = {"compute": 0, "comm": 1, "program": 2, "wires": 3}
 
