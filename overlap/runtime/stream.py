@@ -69,9 +69,9 @@ class Stream:
     def has_room(self) -> bool:
         """Whether an operation would start at once, and its end start no other."""
         in_flight = self._in_flight
-        return not in_flight or (
-            len(in_flight) < self.window and self._started - next(iter(in_flight.values())) < self._span
-        )
+        if len(in_flight) >= self.window:
+            return False
+        return not in_flight or self._started - next(iter(in_flight.values())) < self._span
 
     @property
     def listens(self) -> bool:
@@ -81,8 +81,9 @@ class Stream:
     def enqueue(self, operation: Operation) -> None:
         """Start `operation` now if the window has room, else when its turn comes."""
         self._outstanding.operations[operation] = None
-        if not self._in_flight or self.has_room:
-            self._in_flight[operation] = self._started
+        in_flight = self._in_flight
+        if not in_flight or (len(in_flight) < self.window and self.has_room):
+            in_flight[operation] = self._started
             self._started += 1
             if isinstance(operation.input, Future):
                 activate(operation)
