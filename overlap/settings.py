@@ -95,12 +95,12 @@ def parse_rails(text: str) -> int | tuple[str, ...]:
 
 def parse_transport(text: str) -> str:
     """Read the name of a transport, one that the registry knows; "auto" leaves the choice."""
-    from transports import registry
+    from transports import factory
 
     try:
         if text != "auto":
-            registry.check(text)
-    except registry.UnknownTransportError as error:
+            factory.check(text)
+    except factory.UnknownTransportError as error:
         raise UsageError(str(error).replace("known are ", "known are auto, ", 1)) from None
     return text
 

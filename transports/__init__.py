@@ -6,11 +6,11 @@
 #                calls made of these, and these of awaiting calls
 #   failures     the errors of transports;  buffers: memory, as flat bytes, lent, or for bounces
 #   common       the contract of memory in common: operations out of each other's memory
-#   factory      what a transport is made from;  registry: by name, ours and those of other packages
+#   factory      factories of transports: their argument, and their names, built in or of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   matching     what two processes say about messages: eager, rendezvous, credits, withdrawal. No sockets, no tasks
-#   matched      the asynchronous shell around it: a transport between processes only has to move bytes;
-#                link: the way to one of them
+#   matched      the asynchronous shell around matching: a transport between processes only has to move bytes, over a
+#                link to each of the others
 #   frame        the form that this takes on a socket, and how hostile bytes are told from it
 #   handshake    how two processes prove to each other that they belong together;  tls: encrypted
 #   efa          sockets between processes, several to each

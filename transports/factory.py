@@ -1,12 +1,25 @@
-"""Factories of transports, ours and those of other packages, and their argument."""
+"""Factories of transports, their argument, and their registry by name: built-in ones, then those of other packages.
+
+A package adds one with a line in its ``pyproject.toml``; the object is a `Factory`::
+
+    [project.entry-points."overlap.transports"]
+    pigeon = "pigeon_transport:make"
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+from transports.failures import ArgumentError
+
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from transports.base import Transport
     from transports.tls import Tls
 
@@ -59,3 +72,75 @@ class Bootstrap:
 #: Makes one process's end of a fabric, not open yet. It waits for nobody: addresses are exchanged when the transport is
 #: opened. Raises `ArgumentError` for options that cannot be meant, also when it is opened.
 Factory: TypeAlias = "Callable[[Bootstrap], Transport]"
+
+
+#: Name of the group of entry points.
+GROUP = "overlap.transports"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BuiltIn:
+    module: str
+    needs: str | None = None  # Package that the transport imports
+
+
+# A table: a search for entry points takes 40 ms, which a program without such packages should not pay.
+_BUILT_IN: Mapping[str, _BuiltIn] = MappingProxyType(
+    {
+        "efa": _BuiltIn(module="transports.efa"),
+        "mpi": _BuiltIn(module="transports.mpi", needs="mpi4py"),
+        "neuronlink": _BuiltIn(module="transports.neuronlink"),
+        "shared_memory": _BuiltIn(module="transports.shared_memory"),
+    }
+)
+
+
+class UnknownTransportError(ArgumentError):
+    """No transport has this name, or a package that the transport needs is not installed."""
+
+
+def names() -> tuple[str, ...]:
+    """Return every name that `find` knows: built-in ones first, then those of other packages, in alphabetical order."""
+    return (*_BUILT_IN, *sorted(set(_installed()) - set(_BUILT_IN)))
+
+
+def check(name: str) -> None:
+    """Raise `UnknownTransportError`, which lists the known names, unless there is a transport of this name."""
+    if name not in _BUILT_IN and name not in _installed():
+        raise UnknownTransportError(f"{name!r} is unknown; known are {', '.join(names())}")
+
+
+def find(name: str) -> Factory:
+    """Return the factory of a transport.
+
+    Raises:
+        UnknownTransportError: No transport has this name, or a package that it needs is not installed, or the
+            object that a package has registered under the name cannot be loaded.
+    """
+    check(name)
+    if name not in _BUILT_IN:
+        return _loaded(_installed()[name])
+    row = _BUILT_IN[name]
+    if row.needs is not None and find_spec(row.needs) is None:
+        raise UnknownTransportError(f"{name!r} needs {row.needs}: pip install {row.needs}")
+    factory: Factory = import_module(row.module).factory
+    return factory
+
+
+def _loaded(entry: EntryPoint) -> Factory:
+    try:
+        factory: Factory = entry.load()
+    except Exception as error:  # the import of another package may raise anything
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise UnknownTransportError(
+            f"{entry.name!r} cannot be loaded from {package} ({entry.value}): {error!r}; is one of its extras missing?"
+        ) from error
+    if not callable(factory):
+        raise UnknownTransportError(f"{entry.name!r} ({entry.value}) is {factory!r}; a factory is called")
+    return factory
+
+
+def _installed() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=GROUP)}

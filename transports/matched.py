@@ -7,7 +7,8 @@ says; endpoints, order, cancellation, credits and lengths are done here and in `
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self, TypeVar
@@ -15,22 +16,109 @@ from typing import Self, TypeVar
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.base import (
-    TAG_LIMIT,
-    Endpoint,
-    Statistics,
-    Transport,
-    check_choices,
-    check_tag,
-    describe_ranks,
-)
+from transports.base import TAG_LIMIT, Endpoint, Statistics, Transport, check_choices, check_tag, describe_ranks
 from transports.blocking import StartingEndpoint
 from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, TransportClosedError, TransportError
-from transports.link import Link
-from transports.matching import Lane, Receive, Send
+from transports.matching import Engine, Lane, Limits, Receive, Send
 from transports.patience import Patience
 from transports.starter import Call, Starter
+
+# Longest wait of a goodbye for the next sign of progress: longer than a busy machine keeps a process from running,
+# shorter than a user's patience with a program that ends.
+_PATIENCE_S = 2.0
+
+
+class Link(ABC):
+    """The connection to one other process, which moves the messages that its matching engine names.
+
+    Args:
+        member: Index of the other process.
+        ranks: Ranks of the other process.
+        local: Ranks of this process.
+        limits: The limits that both processes have agreed on.
+        memory: Buffers for received messages that are lent to the caller.
+
+    Attributes:
+        engine: The state of the messages between the two processes.
+        name: Name of the other process in error messages.
+        memory: As given.
+        progress: Less `traffic` than this within two seconds is no progress.
+    """
+
+    progress = 1
+
+    def __init__(
+        self, member: int, ranks: Sequence[int], local: Sequence[int], limits: Limits, memory: BounceBuffers
+    ) -> None:
+        self.member = member
+        self.name = f"process {member} ({describe_ranks(tuple(ranks))})"
+        self.memory = memory
+        self.engine = Engine(self.name, ranks, local, limits, memory)
+        self._changed: trio.Event | None = None
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Transmit the messages of the engine as far as that needs no waiting, and let a task transmit the rest."""
+
+    def post(self, send: Send) -> None:
+        """Queue a message, and transmit it now if its turn has come."""
+        self.engine.outgoing.announce(send)
+        self.settle()
+
+    def send_now(self, lane: Lane, view: memoryview) -> bool:
+        """Send a small message whole, before all others; return False, with nothing done, if that is impossible."""
+        return False
+
+    def look(self) -> None:  # noqa: B027 - most links have nothing to do
+        """Receive messages that have come, on a link without a task for that; called before a wait."""
+
+    def catch_up(self) -> bool:
+        """Move the bytes that are ready, for a task that is about to sleep; return whether any were."""
+        return False
+
+    def take_back(self, end: Send | Receive) -> None:
+        """Withdraw a call that has not ended; its callback is called all the same, at once or later."""
+        if not end.ended:
+            self.engine.withdraw(end)
+            self.settle()
+
+    # -- leaving ------------------------------------------------------------------------------------------------------
+
+    def give_up_waiting(self) -> None:
+        """Fail every send and receive that has not met its other end, because this process leaves."""
+        self.engine.close()
+        self.settle()
+
+    async def leave(self) -> None:  # noqa: B027 - a link without a connection says no goodbye
+        """Finish the messages that both processes have begun, and say goodbye; ends by itself."""
+
+    def traffic(self) -> Mapping[Hashable, int]:
+        """Return the number of bytes moved on each connection, or another measure of progress; see `until`."""
+        return {}
+
+    def note_change(self) -> None:
+        """Let `until` check its condition again."""
+        if self._changed is not None:
+            self._changed.set()
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait for a condition as long as the link makes progress."""
+        seen: dict[Hashable, int] = {}
+        while not done() and self._progresses(seen):
+            with trio.move_on_after(_PATIENCE_S):
+                while not done():
+                    self._changed = trio.Event()
+                    await self._changed.wait()
+        self._changed = None
+
+    def _progresses(self, seen: dict[Hashable, int]) -> bool:
+        """Return whether any connection has made progress since the last call, or is new."""
+        moved = self.traffic()
+        progress = [count - seen.get(connection, -self.progress) for connection, count in moved.items()]
+        seen.update(moved)
+        return max(progress, default=0) >= self.progress
+
 
 LinkType = TypeVar("LinkType", bound=Link)
 

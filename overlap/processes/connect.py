@@ -15,7 +15,7 @@ from itertools import count
 import msgpack
 import trio
 
-from transports import ArgumentError, NeuronLink, Router, Transport, nearest, registry
+from transports import ArgumentError, NeuronLink, Router, Transport, factory, nearest
 from transports.factory import Bootstrap
 from transports.failures import LinkLostError
 from transports.tls import Tls
@@ -245,8 +245,8 @@ async def _between(
     )
     with _as_the_users():
         if run.transport not in (None, "auto"):
-            return registry.find(run.transport)(bootstrap)
-        return registry.find("mpi")(bootstrap) if place.endpoint is None else nearest.factory(bootstrap)
+            return factory.find(run.transport)(bootstrap)
+        return factory.find("mpi")(bootstrap) if place.endpoint is None else nearest.factory(bootstrap)
 
 
 async def _exchange(membership: Membership, name: str, mine: bytes) -> list[bytes]:

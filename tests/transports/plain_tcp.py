@@ -11,8 +11,7 @@ import trio
 from transports.factory import Bootstrap
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, Frame, FrameKind, pack, parse
 from transports.handshake import Hello, greet, welcome
-from transports.link import Link
-from transports.matched import MatchedTransport
+from transports.matched import Link, MatchedTransport
 from transports.matching import Limits, ProtocolError
 
 LIMITS = Limits(eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES)

@@ -20,7 +20,7 @@ from transports.testing import CHECKS
 from . import plain_tcp
 from .efa.processes import SECRET, Table
 from .promises import assert_kept
-from .test_registry import install
+from .test_factory import install
 
 PROGRAM = """
 import numpy as np

@@ -12,7 +12,7 @@ from transports.efa.rail import Rail
 from transports.efa.reading import message_of
 from transports.efa.sharing import holds_back, holds_up
 from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
-from transports.link import Link
+from transports.matched import Link
 from transports.matching import Engine, Lane, Limits, Send
 
 # Less than this on every rail within two seconds is signs of life, not progress.

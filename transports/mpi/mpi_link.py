@@ -7,7 +7,7 @@ from functools import partial
 
 from transports.buffers import BounceBuffers
 from transports.failures import LinkLostError
-from transports.link import Link
+from transports.matched import Link
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
 from transports.mpi.wire import BYE, CHUNK_BYTES, EAGER_BYTES, HEADERS, SLOTS, Wire
 

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 import trio
 
 from transports.buffers import BounceBuffers
-from transports.link import Link
+from transports.matched import Link
 from transports.matching import Lane, Limits, MessageKind, ProtocolError
 from transports.packets import Packets
 from transports.shared_memory.peer_memory import address_of, read

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from transports import ArgumentError, Efa, NeuronLink
-from transports.factory import Bootstrap
-from transports.registry import UnknownTransportError, check, find, names
+from transports.factory import Bootstrap, UnknownTransportError, check, find, names
 
 NOBODY_INSTALLED = "known are efa, mpi, neuronlink, shared_memory"
 
@@ -52,7 +51,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("transports.factory.find_spec", lambda name: None)
     with pytest.raises(UnknownTransportError, match=r"^'mpi' needs mpi4py: pip install mpi4py$"):
         find("mpi")
 
