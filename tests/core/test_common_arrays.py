@@ -93,3 +93,11 @@ def test_one_outlives_its_world() -> None:
 
     kept = run_far(main, 2, 1, wires=by_shared_memory)
     assert [int(each[1999]) for each in kept] == [999, 1000]
+
+
+@pytest.mark.parametrize("asked", [{}, {"common": False}, {"common": True}], ids=str)
+def test_an_array_is_common_only_where_that_is_asked(asked: dict[str, bool]) -> None:
+    async def main(rank: overlap.Rank) -> bool:
+        return lies(rank.empty(SIZE, **asked))[0] != 0
+
+    assert run_far(main, 2, 1, wires=by_shared_memory) == [asked.get("common", False)] * 2

@@ -161,3 +161,12 @@ def test_trees_that_differ_between_ranks_are_noticed() -> None:
         return " ".join(sorted(caught.value.calls))
 
     assert run(main, 2) == ["all_reduce(float64 (4,), op='sum') all_reduce(float64 (5,), op='sum')"] * 2
+
+
+def test_one_error_of_a_tree_stands_for_all_of_its_parts() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        if rank.rank == 0:
+            with pytest.raises(overlap.RankLeftError):
+                await rank.all_reduce({"a": np.ones(2, np.float32), "b": np.ones(2, np.int64)})
+
+    assert run(main, 2) == [None, None]  # the error of the other dtype's part fails no rank at the end

@@ -184,7 +184,7 @@ def test_a_crossover_is_where_the_plan_changes(monkeypatch):
 
 def test_starting_a_program():
     found = Startup(launch_s=1.0, barrier_s=10.0, doubling_s=2.0, trigger_s=0.5)
-    assert [found.before_s(ranks) for ranks in (1, 2, 4, 8, 64)] == [1.0, 1.0, 11.0, 13.0, 19.0]
+    assert [found.before_s(ranks) for ranks in (1, 2, 3, 4, 8, 64)] == [1.0, 1.0, 11.0, 11.0, 13.0, 19.0]
     assert found.program_s(8, 2, 3.0) == 13.0 + 2 * 3.5
     assert found.program_s(8, 0, 3.0) == 1.0
 

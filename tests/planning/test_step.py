@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import overlap
+from overlap.cli.simulate.training_page import page
 from overlap.parallel.schedules import FAMILIES
 from overlap.planning import Layout, Model, estimate, load, train
 from overlap.planning.amounts import Amounts
@@ -259,3 +260,30 @@ def sent_by(timeline):
     return Counter(
         (span.rank, span.lane, span.info.op, span.info.nbytes) for span in timeline.spans if span.kind == "comm"
     )
+
+
+def test_collectives_count_in_a_bound_unless_it_is_asked_without_them():
+    one = predicted(tp=8, pp=2, microbatches=4)
+    where = one.model, one.layout, MACHINE, CLOCK
+    assert bound_s(*where) == bound_s(*where, planned=True) > bound_s(*where, planned=False)
+
+
+def printed(one):
+    return list(page(one, (), None, 0.0, width=400))
+
+
+def test_the_page_tells_how_long_one_operation_is_in_flight():
+    (key, amount), *_ = predicted(tp=4).parts.operations.items()
+    one = predicted(tp=4)
+    amount = replace(amount, count=4.0, busy_ns=12_000_000.0)
+    told = printed(replace(one, parts=replace(one.parts, operations={key: amount})))
+    lines = [line for line in told if line.startswith(("operation", f"{key.dimension} {key.op}"))]
+    at = lines[0].index("in flight") + len("in flight")
+    assert lines[1][:at].endswith(" 3 ms")
+
+
+def test_the_verdict_names_a_reason_only_where_something_is_exposed():
+    one = predicted(tp=4)
+    hidden = {key: replace(amount, wire_ns=0.0, waiting_ns=0.0) for key, amount in one.parts.operations.items()}
+    assert ", mostly " in printed(one)[-1]
+    assert ", exposed 0%, idle " in printed(replace(one, parts=replace(one.parts, operations=hidden)))[-1]

@@ -9,9 +9,10 @@ import trio
 
 from overlap.processes.identity import JoinError, RendezvousConfig
 from overlap.processes.join import join_here
-from overlap.processes.messages import Present
+from overlap.processes.messages import Message, Present, encode
 from overlap.processes.roll_call import RollCall, answer_roll_call, call_roll
 from overlap.processes.sockets import listen
+from transports.handshake import welcome
 
 from .simulation import Simulation, seeds, simulate
 
@@ -125,3 +126,29 @@ def test_a_node_that_finds_nobody_says_what_it_tried() -> None:
 
     error = undisturbed(1, main).ends[0]
     assert str(error) == "node 0 could not be reached at 10.0.0.1:29500 within 50 s: Connection refused"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Present(index=0, nodes=2, attempt=3),
+        Present(index=2, nodes=2, attempt=3),
+        Present(index=-1, nodes=2, attempt=3),
+        Present(index=1, nodes=3, attempt=3),
+        Present(index=1, nodes=2, attempt=-1),
+    ],
+    ids=str,
+)
+def test_an_answer_that_cannot_be_is_none(told: Message) -> None:
+    async def main(found: Simulation, node: int) -> object:
+        if node:
+            return await launcher(found, 1)
+        listener, greeting = await listen(ENDPOINT), roll(0, 2).greeting
+        async with listener, await listener.accept() as stream:
+            await welcome(stream, SECRET, lambda theirs: greeting)
+            await stream.send_all(encode(told))
+        return None
+
+    error = undisturbed(2, main).ends[1]
+    assert isinstance(error, JoinError)
+    assert str(error) == "the launcher of node 0 at 10.0.0.1:29500 has gone before it said who takes part"

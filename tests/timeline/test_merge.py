@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zlib
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from overlap import UsageError
 from overlap.cli import main
 from overlap.timeline import CollectiveInfo, Span, Timeline, merged, read_trace, write_trace
+from overlap.timeline.columnar import INDEXES, TEXTS
 from overlap.timeline.files import parts
 from overlap.timeline.files.merge import merged_columns, merged_header, on_clock
 from overlap.timeline.files.parts import Part, pack_part
@@ -118,6 +120,18 @@ def test_what_is_damaged_is_refused() -> None:
     for damaged in (b"", data[:30], data[:-9], b"\0\0\0\7garbage", data[:-2] + b"??", b"\xff" * 99):
         with pytest.raises(UsageError, match=r"^damaged part of a trace: "):
             spans_of(damaged)
+
+
+@pytest.mark.parametrize(("column", "wrong"), [*product(["kind", "group", *TEXTS], [-2, 99])])
+def test_an_index_that_its_table_does_not_have_is_refused(column: str, wrong: int) -> None:
+    data = pack_part(part(comm(0, 10, 20)))
+    header_end = 4 + int.from_bytes(data[:4], "big")
+    block = bytearray(zlib.decompress(data[header_end + 4 :]))
+    at = len(block) - 4 * (len(INDEXES) - INDEXES.index(column))
+    block[at : at + 4] = wrong.to_bytes(4, "little", signed=True)
+    packed = zlib.compress(block)
+    with pytest.raises(UsageError, match=rf"^damaged part of a trace: .*an index in column '{column}' that its table"):
+        spans_of(data[:header_end] + len(packed).to_bytes(4, "big") + packed)
 
 
 @given(st.data())
