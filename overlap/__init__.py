@@ -38,14 +38,17 @@
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, units, version   small things the others stand on
 #
-# Four routes through it (`a -> b`: a calls b):
+# Four routes through it (`a -> b`: a calls b; `a => b`: a message from a reaches b in another process):
 #
 #   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
-#                          process), on_host (several of one host) or programs -> execution -> transports/
-#   a reduction operator   collectives/reduce: OPS, and how it is prepared and finished
-#   a lost process         processes/coordinator (notices) -> member -> control_plane (what the world hears) ->
-#                          runtime/world -> ending (the error that ranks raise); a broken wire: runtime/engine/ends
-#   a choice of algorithm  cost/select: plan() -> choice -> candidates -> flat, composed (prices) -> select (reason);
+#                          process), on_host (several of one host), or programs -> engine/execution -> transports/
+#   a reduction operator   collectives/reduce: OPS, accumulation and refusals; documented in runtime/calls and
+#                          docs/loops; the tests' reference is in tests/core/reference
+#   a lost process         noticed by processes/link (the connection ends), silence (no signs of life) or host ->
+#                          coordinator => member -> control_plane (makes PeerLostError) -> runtime/world ->
+#                          ending (makes the errors that `await` and `run` raise); a broken wire: runtime/engine/ends
+#   a choice of algorithm  runtime/engine/real_engine.direct (shared memory needs no schedule), else compiler ->
+#                          cost/choice -> select: plan() -> candidates -> flat, composed (prices), and its reason();
 #                          the tables themselves: collectives/generators
 #
 # The words are in docs/glossary.md.

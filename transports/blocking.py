@@ -1,4 +1,4 @@
-"""Awaiting calls made of begun messages, and begun messages made of awaiting calls.
+"""Adapters in both directions between `await send()` and `begin_send(done=...)`, and for receives.
 
 A transport implements one of the two. Our own begin messages: `StartingEndpoint` derives the awaiting calls from that.
 Wrappers, and transports of other packages, have awaiting calls only: `TaskStarter` begins each message in a task.
@@ -180,7 +180,10 @@ class _TaskCall(Call):
             self.error = error  # type: ignore[assignment]  # transports of other packages may raise any
 
     async def _turn(self) -> None:
-        """Wait for the call before; tasks that wait for this one run after it has suspended inside the transport."""
+        """Wait until the previous call has begun, then mark this one as begun.
+
+        The task of the next call runs only after this one suspends, which is inside the transport.
+        """
         before, self._before = self._before, None
         try:
             if before is not None:

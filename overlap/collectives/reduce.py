@@ -1,4 +1,4 @@
-"""Reduction operators on each dtype: the only arithmetic of this package.
+"""Reduction operators on each dtype: the arithmetic of all reductions.
 
 Every reduction is a left fold in a fixed order, so results do not depend on timing. Types too narrow to add up in
 (bfloat16, float8, float16) accumulate in float32 and are rounded once, at the end; the mean of integers accumulates in

@@ -87,7 +87,10 @@ class Choices:
         return choose(algorithm=named, plain=True)
 
     def _cheapest(self, choose: Callable[..., Plan], chosen_by: tuple[object, ...], members: tuple[int, ...]) -> Plan:
-        """Compare all algorithms for the first of several congruent groups only: that takes ten times as long."""
+        """Compare all algorithms only for the first of several congruent groups; the others reuse its choice.
+
+        A full comparison takes ten times as long.
+        """
         choose = partial(choose, programs_only=self._programs_only)
         alike = congruence(self._cluster, members)
         key = chosen_by, alike

@@ -18,7 +18,6 @@ from .maxplus import CostBreakdown
 if TYPE_CHECKING:
     from topology import Cluster
 
-    from .maxplus import CostBreakdown
     from .option import Option, Price, Rejected
 
 DIRECT = "direct"
@@ -252,7 +251,6 @@ def _priced(options: Sequence[Option], nbytes: int, *, below_s: float = inf) -> 
 
 
 def _reason(winner: CostBreakdown, others: Sequence[tuple[Price, Option]], nbytes: int) -> str:
-
     if not others:
         return "nothing else applies"
     price, option = others[0]

@@ -225,7 +225,7 @@ class Membership:
                 with suppress(trio.RunFinishedError):
                     self._home.run_sync_soon(self._receive, message)
             case Ready() | Waiting():
-                pass  # to member 0, which is there already
+                pass  # only member 0 receives these here, and it has joined; on other members `join` handles them
             case _:
                 raise MessageError(f"a {type(message).__name__}, which is not its turn")
 

@@ -79,7 +79,7 @@ class Shared(Protocol):
     left: set[int]  # World ranks that have finished their program
 
     def announce(self, key: Key) -> None:
-        """Offer a message that no rank has begun to receive to receives from any source."""
+        """Offer a message, which no rank has begun to receive, to the receives that accept any source (`src=None`)."""
 
     def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
         """Fail all present and later operations in the communicators of a key's id."""
@@ -204,7 +204,7 @@ class Communicator:
 
     @property
     def offered_ns(self) -> int | None:
-        """When the first of the messages was offered that nobody has begun to receive; None if there is none."""
+        """Start time of the oldest message that no rank has begun to receive; None without such a message."""
         offers = [match.ends for match in self._matches.values() if match.error is None and len(match.ends) == 1]
         return min((end.started_ns for (end,) in offers if end.port.position == 0), default=None)
 
@@ -289,7 +289,7 @@ class Communicator:
     # -- what can go wrong -------------------------------------------------------------------------------------------
 
     def _gone(self, seq: int) -> set[int]:
-        """World ranks that have finished their program without coming to operation `seq`, which nobody here has."""
+        """World ranks that have finished without operation `seq`, which no rank of this process has issued."""
         return self._left.intersection(self.members)
 
     def _check_left(self, match: Match, operation: Operation) -> None:
@@ -332,7 +332,8 @@ class Communicator:
     def _dispute(self, match: Match, operation: Operation, *, final: bool = False) -> None:
         """Fail a match whose ends differ, once the minority is known: of two sides of equal size more ends may come.
 
-        Only where nothing moves before all have come can more be waited for; else some would end well meanwhile.
+        More ends are waited for only if the communicator is direct: nothing moves there until all have come. Elsewhere
+        some ends could succeed in the meantime.
 
         Args:
             match: The match.

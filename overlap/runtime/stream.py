@@ -6,9 +6,9 @@ the window may receive; priority only orders what is sent next. So the oldest un
 ranks and always moves, for any timing and any priorities.
 
 Why a window also has a span: an operation starts only if fewer than `SPAN` (or `window`, if that is more) were started
-since the oldest unfinished one. Shared memory reuses what an operation posts there `2 * SPAN` operations later. A rank
-that posts operation n + 2 * SPAN has finished n + SPAN, so every rank had started n + SPAN, and therefore finished n:
-nobody reads the memory of operation n any more.
+since the oldest unfinished one. The shared memory that operation n posts to is overwritten by operation n + 2 * SPAN. A
+rank that posts operation n + 2 * SPAN has finished n + SPAN, so every rank had started n + SPAN, and therefore finished
+n: no rank reads the memory of operation n any more.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Stream:
 
     @property
     def has_room(self) -> bool:
-        """Whether an operation would start at once, and its end start no other."""
+        """Whether there is room for one more operation. If so, none is waiting, so its end starts no other."""
         in_flight = self._in_flight
         if len(in_flight) >= self.window:
             return False

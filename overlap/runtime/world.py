@@ -272,7 +272,7 @@ class World:
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
 
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
-        """Note that a rank of another process ended the world."""
+        """End the world because of a rank of another process, which failed or was lost."""
         if self.ending.failure is None:
             self._end_because(culprit, cause, doing)
 
