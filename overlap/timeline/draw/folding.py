@@ -110,7 +110,7 @@ def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[
     padded = [[text.rjust(max(map(len, column))) for text in column] for column in columns]
     lines: list[str] = []
     for block in _blocks(padded, width):
-        lines += ["  ".join(texts) for texts in zip(padded[0], *block, strict=True)]
+        lines += ["  ".join(texts).rstrip() for texts in zip(padded[0], *block, strict=True)]
     return lines
 
 
