@@ -52,6 +52,11 @@ def format_ns(duration_ns: float) -> str:
     return f"{duration_ns / 1e9:.3g} s" if abs(duration_ns) < 999.5e9 else f"{duration_ns / 1e9:.0f} s"
 
 
+def format_s(duration_s: float) -> str:
+    """Write a duration that is given in seconds, as `format_ns` does."""
+    return format_ns(duration_s * 1e9)
+
+
 def unit_for(length_ns: int) -> tuple[str, int]:
     """Return the largest unit that is not longer than the length: its name and its nanoseconds."""
     return max((unit for unit in _UNITS if unit[1] <= length_ns), key=lambda unit: unit[1], default=_UNITS[0])

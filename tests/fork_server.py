@@ -18,7 +18,7 @@ from importlib import import_module
 
 PRELOADED = (
     "overlap.cli.run",
-    "overlap.cli.again",
+    "overlap.cli.restarts",
     "overlap.cli.simulate",
     "overlap.cli.timeline",
     "overlap.processes.connect",

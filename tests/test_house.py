@@ -261,7 +261,7 @@ def test_a_node_loads_nothing_that_is_used_by_few() -> None:
     """Every process of a job, and its launcher, would take as long again to start."""
     loaded = modules_after("import overlap.cli.run", whole=True)
     few = (
-        "overlap.cli.again",
+        "overlap.cli.restarts",
         "overlap.flight.autopsy",
         "overlap.parallel",
         "overlap.simulation",

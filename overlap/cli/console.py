@@ -35,6 +35,16 @@ class Console(rich.console.Console):
         if width is None and self.width < 1:
             self.width = _USUAL_WIDTH
 
+    @property
+    def plain(self) -> bool:
+        """Whether only characters of ASCII can be shown."""
+        return self.options.ascii_only or self.is_dumb_terminal
+
+    @property
+    def coloured(self) -> bool:
+        """Whether styles are shown."""
+        return self.color_system is not None and not self.no_color
+
     def on_broken_pipe(self) -> None:
         """Raise the error that rich is handling; `failure.report` judges it."""
         raise  # rich calls this where it has caught it

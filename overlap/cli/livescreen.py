@@ -53,7 +53,7 @@ class Show:
 
     def frame(self, console: Console, height: int) -> list[str]:
         """Take a look, and return its lines for a console, with its colours."""
-        ascii = self._ascii or console.options.ascii_only or console.is_dumb_terminal
+        ascii = self._ascii or console.plain
         taken = self.looks.take()  # before the title, which may say what came of it
         drawn = lines(taken, self._title(), width=console.width, height=max(height, 6), ascii=ascii)
         return [_styled(console, line) for line in drawn]
@@ -70,7 +70,7 @@ class Show:
 
 
 def _styled(console: Console, line: Line) -> str:
-    if console.color_system is None or console.no_color:
+    if not console.coloured:
         return "".join(text for text, _ in line)
     with console.capture() as capture:
         console.print(Text.assemble(*line, no_wrap=True, overflow="crop"), end="")

@@ -174,7 +174,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
 
 
 def _run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
-    from .again import run_again  # not at the top: every node would load it
+    from .restarts import run_again  # not at the top: every node would load it
 
     return run_again(what, config)
 

@@ -29,6 +29,20 @@ count, index, seconds = as_argument(units.count), as_argument(units.index), as_a
 transport = as_argument(parse_transport)
 
 
+LEAST_WIDTH = 40
+"""Columns that pages and pictures need."""
+
+
+def check_width(width: int | None) -> None:
+    """Refuse a `--width` that is too narrow.
+
+    Raises:
+        UsageError: If it is.
+    """
+    if width is not None and width < LEAST_WIDTH:
+        raise UsageError(f"--width: {width} is too narrow; at least {LEAST_WIDTH} columns are needed")
+
+
 def add_options(
     to: argparse.ArgumentParser | argparse._ArgumentGroup, options: Mapping[str, Option], *, prefix: str = ""
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from ..errors import UsageError
 from ..notice import notify
+from ..units import wrapped
 
 STDOUT = "-"
 """Name of a file that means stdout."""
@@ -95,6 +96,14 @@ def kept(write: Callable[[], object], path: str, *, option: str) -> bool:
 def _reason(error: OSError | UsageError) -> str:
     found = error if isinstance(error, OSError) else error.__cause__
     return (found.strerror if isinstance(found, OSError) else None) or str(error)
+
+
+# -- pages -----------------------------------------------------------------------------------------------------------
+
+
+def field(name: str, text: str, *, label: int = 16) -> list[str]:
+    """Return the lines of a figure with its name before it, in a column of `label` characters."""
+    return wrapped(text, first=f"  {name:<{label}}", rest=" " * (label + 2))
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import topology
 from ..cost.fitting import Fit, Sample, fit, wire_s
 from ..cost.own import OwnFit
 from ..errors import UsageError
-from ..units import format_bytes, format_ns
+from ..units import format_bytes, format_s
 from .benchmark_logs import Log, Row, read
 
 _LEAST_ROWS = 4
@@ -80,9 +80,9 @@ def _sample(row: Row, cluster: topology.Cluster) -> Sample:
     sample = Sample(collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=placed, time_s=row.time_s)
     if row.time_s < (least_s := _IN_SWITCHES * wire_s(cluster, sample)):
         raise UsageError(
-            f"{row.where}: expected {format_ns(least_s * 1e9)} or more, half of what {format_bytes(row.nbytes)} on "
+            f"{row.where}: expected {format_s(least_s)} or more, half of what {format_bytes(row.nbytes)} on "
             f"{len(placed)} ranks of {cluster.name} takes at the full rate of its wires, found "
-            f"{format_ns(row.time_s * 1e9)}"
+            f"{format_s(row.time_s)}"
         )
     return sample
 

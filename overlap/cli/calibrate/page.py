@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ...cost.fitting import Fitted, FittedRows, Launches, crosses
 from ...planning.calibrate import Calibration
-from ...units import format_bytes, format_ns
+from ...units import format_bytes, format_s
 
 
 def times_of(row: Fitted) -> str:
     """Return the measured and predicted time of a row, its error, and whether it was left out."""
-    times = f"{format_ns(row.sample.time_s * 1e9):>9} {format_ns(row.predicted_s * 1e9):>9} {row.error:>+7.1%}"
+    times = f"{format_s(row.sample.time_s):>9} {format_s(row.predicted_s):>9} {row.error:>+7.1%}"
     return f"{times}{'  left out' if row.left_out else ''}"
 
 
@@ -45,9 +45,9 @@ _CROSSING = "All rows cross nodes: nothing was measured of groups inside one."
 
 def _launch(launches: Launches) -> str:
     inside_s, between_s = launches.inside_s, launches.between_s
-    told = [] if inside_s is None else [format_ns(inside_s * 1e9)]
+    told = [] if inside_s is None else [format_s(inside_s)]
     if between_s is not None:
-        told.append(f"{format_ns(between_s * 1e9)} {'more ' if told else ''}between nodes")
+        told.append(f"{format_s(between_s)} {'more ' if told else ''}between nodes")
     return f"launch {', '.join(told)}"
 
 

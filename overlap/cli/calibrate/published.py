@@ -12,7 +12,7 @@ from topology import format_ranks
 from ...cost.measurements import GIVEN, TRAINING, Measurement, Start
 from ...cost.validation import Accuracy, Class, Crossover, Judged, Validation, validate
 from ...errors import UsageError
-from ...units import format_bytes, format_ns, wrapped
+from ...units import format_bytes, format_s, wrapped
 from ..output import as_json
 
 SCHEMA_VERSION = 3
@@ -105,7 +105,7 @@ def _group(rows: Sequence[Judged]) -> list[str]:
 
 def _row(row: Judged) -> str:
     size = str(row.of.ranks) if isinstance(row.of, Start) else format_bytes(_of(row).nbytes)
-    times = f"{_s(row.measured):>9}  {_s(row.predicted):>9}  {row.error:>+7.1%}"
+    times = f"{format_s(row.measured):>9}  {format_s(row.predicted):>9}  {row.error:>+7.1%}"
     used = f"fits {row.fits}" if row.fits else "predicted" + (", extrapolated" if row.extrapolated else "")
     return f"  {size:>10}  {times}  {used}"
 
@@ -180,7 +180,3 @@ def _class(of: Class) -> str:
 
 def _accuracy(of: Accuracy) -> str:
     return f"{of.rows} rows, median error {of.median:.1%}, worst {of.worst:.1%}" if of.rows else "none"
-
-
-def _s(duration_s: float) -> str:
-    return format_ns(duration_s * 1e9)

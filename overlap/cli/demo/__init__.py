@@ -18,14 +18,13 @@ from ...timeline import Timeline
 from ...timeline.files.tracefile import write_trace
 from ...units import parse_bytes
 from ..console import Console
-from ..options import count
+from ..options import check_width, count
 from .report import drawings, gain, introduction, judged, progress, summary
 from .training import Task, compare, fitting_bandwidth
 
 __all__ = ["fill", "main"]
 
 MAX_RANKS = 64  # threads that compute at the same time: more of them would only show a busy machine
-MIN_WIDTH = 40
 
 _DESCRIPTION = """\
 Show what overlap does: train a classifier of handwritten digits, data-parallel, over links paced to a stated speed,
@@ -73,9 +72,9 @@ def main(args: argparse.Namespace) -> int:
     """
     if args.strategy is not None or args.list:
         raise UsageError("NAME: strategies in virtual time are now examples/21_with_and_without.py of a checkout")
-    console = Console(width=_width(args), highlight=False, markup=False, emoji=False)
-    ascii = args.ascii or console.options.ascii_only or console.is_dumb_terminal
-    color = console.color_system is not None and not console.no_color
+    check_width(args.width)
+    console = Console(width=args.width, highlight=False, markup=False, emoji=False)
+    ascii, color = args.ascii or console.plain, console.coloured
     task = _task(args)
     if args.bandwidth is None:
         task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
@@ -97,12 +96,6 @@ def _write(timeline: Timeline, path: str | None, console: Console) -> None:
     if path:
         write_trace(timeline, path)
         console.print(f"\nwrote {path}; `overlap timeline {path}` draws it", soft_wrap=True)
-
-
-def _width(args: argparse.Namespace) -> int | None:
-    if args.width is not None and args.width < MIN_WIDTH:
-        raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
-    return args.width  # type: ignore[no-any-return]
 
 
 def _check_folder(trace: str | None) -> None:

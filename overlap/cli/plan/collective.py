@@ -12,8 +12,8 @@ from ...cost.parameters import itemsize_of
 from ...cost.select import DIRECT, NAMES, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
-from ...units import format_bytes, format_ns, index, integer, parse_bytes, switch, wrapped
-from ..output import as_json
+from ...units import format_bytes, format_s, index, integer, parse_bytes, switch, wrapped
+from ..output import as_json, field
 from ..stepgrid import step_grid
 
 OPTIONS = {
@@ -112,7 +112,7 @@ def _advice(machine: Cluster, chosen: Plan) -> list[str]:
 
 def _summary(chosen: Plan) -> list[str]:
     sliced = f", in {chosen.slices} slices" if chosen.slices > 1 else ""
-    spent = [f"{_s(value)} {NAMES[term]}" for term, value in asdict(chosen.breakdown).items() if value > 0]
+    spent = [f"{format_s(value)} {NAMES[term]}" for term, value in asdict(chosen.breakdown).items() if value > 0]
     hops = ", ".join(f"{count} {kind}" for kind, count in chosen.hops) or "none"
     busiest = chosen.busiest
     return [
@@ -123,18 +123,20 @@ def _summary(chosen: Plan) -> list[str]:
         ),
         "",
         f"  {_name(chosen.algorithm, chosen.detail)}{sliced}",
-        *_field("predicted", _s(chosen.predicted_s) + (" (extrapolated)" if chosen.extrapolated else "")),
+        *_field("predicted", format_s(chosen.predicted_s) + (" (extrapolated)" if chosen.extrapolated else "")),
         *_field("why", chosen.reason),
         *_field("time goes to", ", ".join(spent) or "nothing"),
         *_field("steps", str(chosen.steps)),
         *_field("bytes", f"{format_bytes(chosen.bytes_per_rank)} sent by the busiest rank"),
         *_field("hops", f"{hops}, on the longest way of every step"),
-        *_field("busiest link", f"{busiest.kind} {busiest.name}, {_s(busiest.busy_s)} of bytes" if busiest else "none"),
+        *_field(
+            "busiest link", f"{busiest.kind} {busiest.name}, {format_s(busiest.busy_s)} of bytes" if busiest else "none"
+        ),
     ]
 
 
 def _field(name: str, text: str) -> list[str]:
-    return wrapped(text, first=f"  {name:<14}", rest=" " * 16)
+    return field(name, text, label=14)
 
 
 def _others(chosen: Plan, top: int) -> list[str]:
@@ -144,7 +146,7 @@ def _others(chosen: Plan, top: int) -> list[str]:
         assert each.predicted_s is not None
         more = f"+{each.predicted_s / chosen.predicted_s - 1:.0%}" if chosen.predicted_s else ""
         name = _name(each.algorithm, each.detail)
-        lines += wrapped(name, first=f"  {_s(each.predicted_s):>8}  {more:>7}  ", rest=" " * 21)
+        lines += wrapped(name, first=f"  {format_s(each.predicted_s):>8}  {more:>7}  ", rest=" " * 21)
     if len(priced) > top:
         lines.append(f"  and {len(priced) - top} slower ones (--top {len(priced)})")
     for each in chosen.alternatives:
@@ -155,7 +157,3 @@ def _others(chosen: Plan, top: int) -> list[str]:
 
 def _name(algorithm: str, detail: str) -> str:
     return f"{algorithm} ({detail})" if detail else algorithm
-
-
-def _s(duration_s: float) -> str:
-    return format_ns(duration_s * 1e9)

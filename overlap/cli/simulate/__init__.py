@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ...notice import notify
 from ...units import wrapped
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
-from ..options import add_options, values
+from ..options import add_options, check_width, values
 from ..output import STDOUT, as_json, output_path, result_path, written
 from ..program import Program, add_program, named, told_traces
 from .page import assumptions, described, drawing, page
@@ -78,8 +78,7 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If there is no such program, or an option cannot be meant. Nothing has run then.
         TopologyError: If there is no such cluster, or it is too small.
     """
-    if args.width is not None and args.width < 40:
-        raise UsageError(f"--width: {args.width} is too narrow; at least 40 columns are needed")
+    check_width(args.width)
     for option in ("json", "csv"):
         setattr(args, option, result_path(getattr(args, option), option=f"--{option}"))
     if asks_for_training(args):
@@ -117,7 +116,7 @@ def _show(args: argparse.Namespace, simulation: Simulation) -> None:
     from ..console import Console
 
     console = Console(width=args.width, highlight=False)
-    look = {"ascii": args.ascii or console.options.ascii_only, "color": console.is_terminal and not console.no_color}
+    look = {"ascii": args.ascii or console.plain, "color": console.coloured}
     for number, run in enumerate(simulation.runs, 1):
         if len(simulation.runs) > 1:
             print(f"run {number} of {len(simulation.runs)}")
@@ -163,7 +162,7 @@ def _show_rows(args: argparse.Namespace, rows: Sequence[SweepRow], winner: Sweep
     console = Console(width=args.width)
     if common := _common(rows):
         print("\n".join(wrapped(f"assumed at every point: {'; '.join(common)}", min(console.width, 80), rest="  ")))
-    ascii = args.ascii or console.options.ascii_only
+    ascii = args.ascii or console.plain
     print("\n".join(["", *table(rows, winner, width=console.width, ascii=ascii)]), flush=True)
 
 

@@ -13,6 +13,7 @@ from ...simulation import AlikeBy, Profile
 from ...timeline.draw.view import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, format_ns, wrapped
+from ..output import field
 from .simulation import Busiest, Shape, StepSummary
 
 if TYPE_CHECKING:
@@ -28,17 +29,17 @@ def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
         *wrapped(f"{_machine(request)}, {_ranks(outcome.world_size)}, virtual time", rest="  "),
-        *_field("assumed", "; ".join(assumptions(request))),
-        *_field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
-        *_field("  compute", f"{exact(row.compute_ns)}"),
-        *_field("  communication", f"{exact(row.comm_ns)}"),
-        *_field("    hidden", f"{exact(row.overlapped_ns)}, overlap ratio {ratio}"),
-        *_field("    exposed", f"{exact(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
-        *_field("  idle", f"{exact(row.idle_ns)}"),
+        *field("assumed", "; ".join(assumptions(request))),
+        *field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
+        *field("  compute", f"{exact(row.compute_ns)}"),
+        *field("  communication", f"{exact(row.comm_ns)}"),
+        *field("    hidden", f"{exact(row.overlapped_ns)}, overlap ratio {ratio}"),
+        *field("    exposed", f"{exact(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
+        *field("  idle", f"{exact(row.idle_ns)}"),
         *_throughput(outcome),
-        *(_field("busiest", _told(outcome.busiest)) if outcome.busiest else []),
-        *_field("extrapolated", extrapolated(outcome)),
-        *_field("simulated in", f"{wall_s:.2f} s"),
+        *(field("busiest", _told(outcome.busiest)) if outcome.busiest else []),
+        *field("extrapolated", extrapolated(outcome)),
+        *field("simulated in", f"{wall_s:.2f} s"),
     ]
 
 
@@ -52,7 +53,7 @@ def _machine(request: RunConfig) -> str:
 def _throughput(outcome: StepSummary) -> list[str]:
     if outcome.samples_per_s is None:
         return []
-    return _field("throughput", f"{outcome.samples_per_s:.2f} samples/s, {outcome.samples:g} a step")
+    return field("throughput", f"{outcome.samples_per_s:.2f} samples/s, {outcome.samples:g} a step")
 
 
 def assumptions(request: RunConfig) -> list[str]:
@@ -126,10 +127,7 @@ def drawing(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool
 
     view = TimelineView(timeline, step=outcome.step)
     lines = view.lines(width=width, ascii=ascii, color=color)
-    first, last = (
-        lines.index([]),
-        len(lines) - lines[::-1].index([]),
-    )  # between them is a table
+    first, last = lines.index([]), len(lines) - lines[::-1].index([])  # between them is a table
     for line in [*lines[:first], [], *lines[last:]]:
         yield Text.assemble(*line, no_wrap=True, overflow="crop")
 
@@ -155,7 +153,3 @@ def described(outcome: StepSummary) -> dict[str, object]:
         "communicated": [asdict(each) for each in outcome.shapes],
         "extrapolated": [asdict(each) for each in outcome.extrapolated],
     }
-
-
-def _field(name: str, text: str) -> list[str]:
-    return wrapped(text, first=f"  {name:<16}", rest=" " * 18)

@@ -15,6 +15,7 @@ from ...runtime.rank import Rank
 from ...timeline.files.merge import merged
 from ...timeline.files.tracefile import read_trace
 from ...units import format_ns, wrapped
+from ..output import field
 from ..program import Program
 
 _ENDINGS = (".json", ".json.gz", ".et", ".et.gz")
@@ -103,11 +104,11 @@ def _described(files: Sequence[str], tape: Tape, growth: Growth, factor: float) 
     )
     taken = "what was recorded" if factor == 1 else f"{factor:g} times what was recorded"
     told = f"computes take {taken}; {_grown(growth)}; algorithms are chosen anew"
-    lines += _item("as a program", told)
+    lines += field("as a program", told)
     if growth.ranks != tape.world_size:
-        lines += _item("not known", "which computes more ranks would share, such as the update of ZeRO: they stay")
+        lines += field("not known", "which computes more ranks would share, such as the update of ZeRO: they stay")
     for note in tape.notes:
-        lines += _item("not known", note)
+        lines += field("not known", note)
     return lines
 
 
@@ -119,7 +120,3 @@ def _grown(growth: Growth) -> str:
         f"{growth.ranks / growth.recorded:g} times all ranks, side by side, share {names}"
     )  # fmt: skip
     return f"{become}, all others keep their size"
-
-
-def _item(name: str, text: str) -> list[str]:
-    return wrapped(text, first=f"  {name:<16}", rest=" " * 18)

@@ -13,7 +13,6 @@ from typing import BinaryIO
 from ...errors import UsageError
 from ...notice import notify
 from ...timeline.draw.picture import check_pillow
-from ...timeline.draw.view import MIN_WIDTH
 from ...timeline.files.merge import merged, merged_header
 from ...timeline.files.parts import Part, pack_part
 from ...timeline.files.tracefile import read_trace, write_merged
@@ -26,10 +25,11 @@ from ...timeline.replay.prediction import Prediction, advise, predict
 from ...timeline.spans import Timeline
 from ...version import install_command
 from ..failure import EXIT_FAILED
-from ..output import kept, output_path
+from ..options import check_width
+from ..output import as_json, kept, output_path
 from .browser import browse, check_terminal
 from .browser.track import Track
-from .report import ADVICE_SCHEMA_VERSION, described, report
+from .report import SCHEMA_VERSION, described, report
 
 _DESCRIPTION = """\
 Show which ranks computed, which communicated, and how much communication was hidden or exposed.
@@ -114,8 +114,7 @@ def main(args: argparse.Namespace) -> int:
         setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
     if args.output is not None:
         return 0 if _merge(args.files, args.output) else EXIT_FAILED
-    if args.width is not None and args.width < MIN_WIDTH:
-        raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
+    check_width(args.width)
     if args.interactive:
         _check_alone(args)
         check_terminal()
@@ -138,7 +137,7 @@ def main(args: argparse.Namespace) -> int:
         verdict = _predicted(args, predict(timeline, changes, step=step))
     elif args.json:
         verdict = verdict_of(timeline, step=step, ranks=ranks)
-        print(json.dumps(report(timeline, step, ranks, verdict), indent=2, sort_keys=True))
+        print(as_json(report(timeline, step, ranks, verdict), version=SCHEMA_VERSION), end="")
     else:
         verdict, kept_all = _shown(args, timeline, step, ranks)
     failed = [limit for limit in limits if limit.holds(verdict)]
@@ -183,8 +182,7 @@ def _advised(args: argparse.Namespace, found: list[Prediction]) -> None:
     from . import show
 
     if args.json:
-        told = {"schema_version": ADVICE_SCHEMA_VERSION, "advice": [described(one) for one in found]}
-        print(json.dumps(told, indent=2, sort_keys=True))
+        print(as_json({"advice": [described(one) for one in found]}), end="")
     else:
         show.advice(show.console(args), found)
 

@@ -13,7 +13,6 @@ from ...timeline.replay.prediction import Prediction
 from ...timeline.span import Span
 from ...timeline.spans import Timeline
 
-ADVICE_SCHEMA_VERSION = 1
 SCHEMA_VERSION = 2
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""
 
@@ -21,7 +20,6 @@ SCHEMA_VERSION = 2
 def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None, verdict: Verdict) -> dict[str, object]:
     """Return the figures that `--json` prints: integers of nanoseconds, ratios from 0 to 1 or null."""
     return {
-        "schema_version": SCHEMA_VERSION,
         "clock": timeline.clock,
         "dropped": timeline.dropped,
         "meta": timeline.meta,

@@ -100,10 +100,7 @@ def _say(on: Console, text: str) -> None:
 def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:
     """Print two pictures with one scale, the table of differences, and a summary."""
     length_ns = max(shown.length_ns, other.length_ns)
-    look = {
-        "ascii": on.options.ascii_only or on.is_dumb_terminal,
-        "color": on.color_system is not None and not on.no_color,
-    }
+    look = {"ascii": on.plain, "color": on.coloured}
     height = (on.height - _TABLE_LINES) // 2 + _LINES_SAVED if on.is_terminal else None
     for title, one in (("this:", shown), ("against:", other)):
         lines = one.lines(width=on.width, height=height, length_ns=length_ns, label=_LABEL, **look)

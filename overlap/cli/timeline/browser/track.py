@@ -19,7 +19,7 @@ from ....timeline.measure.verdict import Verdict, judge
 from ....timeline.replay.machine import Machine
 from ....timeline.span import CollectiveInfo, Kind, Span
 from ....timeline.spans import Timeline
-from ....units import format_bytes, format_ns, in_unit, unit_for
+from ....units import format_bytes, format_ns, format_s, in_unit, unit_for
 
 _ORDER: Mapping[Kind, int] = {"compute": 0, "comm": 1, "program": 2, "wires": 3}
 
@@ -189,7 +189,7 @@ def _why(track: Track, info: CollectiveInfo) -> str:
         return name
     if best.algorithm == info.algorithm:
         return f"{name}, the best here: {best.reason}"
-    return f"{name}; the planner's choice is {best.algorithm}, in {format_ns(best.predicted_s * 1e9)}"
+    return f"{name}; the planner's choice is {best.algorithm}, in {format_s(best.predicted_s)}"
 
 
 def _whom(track: Track, span: Span, info: CollectiveInfo) -> str:
@@ -213,7 +213,7 @@ def _speed(info: CollectiveInfo) -> str:
 
 def _predicted(track: Track, info: CollectiveInfo) -> str:
     taken = None if track.machine is None or not info.algorithm else track.machine.taken(info, info.algorithm)
-    return "" if taken is None else f"; predicted {format_ns(taken.alone_s * 1e9)} alone"
+    return "" if taken is None else f"; predicted {format_s(taken.alone_s)} alone"
 
 
 def _exposure(track: Track, span: Span) -> str:
