@@ -217,8 +217,9 @@ class Execution:
         if not self._advancing:
             if self._able:
                 self._advance()
-            if not self._unended:
-                self._tell()
+            if not self._unended and self._ended is not None:
+                ended, self._ended = self._ended, None
+                ended(None)
 
     def _moved(self, step: LaidStep, call: Call) -> None:
         """A message has left, or is in its place."""
@@ -244,12 +245,6 @@ class Execution:
             self._worked(step, delivery, None)
         else:
             self._in_turn(step, self._incoming(step, delivery.view), delivery)
-
-    def _tell(self) -> None:
-        """Tell whoever asked for it that all has ended well."""
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended(None)
 
     # -- moving and adding ---------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Operations as programs: each rank's part of a compiled collective, executed over a transport."""
+"""Operations as programs: each rank executes its part of a compiled collective over a transport."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .workers import Workers
 
 
 class ProgramRunner:
-    """Runs operations whose bytes must travel over a transport, each rank's part beside what the rank computes."""
+    """Runs operations whose bytes travel over a transport, while the ranks compute."""
 
     def __init__(self, transport: Transport, workers: Workers, compiler: Compiler) -> None:
         self._transport, self._workers, self._compiler = transport, workers, compiler
-        self._stations: dict[tuple[int, ...], Station] = {}  # by a rank and the members
+        self._stations: dict[tuple[int, ...], Station] = {}  # by world rank and group members
 
     def start(self, communicator: Communicator, match: Match, *, lasting: bool) -> None:
-        """Start the programs of all ranks that are ready and not under way.
+        """Start the programs of all local ranks that have arrived and have not started yet.
 
         Args:
-            communicator: Where the ranks meet.
-            match: Their ends; it is known what travels.
-            lasting: Whether later operations of the same call take this way without asking the engine.
+            communicator: The communicator of the operation.
+            match: The ends of the operation; its `pattern` is known.
+            lasting: Whether later operations with an equal call run as this program without asking the engine.
         """
         for operation in match.arrived:
             if operation is not None and not (operation.running or operation.done):
@@ -40,18 +40,18 @@ class ProgramRunner:
 
     def _start(self, communicator: Communicator, match: Match, operation: Operation, *, lasting: bool) -> None:
         call = match.pattern
-        assert call is not None, "it is known what travels"
+        assert call is not None, "a program is started for a known call"
         try:
             way = self._way(communicator, call, operation)
         except Exception as error:
             end(communicator, match, operation, error)
             return
-        if lasting and call is operation.call and not call.counts:  # uneven blocks are seldom the same twice
+        if lasting and call is operation.call and not call.counts:  # uneven blocks seldom repeat
             communicator.shorten(call, way)
         way.start(match, operation)
 
     def _way(self, communicator: Communicator, call: Call, operation: Operation) -> ProgramWay:
-        """Return the way of one rank's ends of a call."""
+        """Return the program of one rank for a call, as a short way for its later operations."""
         members, position = communicator.members, operation.port.position
         compiled = self._compiler.compile(call, members, position)
         station = self._stations.get((members[position], *members))
@@ -60,7 +60,7 @@ class ProgramRunner:
         return ProgramWay(communicator, call, compiled, station)
 
     def _station(self, members: tuple[int, ...], position: int, operation: Operation) -> Station:
-        """Return what begins a rank's messages; a transport that cannot begin them gets a task for each."""
+        """Return the starters of a rank's messages; where the transport has none, each message gets a task."""
         endpoint, spawn = self._transport.endpoint(members[position]), operation.context.spawn
         peers = [peer for peer in members if peer != members[position]]
         starters = {peer: endpoint.starter(peer) or TaskStarter(endpoint, spawn) for peer in peers}
@@ -68,54 +68,50 @@ class ProgramRunner:
 
 
 class ProgramWay(ShortWay):
-    """The way of one rank's ends of one call: as a program.
+    """Carries out one rank's operations with one call as executions of a program.
 
     Args:
-        communicator: Where the ends meet.
-        call: What travels.
-        compiled: The program.
-        station: Begins the rank's messages.
+        communicator: The communicator of the operations.
+        call: The call: kind, sizes and dtype.
+        compiled: The program of the rank.
+        station: The starters of the rank's messages.
     """
 
     def __init__(self, communicator: Communicator, call: Call, compiled: Compiled, station: Station) -> None:
         self._communicator, self._call, self._compiled, self._station = communicator, call, compiled, station
 
     def take(self, operation: Operation) -> None:
-        """Carry out one rank's end."""
+        """Start an operation as soon as its rank has arrived."""
         start_locked(operation, self.start, self._communicator.match_alone(operation), operation)
 
     def start(self, match: Match, operation: Operation) -> None:
-        """Begin whatever need not wait: small messages are on their way before any task starts."""
+        """Start the program; small messages leave before any task starts."""
         operation.running, operation.algorithm = True, self._compiled.schedule.algorithm
+        communicator = self._communicator
         try:
             operation.fit(self._call)
-            over = self._begin(match, operation)
+            operation.scope = execution = Execution(
+                *self._compiled.laid(operation),
+                self._station,
+                tag=communicator.tag(self._call, operation.seq),
+                priority=operation.urgency,
+                spawn=operation.context.spawn,
+            )
+            over = execution.begin(partial(self._over, match, operation))
+            operation.look = None if over or communicator.here > 1 else execution.look
         except Exception as error:
-            end(self._communicator, match, operation, error)
+            end(communicator, match, operation, error)
             return
         if over:
             self._over(match, operation, None)
 
     def _over(self, match: Match, operation: Operation, error: BaseException | None) -> None:
-        """End an operation; a task later if a rank of this process has still to come, perhaps with another call."""
+        """End an operation; in a task if a local rank has yet to arrive, because its call may disagree."""
         if error is None and match.count < self._communicator.here:
             operation.context.spawn(self._end_soon, match, operation)
         else:
-            end(self._communicator, match, operation, error)
-
-    def _begin(self, match: Match, operation: Operation) -> bool:
-        """Begin the program; return whether it is over."""
-        communicator = self._communicator
-        operation.scope = execution = Execution(
-            *self._compiled.laid(operation),
-            self._station,
-            tag=communicator.tag(self._call, operation.seq),
-            priority=operation.urgency,
-            spawn=operation.context.spawn,
-        )
-        over = execution.begin(partial(self._over, match, operation))
-        operation.look = None if over or communicator.here > 1 else execution.look
-        return over
+            operation.stopped()
+            settle(self._communicator, match, operation, error)
 
     async def _end_soon(self, match: Match, operation: Operation) -> None:
         try:
