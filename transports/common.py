@@ -1,8 +1,8 @@
-"""The contract of memory in common: how ranks in processes of one host carry out an operation out of each other's.
+"""Boards: shared memory in which the ranks of a group, in several processes of one host, meet for an operation.
 
-A transport whose ranks can do so has a `Board` for every group of them. An operation has a number, and a tag that only
-those ranks share which mean the same; each rank *posts* how far it has come and where its bytes lie, and looks whether
-the others have come as far. Who comes last wakes the others. Nothing waits here.
+A transport with shared memory has a `Board` for each group. An operation has a number and a tag; ranks with equal calls
+have equal tags. Each rank *posts* its phase and the place of its bytes, and checks whether the other ranks have reached
+that phase. The last rank wakes the others. No function here waits, except as `Board.wait` and `Board.linger` say.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-#: So many operations may be under way at once: a rank that posts one knows that all others have ended what came so many
-#: before.
+#: Operations under way at once: a rank may post number n once all ranks have ended number n - OPERATIONS.
 OPERATIONS = 64
-#: What a post can bring along.
+#: Longest payload of a post, in bytes.
 PAYLOAD_BYTES = 4096
-#: Tags leave so many values free, for how far a rank has come; 0 is never posted.
+#: Number of phases, which take the last byte of a tag; phase 0 is never posted.
 PHASES = 256
 
 
@@ -24,7 +23,7 @@ class Place:
     """Memory of a board that is lent to an operation of this process.
 
     Attributes:
-        where: What the others need to find it.
+        where: Offset by which other ranks find it.
         view: Its bytes.
     """
 
@@ -35,18 +34,18 @@ class Place:
 
 
 class Watcher(Protocol):
-    """Whoever waits at a board until others have come."""
+    """An operation that waits at a board until other ranks have come."""
 
     @property
     def others_came(self) -> bool:
-        """Whether it can go on, or never will; any thread may ask."""
+        """Whether the operation can go on, or never will; any thread may ask."""
 
     def look(self) -> None:
-        """Go on, if it can."""
+        """Go on with the operation, if the other ranks have come."""
 
 
 class Board(ABC):
-    """What the ranks of one group have in common. Positions are those of the group."""
+    """The shared memory of the ranks of one group. A position is a rank of the group."""
 
     ready: bool  # Whether all ranks have opened it; before, nothing can be posted
     usable: bool  # Whether there is room for it everywhere; known, and alike everywhere, once it is ready
@@ -56,7 +55,7 @@ class Board(ABC):
 
     @abstractmethod
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
-        """Take part, as a rank of this process; calls back once all do, unless they do already."""
+        """Open the board for a rank of this process; `when_ready` is called later, unless all have already."""
 
     @abstractmethod
     def arrive(
@@ -120,23 +119,23 @@ class Board(ABC):
 
     @abstractmethod
     def ring(self) -> None:
-        """Let all other processes of the group look, if they sleep."""
+        """Wake all other processes of the group that sleep at the board."""
 
     @abstractmethod
     def watch(self, watcher: Watcher) -> None:
-        """Let somebody look whenever others have come or a rank is lost, before the loop sleeps or by waking it."""
+        """Add a watcher, which is called on the event loop whenever other ranks have come or a rank is lost."""
 
     @abstractmethod
     def unwatch(self, watcher: Watcher) -> None:
-        """Do so no more."""
+        """Remove a watcher that `watch` added."""
 
     @abstractmethod
     def wait(self, watcher: Watcher) -> bool:
-        """Return whether somebody can go on, within a moment if that has helped lately; the loop's thread only."""
+        """Return whether a watcher can go on, polling shortly if that has helped lately; the loop's thread only."""
 
     @abstractmethod
     def rouse(self) -> bool:
-        """Be rung no more, for a thread looks instead; False if others wait here, too."""
+        """Stop the wake-ups of this process, because a thread polls instead; False if other watchers wait here."""
 
     @abstractmethod
     def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
@@ -145,17 +144,17 @@ class Board(ABC):
         In any thread, after `rouse`. It ends within a moment once nobody waits any more, or somebody else does.
 
         Args:
-            watcher: Who waits.
-            longest_s: How long the nap lasts at most, as far as the caller minds.
+            watcher: The operation that waits.
+            longest_s: Longest sleep, in seconds; None: no limit.
         """
 
     @abstractmethod
     def doze(self) -> bool:
-        """Be rung again; whoever waits must look now. False if there are more of them than one."""
+        """Allow wake-ups again; the caller must look at once. False if several watchers wait here."""
 
     @abstractmethod
     def look(self) -> None:
-        """Let everybody look who watches in this process; the loop's thread only."""
+        """Call all watchers of this process; the loop's thread only."""
 
     @abstractmethod
     def lend(self, nbytes: int) -> Place | None:
@@ -163,7 +162,7 @@ class Board(ABC):
 
     @abstractmethod
     def take_back(self, place: Place) -> None:
-        """Use it for others: nobody reads it any more."""
+        """Take back lent memory that no rank reads any more."""
 
     @abstractmethod
     def place_of(self, address: int, nbytes: int) -> int | None:

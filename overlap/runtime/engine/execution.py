@@ -1,7 +1,7 @@
-"""Executions of programs, driven by the wires: the callback of a message adds it and passes it on.
+"""Executions of programs: the callback of each message reduces its data and starts the steps that follow.
 
-A task for each queue of a program, and one for each message under way, would be woken by every message, and each of
-these turns of the event loop takes as long as sending a small message does. So there is none, as long as all goes well.
+An execution without failures needs no task. A task for each queue or message would be woken by every message,
+and one turn of the event loop takes as long as sending a small message.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 class Station:
     """The wires and workers of all programs of one rank on one group."""
 
-    starters: Mapping[int, Starter]  # What starts messages, by the world rank of the other end
-    workers: Workers  # Where large reductions run
+    starters: Mapping[int, Starter]  # Start messages, by world rank of the peer
+    workers: Workers  # Run large reductions
 
 
 class Execution:
-    """One rank's program under way, over what has a starter for every peer.
+    """One execution of one rank's program.
 
     Args:
         laid: The program, laid out on the arrays.
-        buffers: These; nobody else touches them meanwhile.
-        station: Whose program it is.
+        buffers: The arrays, for this execution alone until it ends.
+        station: The starters and workers of the rank.
         tag: First of the transport tags that belong to this operation; channel c uses `tag + c`.
-        priority: Of the messages; lower is more urgent.
-        spawn: Starts a task, which is needed only to give up.
+        priority: Priority of the messages; lower is more urgent.
+        spawn: Starts a task; only a failed execution needs one.
     """
 
-    # What most never have: a class without slots, so that these need not be set each time.
+    # Defaults of the class, because most executions never change them.
     _advancing = _gives_up = False
     _failure: BaseException | None = None
     _sleeper: Task | None = None
@@ -65,19 +65,19 @@ class Execution:
         self._laid, self._buffers, self._station = laid, buffers, station
         self._tag, self._priority, self._spawn = tag, priority, spawn
         self._unended = len(laid.steps)
-        # For how many each run waits before it begins, and each step before it works.
+        # Numbers of unfinished predecessors: of each run before it begins, of each step before it works.
         self._before_begin, self._before_work = [*laid.before_begin], [*laid.before_work]
         self._able = [*laid.first]  # runs that may begin
         self._running: dict[LaidStep, Call | None] = {}  # None: in the worker threads
-        self._waiting: dict[LaidStep, tuple[Array, Delivery | None]] = {}  # what is there to be moved or added
+        self._waiting: dict[LaidStep, tuple[Array, Delivery | None]] = {}  # data that waits for its turn
         self._consumed: set[LaidStep] = set()  # receives whose message came in pieces
 
     def begin(self, ended: Callable[[BaseException | None], None]) -> bool:
-        """Begin whatever can be; True if that was all there is to do.
+        """Begin all steps that can begin; return whether the program is over.
 
         Args:
-            ended: Called once if it was not: when everything is over, well or with the first error of a step, and
-                nothing is under way any more.
+            ended: Called once, later, if the program is not over: with None or the first error of a step, when no
+                message and no reduction is under way any more.
         """
         self._advance()
         if not self._unended:
@@ -88,17 +88,17 @@ class Execution:
         return False
 
     def look(self) -> None:
-        """Go on with what has come, before whoever waits for the end sleeps: that saves waking up for it."""
+        """Process messages that have come, before a task sleeps until the end: this saves a wake-up."""
         starters = self._station.starters
         if starters:
             linger(starters, self._rests)
 
     def _rests(self) -> bool:
-        """Whether no message can change anything: none is under way, though worker threads may be."""
+        """Whether no message is under way; reductions in worker threads may be."""
         return self._failure is not None or not any(self._running.values())
 
     def cancel(self) -> None:
-        """Begin nothing more, and withdraw what is under way; what cannot be withdrawn is waited for."""
+        """Begin no more steps, withdraw the messages under way, and wait for messages that cannot be withdrawn."""
         self._fail(trio.ClosedResourceError("the program was given up"))
 
     # -- how it ends ---------------------------------------------------------------------------------------------
@@ -109,13 +109,13 @@ class Execution:
             self._give_up_soon()
 
     def _give_up_soon(self) -> None:
-        """See to it that what is under way is withdrawn, by a task: who tells of an end may not be called back."""
+        """Withdraw the messages under way in a task, because a callback of a transport may not call it back."""
         if not self._gives_up:
             self._gives_up = True
             self._spawn(self._give_up)
 
     async def _give_up(self) -> None:
-        """Withdraw what is under way, and wait for what cannot be: it touches memory of others."""
+        """Withdraw the messages under way and wait until all have ended, because they use the caller's memory."""
         with trio.CancelScope(shield=True):
             await checkpoint()
             for call in list(self._running.values()):
@@ -128,11 +128,11 @@ class Execution:
             if delivery is not None:
                 delivery.release()
         self._waiting.clear()
-        assert self._ended is not None, "it is told once, here or when all went well"
+        assert self._ended is not None, "the end is told once, here or after the last step"
         self._ended(self._failure)
 
     def _stopped(self, error: BaseException | None) -> None:
-        """Something has ended that is of no use any more."""
+        """Note the end of a message or reduction after a failure, or its own failure."""
         if error is not None:
             self._fail(error)
         task, self._sleeper = self._sleeper, None
@@ -142,10 +142,10 @@ class Execution:
     # -- going on ------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Begin all runs that can be, and those that can once they have ended."""
+        """Begin all runs that can begin, and the runs that these make ready."""
         self._advancing = True
         try:
-            for run in self._able:  # which grows meanwhile
+            for run in self._able:  # the list grows meanwhile
                 self._begin_run(run)
         except Exception as error:
             self._fail(error)
@@ -169,7 +169,7 @@ class Execution:
             self._let_begin(run.lets_begin)
 
     def _let_begin(self, runs: Iterable[int]) -> None:
-        """Note that something is over that these wait for."""
+        """Count one predecessor of each of these runs as ended."""
         for number in runs:
             left = self._before_begin[number] = self._before_begin[number] - 1
             if not left:
@@ -206,7 +206,7 @@ class Execution:
     # -- what has ended ------------------------------------------------------------------------------------------
 
     def _step_ended(self, step: LaidStep) -> None:
-        """Note that a step is over, and go on with those that have waited for it."""
+        """Note the end of a step, and go on with the steps and runs that have waited for it."""
         self._unended -= 1
         if step.lets_begin:
             self._let_begin(step.lets_begin)
@@ -222,7 +222,7 @@ class Execution:
                 ended(None)
 
     def _moved(self, step: LaidStep, call: Call) -> None:
-        """A message has left, or is in its place."""
+        """Note that a message has left, or has come to its final place."""
         self._running.pop(step, None)
         if call.error is None and self._failure is None:
             self._step_ended(step)
@@ -230,14 +230,14 @@ class Execution:
             self._stopped(call.error)
 
     def _arrived(self, step: LaidStep, call: Call) -> None:
-        """A message has come that is to be added to something."""
+        """Move or add the data of a message that has come."""
         self._running.pop(step, None)
         if call.error is None and not call.withdrawn:
             delivery = call.delivery()
             if self._failure is None:
                 self._use(step, delivery)
                 return
-            delivery.release()  # the arrays may be in other hands
+            delivery.release()  # the caller may have its arrays back
         self._stopped(call.error)
 
     def _use(self, step: LaidStep, delivery: Delivery) -> None:
@@ -249,8 +249,8 @@ class Execution:
     # -- moving and adding ---------------------------------------------------------------------------------------
 
     def _consume(self, step: LaidStep, offset: int, piece: memoryview) -> None:
-        """Add a piece of a message while it is in the cache, and before the next one comes into its place."""
-        if self._failure is not None:  # the arrays may be in other hands
+        """Add a piece of a message while it is in the cache, before the next piece overwrites it."""
+        if self._failure is not None:  # the caller may have its arrays back
             return
         self._consumed.add(step)
         incoming = self._incoming(step, piece)
@@ -271,12 +271,12 @@ class Execution:
         return self._buffers.arrays[buffer][start:stop]
 
     def _places(self, step: LaidStep) -> tuple[Array, Array]:
-        """Return where a step puts what comes, and what it is added to."""
+        """Return the target of a step, and the operand to which incoming data is added."""
         target = self._part(step.target)
         return target, target if step.base is None else self._part(step.base)
 
     def _in_turn(self, step: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
-        """Move or add `incoming` once all steps before that touch the same have ended."""
+        """Move or add `incoming` once all earlier steps on overlapping memory have ended."""
         if self._before_work[step.number]:
             self._waiting[step] = incoming, delivery
         else:
@@ -287,7 +287,7 @@ class Execution:
             self._work(step, *self._waiting.pop(step))
 
     def _work(self, step: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
-        """Move or add `incoming` to where a step says, in worker threads if it is large."""
+        """Move or add `incoming` to the target of a step, in worker threads if it is large."""
         try:
             target, mine = self._places(step)
             pieces = pieces_of(step.step, self._laid.layout, self._laid.rank, incoming, mine, target)
@@ -301,7 +301,7 @@ class Execution:
             self._worked(step, delivery, None)
 
     def _let_others(self, pieces: Sequence[Callable[[], None]], step: LaidStep, delivery: Delivery | None) -> None:
-        """Let worker threads do it."""
+        """Submit the pieces of a step to the worker threads."""
         token = trio.lowlevel.current_trio_token()
         done = partial(self._told_by_workers, step, delivery)
         self._running[step] = None
@@ -321,13 +321,13 @@ class Execution:
 
 
 def _never(_: object) -> trio.lowlevel.Abort:
-    raise AssertionError("who gives up is shielded")
+    raise AssertionError("the wait for the end of a failed execution is shielded")
 
 
 def pieces_of(
     step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array
 ) -> list[Callable[[], None]]:
-    """Return what applies a step, see `apply`: one piece of work for this thread, or more for others."""
+    """Return functions that `apply` a step: one for this thread, or several for worker threads."""
     weight = 1 if layout.reducer is None else layout.reducer.weight
     if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _is_there(step, layout, incoming, target):
         return [partial(apply, step, layout, rank, incoming, mine, target)]
@@ -337,7 +337,7 @@ def pieces_of(
 
 
 def _is_there(step: Step, layout: Layout, incoming: Array, target: Array) -> bool:
-    """Whether a move has nothing to do: input and result share memory."""
+    """Whether a move has nothing to do, because input and result share memory."""
     divides = layout.reducer is not None and layout.reducer.divides
     if step.op is Op.ADD or divides or incoming.dtype != target.dtype or incoming.size != target.size:
         return False
@@ -345,15 +345,15 @@ def _is_there(step: Step, layout: Layout, incoming: Array, target: Array) -> boo
 
 
 def apply(step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array) -> None:
-    """Move or add to `target` what has come, or lies elsewhere; or a part of it.
+    """Move or add incoming data, or a part of it, to the target of a step.
 
     Args:
-        step: That says so.
-        layout: Of the program.
+        step: The step, which says whether to move or to add.
+        layout: Layout of the program.
         rank: Group rank of the program.
-        incoming: What has come.
-        mine: What it is added to: the target itself, or the base of the step.
-        target: Where it goes.
+        incoming: Received data, or the source of a local step.
+        mine: The other operand of an addition: the target itself, or the base of the step.
+        target: The result.
     """
     reducer = layout.reducer
     if step.op is Op.ADD:
