@@ -89,7 +89,7 @@ class Geometry:
         """Disjoint rings of wires, as orders of group ranks, each in both directions where that makes a difference."""
         orders = [self._indices(ring) for ring in self.cluster.rings(self.ranks)]
         both = [order for ring in orders for order in (ring, ring[::-1])]
-        return tuple(both if len(self.devices) > 2 or self.size > 2 else both[:1])
+        return tuple(both if self.size > 2 else both[:1])
 
     @cached_property
     def device_rings(self) -> tuple[tuple[tuple[int, ...], ...], ...]:

@@ -45,15 +45,13 @@ def test_peer_direct_is_one_table_of_two_settings(overlap):
     assert lines[at + 5].startswith("  training throughput with Peer Direct over without: 1.72 measured, ")
 
 
-def test_crossovers(overlap):
+def test_crossovers_on_the_page_and_as_json(overlap):
+    """One test: where the plan changes is searched for seconds, once a process."""
     code, out, _ = overlap("calibrate", "--published", "--machine", "trn2.48xlarge")
     assert code == 0
     assert "where one algorithm takes over from another\n  mesh to rdh on 64 ranks of trn2.48xlarge" in out
     assert "8 of 8 crossovers where they were seen\n" in out
     assert "OUTSIDE" not in out
-
-
-def test_json(overlap):
     code, out, _ = overlap("calibrate", "--published", "--machine", "trn2.48xlarge", "--json")
     found = json.loads(out)
     assert (code, found["schema_version"]) == (0, command.SCHEMA_VERSION)

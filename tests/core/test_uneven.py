@@ -134,7 +134,7 @@ def test_in_virtual_time(kind: str, size: int, cluster: str) -> None:
     check_world(todo, overlap.run(issue_all, todo, ranks=size, cluster=cluster, clock="virtual"))
 
 
-@pytest.mark.parametrize("path", ["direct", "mesh", "bruck"])
+@pytest.mark.parametrize("path", ["direct", "mesh", pytest.param("bruck", marks=pytest.mark.slow)])
 def test_every_dtype(path: str) -> None:
     counts, todo = np.array([3, 0, 2]), []
     table = np.array([[1, 0, 2], [0, 0, 3], [4, 1, 0]])

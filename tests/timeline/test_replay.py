@@ -12,6 +12,7 @@ from overlap.cli.timeline.tables import advice_text
 from overlap.errors import UsageError
 from overlap.timeline import median_step, render_text, verdict_of, write_trace
 from overlap.timeline.replay.changes import parse_change
+from overlap.timeline.replay.graph import Node, input_of
 from overlap.timeline.replay.inference import graph_of
 from overlap.timeline.replay.prediction import advise, predict
 from overlap.timeline.replay.simulation import run_graph
@@ -49,6 +50,22 @@ def named(timeline):
 def test_nothing_is_lost_where_pieces_of_a_coarse_clock_seem_to_wait_for_each_other(timeline):
     replayed = run_graph(graph_of(timeline), timeline, likely=True)
     assert named(replayed) == named(timeline)
+
+
+def test_the_input_of_an_operation_is_what_it_began_after_or_what_its_program_awaited_in_the_same_instant():
+    work = Node("compute", 5.0, (0,))
+    awaited = Node("program", 0.0, (0,), after=[(work, 0.0)])
+    called = Node("program", 0.0, (0,), after=[(awaited, 0.0)])
+    later = Node("program", 0.0, (0,), after=[(awaited, 3.0)])
+    for after, expected in [
+        ([(called, 0.0), (work, 0.0)], work),
+        ([(awaited, 0.0)], work),
+        ([(called, 0.0)], work),
+        ([(later, 0.0)], None),
+        ([(awaited, 2.0)], None),
+        ([], None),
+    ]:
+        assert input_of(Node("arrival", 0.0, (0,), after=after)) is expected
 
 
 def waits_for_each_other():

@@ -184,8 +184,11 @@ def test_a_single_connection_inside_a_host_comes_back_if_either_process_wants_th
             efa._joining.lasting = wants
         async with opened(world.efas):
             for turn, link in enumerate(links(world), start=1):
-                link.rails[0].die("pulled by the test")
+                pulled = link.rails[0]
+                pulled.die("pulled by the test")
                 await send_and_receive(world.ends(), turn, LONG_BYTES)
+                assert link.rails
+                assert pulled not in link.rails
 
     run(main)
 
