@@ -14,7 +14,7 @@ from .clock import VirtualClock
 from .compute_cost import ComputeCosts, Profile, Roofline
 from .conditions import CALM, NO_INTERFERENCE, Conditions, Interference
 from .demand import Demand
-from .fabric import Fabric, Reached, Stretch, Transfer
+from .fabric import Fabric, Reached, Transfer
 from .faults import Fates, Faults
 from .kernel import Kernel, Lineage, Order, Timer
 from .symmetry import Alike, AlikeBy, Same, repeated, together
@@ -39,7 +39,6 @@ __all__ = [
     "Reached",
     "Roofline",
     "Same",
-    "Stretch",
     "Timer",
     "Traffic",
     "Transfer",

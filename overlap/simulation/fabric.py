@@ -7,7 +7,6 @@ Used in three strokes per instant: `advance` tells who is done, `start` takes wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -83,20 +82,6 @@ class Reached(NamedTuple):
     last: bool  # whether it has ended
 
 
-@dataclass(slots=True)
-class Stretch:
-    """Slow-down of the transfers of one kind by sharing."""
-
-    count: int = 0  # how many have ended
-    alone_ns: int = 0  # what they would have taken alone, in all
-    taken_ns: int = 0  # what they took
-
-    @property
-    def factor(self) -> float:
-        """Time taken over the time alone."""
-        return self.taken_ns / self.alone_ns if self.alone_ns else 1.0
-
-
 class Fabric:
     """Everything in flight on a cluster.
 
@@ -106,7 +91,6 @@ class Fabric:
     Attributes:
         cluster: The machine.
         interference: Between computes and communication.
-        stretches: What sharing did, by kind.
         resources: What can be shared.
     """
 
@@ -127,7 +111,6 @@ class Fabric:
             interference: Between computes and communication.
         """
         self.cluster, self.interference = cluster, interference
-        self.stretches: dict[str, Stretch] = {}
         self.resources, self._slow = Resources(cluster), SlowWires(conditions)
         figures = parameters(cluster, peer_direct=peer_direct)
         self._collectives: dict[Option, Pricing] = {}
@@ -300,11 +283,11 @@ class Fabric:
             last = mark + 1 == len(flow.marks_ns)
             found.append(Reached(flow, flow.demand.positions[mark], last))
             if last:
-                self._ended(flow, now_ns)
-        found += [each for one in unfolded if (each := self._finished(one, now_ns)) is not None]
+                self._ended(flow)
+        found += [each for one in unfolded if (each := self._finished(one)) is not None]
         return sorted(found, key=lambda each: each.transfer.key) if unfolded else found
 
-    def _finished(self, unfolded: Unfolded, now_ns: int) -> Reached | None:
+    def _finished(self, unfolded: Unfolded) -> Reached | None:
         """Return the ranks that are newly done with a collective that goes message by message."""
         told, transfer = self._told[unfolded], unfolded.whole
         new = unfolded.finished - told
@@ -314,17 +297,11 @@ class Fabric:
         told |= new
         if unfolded.done:
             del self._told[unfolded]
-            self._ended(transfer, now_ns)
+            self._ended(transfer)
         return Reached(transfer, np.array(sorted(new)), unfolded.done)
 
-    def _ended(self, transfer: Transfer, now_ns: int) -> None:
+    def _ended(self, transfer: Transfer) -> None:
         self._leave(transfer)
-        stretch = self.stretches.get(transfer.kind)
-        if stretch is None:
-            stretch = self.stretches[transfer.kind] = Stretch()
-        stretch.count += 1
-        stretch.alone_ns += transfer.alone_ns
-        stretch.taken_ns += now_ns - transfer.started_ns
         if self._interfering:
             self._of(transfer)[transfer.ranks] -= 1
 
