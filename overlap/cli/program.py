@@ -31,7 +31,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.allow_abbrev = False
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run MODULE, as python -m does")
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="Python file")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what the program finds in sys.argv")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the program")
 
 
 def named(args: argparse.Namespace, *more: str, command: str) -> Program:

@@ -44,7 +44,7 @@ PARAMETERS: Mapping[str, Option] = {
     "algorithm": Option(read=str, metavar="A", help="use this algorithm wherever it exists, such as ring"),
     "dtype": Option(read=str, metavar="TYPE", help="that ranks compute in"),
     "efficiency": Option(read=number, metavar="E", help="share of the peak that computes reach"),
-    "memory_efficiency": Option(read=number, metavar="E", help="the same of memory bandwidth"),
+    "memory_efficiency": Option(read=number, metavar="E", help="share of the memory's bandwidth that they reach"),
     "profile": Option(read=str, metavar="TRACE", help="computes take what those of their name took in TRACE"),
     "peer_direct": Option(
         read=switch, help="network adapters read device memory (default)", off="they copy through the host"

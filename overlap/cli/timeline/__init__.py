@@ -64,7 +64,7 @@ The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Tell the front door's parser what the command is for and what it takes."""
+    """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("files", nargs="+", metavar="FILE", help="trace file, .json or .json.gz; several are merged")
     parser.add_argument(
