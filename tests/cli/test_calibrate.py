@@ -393,7 +393,7 @@ def test_from_a_log_of_nccl_tests_to_a_training_step_and_how_far_to_trust_it(ove
     code, out, err = overlap("calibrate", path, "--cluster", "p5.48xlarge x2", "-o", "ours.toml")
     assert (code, err) == (0, "")
     assert "rows left out: 2, median error " in out
-    assert out.count("All rows cross nodes: of groups inside one nothing was measured.") == 1
+    assert out.count("All rows cross nodes: nothing was measured of groups inside one.") == 1
     figures = "--tp", "8", "--layers", "2", "--sequence", "1024", "--global-batch", "8"
     code, out, err = overlap("simulate", "--model", "llama-8b", *figures, "--on", "ours.toml x2")
     assert (code, err) == (0, "")
