@@ -134,7 +134,7 @@ async def cancelled_at_the_call(a: Endpoint, b: Endpoint, scale: Scale) -> None:
 
 
 async def cancelled_before_match(a: Endpoint, b: Endpoint, scale: Scale) -> None:
-    """What is cancelled while it waits for its other end is withdrawn; the next in line takes its place."""
+    """A call that is cancelled while it waits for its other end is withdrawn; the next one takes its place."""
     for lend in (True, False):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(_take, a, b, lend=lend))

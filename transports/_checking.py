@@ -1,4 +1,4 @@
-"""What the checks of the contract suite share. The suite itself is `transports.testing`."""
+"""Helpers of the checks in the contract suite, `transports.testing`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transports.failures import ArgumentError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How hard to try."""
+    """Sizes and time limits of the checks."""
 
     # Lengths in bytes of the messages that are sent whole; 0 is always tried.
     sizes: tuple[int, ...] = (1, 2, 1000, 65_537, 4 * 2**20 + 1)

@@ -43,7 +43,7 @@ or at once where somebody has asked."""
 
 
 class Telling(Protocol):
-    """What communicators tell other processes, and know from them: the control plane, as they see it."""
+    """The control plane as communicators see it: news to and from other processes."""
 
     def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
         """Say what a rank here has called, in some operations; without a dtype, it asks for it."""

@@ -94,7 +94,7 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """How many spans fell out of the ring; spans of steps that are not recorded were never in it."""
+        """Number of spans that fell out of the ring. Spans of steps that are not recorded were never in it."""
         appended = next(self._appended) - self._looks
         self._looks += 1
         return appended - len(self._ring)

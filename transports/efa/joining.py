@@ -82,7 +82,7 @@ class Joining:
 
     @property
     def rail_count(self) -> int:
-        """How many connections there are to each other process."""
+        """Number of connections to each other process."""
         return len(self._names)
 
     @property

@@ -122,7 +122,7 @@ _MOST = reducer("max", np.dtype(np.uint8))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is the same in every call."""
+    """The parts of a program that are equal in every call."""
 
     layout: Layout  # Of the buffers
     none: Array  # No elements, for who has no input, or no result

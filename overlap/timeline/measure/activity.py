@@ -41,7 +41,7 @@ class Pieces:
 
 
 class Activity:
-    """What every rank did in a window; each rank is worked out when it is asked for.
+    """The activity of every rank in a window; that of one rank is computed on its first use.
 
     Args:
         timeline: The run.

@@ -19,7 +19,7 @@ from .verdict import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """How often one rank came last to a collective, and the waiting of all other ranks together that this caused."""
+    """Number of collectives to which one rank came last, and all the waiting of other ranks that this caused."""
 
     rank: int
     collectives: int

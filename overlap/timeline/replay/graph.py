@@ -36,7 +36,7 @@ class Node:
 
     @property
     def info(self) -> CollectiveInfo | None:
-        """What is known of its operation; None if it is none, or if nothing is known."""
+        """The known facts of its operation; None for a compute, or if nothing is known."""
         return self.spans[0].info if self.spans else None
 
 
