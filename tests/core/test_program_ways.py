@@ -11,8 +11,8 @@ import trio
 import overlap
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import Finished
+from overlap.runtime.engine.compiler import Compiled
 from overlap.runtime.engine.programs import ProgramWay
-from overlap.runtime.match import Match
 
 from .companies import Company, by_sockets, run_far
 
@@ -117,14 +117,14 @@ def test_who_comes_to_a_rank_that_has_finished_is_told() -> None:
 
 def test_an_operation_that_cannot_begin_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong with it is told to all, and the next one takes the same way."""
-    begin = ProgramWay._begin
+    laid = Compiled.laid
 
-    def begins(self: ProgramWay, match: Match, operation: overlap.CollectiveFuture) -> bool:
+    def lay_out(self: Compiled, operation: overlap.CollectiveFuture) -> object:
         if operation.seq == BEFORE and operation.group.rank == 1:
             raise MemoryError("none left")
-        return begin(self, match, operation)
+        return laid(self, operation)
 
-    monkeypatch.setattr(ProgramWay, "_begin", begins)
+    monkeypatch.setattr(Compiled, "laid", lay_out)
     came = trio.Event()
 
     async def main(rank: overlap.Rank) -> float:
