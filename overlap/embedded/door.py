@@ -81,12 +81,14 @@ def connect(
         raise UsageError(f"job: expected 1 to {LONGEST_JOB - 17} printable characters, got {job!r}")
     proof = None if secret is None else strong_secret("secret", secret)
     wanted = _wanted(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
-    met = None
-    if size > 1 and store is not None:
-        met = through_store(store, rank, size, secret=proof, job=job, nodes=nodes, host=host)
-    elif size > 1:
+    limit_s = timeout_s or wanted.join_timeout_s or JOIN_TIMEOUT_S
+    if size == 1:
+        return _opened(rank, size, None, wanted, limit_s)
+    if store is None:
         met = at_endpoint(str(endpoint), rank, size, secret=proof, job=job, nodes=nodes)
-    return _opened(rank, size, met, wanted, timeout_s or wanted.join_timeout_s or JOIN_TIMEOUT_S)
+        return _opened(rank, size, met, wanted, limit_s)
+    with through_store(store, rank, size, secret=proof, job=job, nodes=nodes, host=host) as met:
+        return _opened(rank, size, met, wanted, limit_s)
 
 
 def _opened(rank: int, size: int, met: Met | None, wanted: RunConfig, timeout_s: float) -> Connection:
@@ -95,7 +97,8 @@ def _opened(rank: int, size: int, met: Met | None, wanted: RunConfig, timeout_s:
     async def life(begun: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
         place, around = None, alone(wanted)
         if met is not None:
-            detail = f"overlap.connect, {getattr(wanted.cluster, 'name', wanted.cluster or 'local')}"
+            machine = getattr(wanted.cluster, "name", wanted.cluster or "local")
+            detail = f"overlap.connect, {machine}, ranks on {met[1]} node{'s' * (met[1] != 1)}"
             config = replace(met[0], detail=detail, process=identity(), timeout_s=timeout_s, ranks_each=1)
             place = _place(config, met[1])
             around = among(place, wanted, meeting=config)

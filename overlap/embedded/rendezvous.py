@@ -7,9 +7,10 @@ import os
 import platform
 import secrets
 import socket
+import threading
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -25,6 +26,8 @@ _turns: Counter[object] = Counter()
 
 # A backlog for every process of a large world to dial at once.
 _BACKLOG = 512
+# How often rank 0 looks for questions that replace those of an earlier attempt.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
 #: How a process joins the others, and how many machines there are; each has equally many ranks, in order.
@@ -68,19 +71,28 @@ def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: s
     return config, machines
 
 
+@contextmanager
 def through_store(
     store: Store, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None, host: str | None
-) -> Met:
+) -> Iterator[Met]:
     """Meet at a free port of rank 0, which tells it through the store, with a secret for this connection alone.
+
+    A store may outlive processes, as that of an elastic agent does, and then holds the values of an earlier attempt. So
+    each rank asks with a number of its own, and rank 0 answers that number: an answer is never from an earlier attempt.
+    Rank 0 answers for the length of the block, because the first question that it reads may be an old one.
 
     Raises:
         JoinError: If what is in the store cannot be meant.
     """
     prefix = f"overlap/{job}/{_turn('store', job, rank, size)}"
-    store.set(f"{prefix}/machine/{rank}", _machine().encode())
     if rank:
-        return _read(store.get(f"{prefix}/meeting"), f"{prefix}/meeting", rank, size, secret)
-    machines = [bytes(store.get(f"{prefix}/machine/{other}")).decode() for other in range(size)]
+        nonce = secrets.token_hex(8)
+        store.set(f"{prefix}/asks/{rank}", f"{nonce} {_machine()}".encode())
+        key = f"{prefix}/answer/{rank}/{nonce}"
+        yield _read(store.get(key), key, rank, size, secret)
+        return
+    asks = {other: bytes(store.get(f"{prefix}/asks/{other}")).decode() for other in range(1, size)}
+    machines = [_machine(), *(ask.partition(" ")[2] for ask in asks.values())]
     address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward())
     listener = _listening(address)
     told = {
@@ -90,9 +102,42 @@ def through_store(
         "nodes": _checked_nodes(nodes, size) if nodes else _nodes_of(machines),
     }
     written = json.dumps(told).encode()
-    store.set(f"{prefix}/meeting", written)
     config, nodes = _read(written, prefix, rank, size, secret)
-    return replace(config, listener=listener), nodes
+    with _answering(store, prefix, asks, written):
+        yield replace(config, listener=listener), nodes
+
+
+@contextmanager
+def _answering(store: Store, prefix: str, asks: dict[int, str], answer: bytes) -> Iterator[None]:
+    """Answer the question of each rank, and every later one for the length of the block."""
+    over = threading.Event()
+
+    def reply(rank: int, ask: str) -> None:
+        store.set(f"{prefix}/answer/{rank}/{ask.partition(' ')[0]}", answer)
+
+    def look_again() -> None:
+        for rank, known in asks.items():
+            ask = bytes(store.get(f"{prefix}/asks/{rank}")).decode()
+            if ask != known:
+                asks[rank] = ask
+                reply(rank, ask)
+
+    def watch() -> None:
+        pause_s = _FIRST_PAUSE_S
+        with suppress(Exception):  # of a store that has gone: a rank that still asks is told so by its own call
+            while not over.wait(pause_s):
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                look_again()
+
+    for rank, ask in asks.items():
+        reply(rank, ask)
+    watcher = threading.Thread(target=watch, name="overlap answers in the store", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def _read(written: bytes, key: str, rank: int, size: int, secret: bytes | None) -> Met:

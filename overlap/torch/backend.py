@@ -24,7 +24,8 @@ from ..processes.place import Place, find_place
 from .process_group import ProcessGroup
 from .work import backend_error
 
-# `destroy_process_group` waits so long for the other ranks to call it; a later one finds this one gone.
+# `destroy_process_group` waits so long for the other ranks to call it. A program may go on after that: the world stays
+# until they have done so too, and the end of the process waits for them.
 _LEAVE_S = 5.0
 
 
@@ -72,24 +73,25 @@ def _at_exit(reference: weakref.ref[Connection]) -> None:
     if connection is None:
         return
     if error is None or isinstance(error, SystemExit):
-        _leave(connection)
+        _close(connection)
     else:
         connection.fail(error)
 
 
 def _leave(connection: Connection) -> None:
-    """Let a world end, as soon as the other ranks are done too; does not wait here for late ones."""
+    """Let a world end as soon as the other ranks are done too; does not wait here for late ones."""
     _forget(connection)
-
-    def close() -> None:
-        with suppress(OverlapError):  # the waiter of an operation has been given its error
-            connection.close()
-
-    if connection.error is not None:
-        return
-    closing = threading.Thread(target=close, name="overlap leaves", daemon=True)
+    closing = threading.Thread(target=_close, args=[connection], name="overlap leaves", daemon=True)
     closing.start()
     closing.join(_LEAVE_S)
+
+
+def _close(connection: Connection) -> None:
+    """Wait until the other ranks are done with a world too, however long they take, as long as they live."""
+    _forget(connection)
+    if connection.error is None:
+        with suppress(OverlapError):  # the waiter of an operation has been given its error
+            connection.close()
 
 
 def _abort(connection: Connection) -> None:

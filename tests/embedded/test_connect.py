@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import overlap
+from overlap.embedded import rendezvous
 
 from .connecting import TIMEOUT_S, MemoryStore, connected, in_threads
 
@@ -39,6 +41,30 @@ def test_ranks_meet_at_an_endpoint_again_and_again() -> None:
         return sums
 
     assert in_threads(live, 2) == [[1, 3, 5]] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_processes_meet_in_a_store_that_holds_an_earlier_attempt(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An elastic agent starts processes again and keeps its store: the rank that looks first sees old values."""
+    store, looked = MemoryStore(), threading.Event()
+
+    def live(rank: int, attempt: int) -> int:
+        if attempt and rank != first:
+            assert looked.wait(TIMEOUT_S)
+        with overlap.connect(rank, 2, store=store) as world:
+            return int(world.rank.all_reduce(np.array([attempt])).result(TIMEOUT_S)[0])
+
+    monkeypatch.setattr(rendezvous, "_turns", Counter())  # which counts in one process
+    assert in_threads(lambda rank: live(rank, 0), 2) == [0, 0]
+    monkeypatch.setattr(rendezvous, "_turns", Counter())
+
+    def get(key: str) -> bytes:
+        old = store.values.get(key)
+        looked.set()
+        return MemoryStore.get(store, key) if old is None else old
+
+    monkeypatch.setattr(store, "get", get)
+    assert in_threads(lambda rank: live(rank, 1), 2) == [2, 2]
 
 
 def test_one_rank_is_a_world() -> None:
