@@ -41,6 +41,18 @@ def test_torchrun(method: str) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("dies", ["meeting", "working"])
+@pytest.mark.parametrize("rendezvous", [[], ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]])
+def test_torchrun_starts_again_what_was_killed(rendezvous: list[str], dies: str) -> None:
+    """Each of the first two attempts loses another rank; the store of the agent outlives them."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2"]
+    assert lines(*torchrun, *rendezvous, str(PROGRAM.with_name("restarted.py")), dies) == [
+        "rank 0 of 2, attempt 2: 200.0",
+        "rank 1 of 2, attempt 2: 200.0",
+    ]
+
+
+@pytest.mark.torch
 def test_spawn(tmp_path: Path) -> None:
     assert lines(sys.executable, str(PROGRAM), f"file://{tmp_path}/store") == SAID
 
