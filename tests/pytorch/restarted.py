@@ -30,4 +30,4 @@ for step in range(100):
     if step == 50:
         die()
 dist.destroy_process_group()
-print(f"rank {RANK} of {os.environ['WORLD_SIZE']}, attempt {ATTEMPT}: {total}")
+print(f"rank {RANK} of {os.environ['WORLD_SIZE']}, attempt {ATTEMPT}: {total}\n", end="", flush=True)
