@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import trio
 
 from ..config import RunConfig
 from ..errors import UsageError
+from ..launch.mpi import find_mpiexec
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.verdict import card, culprit, exit_code, oom_kills
@@ -81,8 +80,6 @@ def _on_processes(config: RunConfig, processes: int) -> RunConfig:
     if given:
         option = given[0].replace("_", "-")
         raise UsageError(f"--processes: those of this machine are meant, with --ranks in all; leave out --{option}")
-    if config.transport == "mpi":
-        raise UsageError("--processes: with --transport mpi it is mpiexec that starts them; say --nnodes")
     ranks = config.ranks or _share(config, 1) * (processes if config.cluster in (None, "local") else 1)
     if ranks % processes:
         raise UsageError(f"{ranks} ranks cannot be divided among --processes {processes}")
@@ -138,8 +135,6 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", boot(), "run", *program]
     environ = {**without_membership(os.environ), **config.variables()}
-    if config.transport == "mpi":
-        _become_mpiexec(nodes, command, environ)
     if nodes > 1:
         environ.pop("OVERLAP_RANKS")  # otherwise the program may set them
     if config.processes is not None:
@@ -166,6 +161,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
             log_dir=config.log_dir,
             grace_s=config.grace_s or GRACE_S,
             report=notify,
+            mpiexec=find_mpiexec() if config.transport == "mpi" else None,
             bind=config.bind is not False,
         )
         killed = oom_kills()
@@ -217,8 +213,6 @@ def _standings(outcome: LaunchOutcome) -> list[str]:
 
 
 def _check(config: RunConfig) -> None:
-    if config.max_restarts and config.transport == "mpi":
-        raise UsageError("--max-restarts: with --transport mpi it is mpiexec that starts the nodes")
     _check_range(config)
     if config.node_rank is None:
         return
@@ -227,7 +221,10 @@ def _check(config: RunConfig) -> None:
     if config.node_rank >= config.nnodes:
         raise UsageError(f"--node-rank {config.node_rank}: nodes are numbered from 0, and --nnodes is {config.nnodes}")
     if config.transport == "mpi":
-        raise UsageError("--node-rank: with --transport mpi it is mpiexec that starts the nodes")
+        raise UsageError(
+            "--node-rank: with --transport mpi all nodes are started here; on several machines start mpiexec yourself: "
+            "mpiexec -n 2 python -m mpi4py train.py"
+        )
 
 
 def _check_range(config: RunConfig) -> None:
@@ -317,16 +314,3 @@ def _listening(endpoint: Endpoint, *, here: bool) -> Iterator[tuple[int | None, 
 async def _listener(endpoint: Endpoint) -> socket.socket:
     async with await listen(endpoint) as listening:
         return socket.socket(fileno=os.dup(listening.socket.fileno()))
-
-
-def _become_mpiexec(nodes: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
-    if find_spec("mpi4py") is None:
-        raise UsageError("--transport mpi: mpi4py is not installed: pip install mpi4py")
-    # The mpiexec beside this Python first: it belongs to the library of mpi4py here.
-    where = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
-    mpiexec = shutil.which("mpiexec", path=where)
-    if mpiexec is None:
-        raise UsageError("--transport mpi: there is no mpiexec: pip install mpich")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(mpiexec, [mpiexec, "-n", str(nodes), *command], {**environ, "OVERLAP_NNODES": str(nodes)})

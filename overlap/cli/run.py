@@ -69,6 +69,13 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If there is no such program, or an option has an impossible value. Nothing has run then.
     """
     launched = take()
+    code = _run_obeying(args, launched=launched)
+    if launched and (mpi := sys.modules.get("transports.mpi.bootstrap")) is not None:
+        mpi.exit_if_broken(code)
+    return code
+
+
+def _run_obeying(args: argparse.Namespace, *, launched: bool) -> int:
     try:
         with obeying(quiet=launched):
             return _run(args)

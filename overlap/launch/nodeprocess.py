@@ -18,9 +18,16 @@ from ..processes.silence import stat_of
 from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_record
 from ..signals import ASKING
 from .lifeline import tie
+from .mpi import Seat
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
 from .verdict import Ending
 
+# By the letter for the state of a process: proc(5).
+_STANDSTILL = {
+    "T": "is stopped, as SIGSTOP does",
+    "t": "is held by a debugger",
+    "D": "waits in the kernel, for a disk or for memory",
+}
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system
 
 
@@ -31,6 +38,7 @@ class NodeProcess:
         what: The launch that it is part of.
         node: Its index.
         secret: Descriptor of the secret, which it inherits.
+        seat: Its seat in an MPI job, if it has one.
         screen: The terminal that all processes share.
         log: Where its output goes instead.
 
@@ -45,7 +53,9 @@ class NodeProcess:
         peak_bytes: The most memory that it has had at once, once it has ended; with what it has started and waited for.
     """
 
-    def __init__(self, what: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
+    def __init__(
+        self, what: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None, seat: Seat | None = None
+    ) -> None:
         self.node, self._log = node, log
         self.ranks = range(node * what.ranks_per_node, (node + 1) * what.ranks_per_node)
         self.status: Status | None = None
@@ -66,8 +76,8 @@ class NodeProcess:
             with _held_back(ASKING):
                 self.process = subprocess.Popen(
                     what.command,
-                    env=_environment(what, node, descriptors),
-                    pass_fds=list(descriptors.values()),
+                    env=_environment(what, node, descriptors, seat),
+                    pass_fds=[*descriptors.values(), *([seat.descriptor] if seat else [])],
                     # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
                     # of its own for the scheduler, so that processes which share cores could not let each other run.
                     process_group=0,
@@ -114,8 +124,11 @@ class NodeProcess:
 
     def lacks(self, world: int) -> bool:
         """Whether it has ended well without having come to that world."""
-        reached = self.entering.world if self.entering else 0
-        return self.process.returncode == 0 and self._heard.is_set() and reached < world
+        return self.process.returncode == 0 and self._heard.is_set() and self.reached() < world
+
+    def reached(self) -> int:
+        """Return the last world that it has come to; 0: none so far."""
+        return self.entering.world if self.entering else 0
 
     def vanished(self) -> bool:
         """Whether it has ended as if all were well, in the middle of a world; known when it has said all."""
@@ -164,9 +177,16 @@ class NodeProcess:
 
     def is_stopped(self) -> bool:
         """Whether it is stopped, as by SIGSTOP: it ends neither by itself nor when it is told to."""
+        return self._state() == "T"
+
+    def standstill(self) -> str:
+        """Say why it does not run, if the kernel knows a reason that others should hear of; else return ""."""
+        return _STANDSTILL.get(self._state(), "")
+
+    def _state(self) -> str:
         with suppress(OSError, IndexError):
-            return self.process.returncode is None and stat_of(self.process.pid)[0] == "T"
-        return False
+            return stat_of(self.process.pid)[0] if self.process.returncode is None else ""
+        return ""
 
     def ask(self) -> None:
         """Send the process the signal that asks for a report; its children might end of it."""
@@ -200,7 +220,7 @@ class NodeProcess:
         )
 
 
-def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int]) -> dict[str, str]:
+def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int], seat: Seat | None) -> dict[str, str]:
     told = member_variables(
         node=node,
         nodes=what.nodes,
@@ -209,7 +229,7 @@ def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int]) ->
         job=what.job,
         descriptors=descriptors,
     )
-    return {**what.environ, **told, "PYTHONUNBUFFERED": "1"}
+    return {**what.environ, **told, **(seat.environ if seat else {}), "PYTHONUNBUFFERED": "1"}
 
 
 @contextmanager
@@ -283,6 +303,9 @@ class LaunchSpec:
     grace_s: float  # Between being asked to end and being killed
     report: Callable[[str], None]  # Takes lines for the user while the processes run
     attempt: int = 0  # How often they have been started before
+    mpiexec: str | None = (
+        None  # Path of the mpiexec that gives the processes their seats in an MPI job, if they use one
+    )
     bind: bool = False  # Whether each of several processes keeps to its share of the cores, if this machine lets them
 
     def log_path(self, node: int) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from ..errors import UsageError
 from ..processes.secret import hand_over
 from ..signals import ASKING
 from .binding import kept_to, shares_here
+from .mpi import Seat, seats
 from .nodeprocess import LaunchSpec, NodeProcess
 from .output import Log, Screen
 from .verdict import Ending
@@ -25,8 +25,10 @@ PEACE_S = 2.0
 SEARCH_S = 5.0
 # Before the user is told that the launcher waits.
 PATIENCE_S = 1.0
-# How long a process may be stopped while others of other machines wait for it: as long as it may be silent to those
-# that can see it (`membership.Patience`). Looked at so often, and counted in looks: a launcher may be stopped as well.
+# How long a process may stand still while others wait for it to join, before the user is told.
+SUSPECT_S = 5.0
+# How long a process may be stopped while others wait for it that cannot see that: as long as a member may be silent
+# (`silence.Patience`). Looked at so often, and counted in looks: a launcher may be stopped as well.
 STOPPED_S, LOOK_S = 15.0, 1.0
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
@@ -54,6 +56,14 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
         OSError: If the reader of the output has left.
         OutputError: If output cannot be written.
     """
+    if what.mpiexec is None:
+        return await _launched(what, {}, process)
+    async with seats(what.mpiexec, what.nodes, what.environ) as taken:
+        return await _launched(what, dict(enumerate(taken)), process)
+
+
+async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callable[..., NodeProcess]) -> LaunchOutcome:
+    """Do what `launch` does, with the seats in an MPI job by node."""
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*handled) as signals, ExitStack() as kept:
         watch = _Watch(what)
@@ -62,9 +72,12 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
             kept.callback(os.close, secret)
             for node, cores in zip(what.here, _cores(what), strict=True):
                 log = kept.enter_context(Log(what.log_path(node))) if what.log_dir else None
+                seat = taken.get(node)
                 try:
                     with kept_to(cores):
-                        watch.members.append(process(what, node, secret=secret, screen=watch.screen, log=log))
+                        watch.members.append(
+                            process(what, node, secret=secret, screen=watch.screen, log=log, seat=seat)
+                        )
                 except OSError as error:  # too many files or processes, too little memory
                     raise UsageError(
                         f"the process of node {node} cannot be started: {error.strerror or error}"
@@ -103,8 +116,7 @@ class _Watch:
         """Stay until all have ended."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._obey, signals)
-            if len(self._what.here) < self._what.nodes:
-                self._nursery.start_soon(self._watch_the_stopped)
+            self._nursery.start_soon(self._watch_for_standstill)
             async with trio.open_nursery() as lives:
                 for member in self.members:
                     lives.start_soon(self._live, member)
@@ -132,8 +144,7 @@ class _Watch:
 
     def _look_for_the_missing(self) -> None:
         """End the others if one waits for a process that is not coming; they would wait until they lose patience."""
-        world = max((member.waits_in() or 0 for member in self.members), default=0)
-        missing = [member for member in self.ended if member.lacks(world)]
+        missing = [member for member in self.ended if member.lacks(self._awaited)]
         if missing and not self._ending and self.asked is None:
             self._ending = missing[0].missed = True
             self._stop(signal.SIGTERM)
@@ -149,17 +160,34 @@ class _Watch:
         member.stopped = member.status is None
         member.send(signal.SIGKILL)
 
-    async def _watch_the_stopped(self) -> None:
-        """End a process that stays stopped: processes on other machines that wait for it see only that it is silent."""
-        looks = Counter[int]()
+    async def _watch_for_standstill(self) -> None:
+        """Tell of a process that stands still while others wait for it to join; end one that stays stopped.
+
+        The others see nothing of a process that has not joined them, nor of one on another machine but its silence.
+        Members of a world on this machine watch each other.
+        """
+        elsewhere = len(self._what.here) < self._what.nodes
+        still: dict[int, tuple[str, int]] = {}
         while True:
             await trio.sleep(LOOK_S)
             for member in self._running():
-                looks[member.node] = looks[member.node] + 1 if member.is_stopped() else 0
-                if looks[member.node] * LOOK_S >= STOPPED_S and not self._ending and self.asked is None:
-                    looks[member.node] = 0
+                state = member.standstill()
+                before, looks = still.get(member.node, ("", 0))
+                looks = looks + 1 if state and state == before else 1
+                still[member.node] = state, looks
+                awaited = self._awaited > member.reached()
+                if not state or self._ending or self.asked is not None or not (awaited or elsewhere):
+                    continue
+                if awaited and looks * LOOK_S == SUSPECT_S:
+                    self._what.report(f"{member.name} {state}, for {SUSPECT_S:g} s now; others wait for it to join")
+                if looks * LOOK_S >= STOPPED_S and member.is_stopped():
                     self._what.report(f"{member.name} {_STAYED_STOPPED}")
                     self._end_stopped(member)
+
+    @property
+    def _awaited(self) -> int:
+        """The last world in which a process waits for others to come; 0: none."""
+        return max((member.waits_in() or 0 for member in self.members), default=0)
 
     def _failed(self, member: NodeProcess) -> None:
         if member.status is None or member.status.cause:
@@ -178,6 +206,9 @@ class _Watch:
                 self._news = trio.Event()
                 await self._news.wait()
         self._stop(signal.SIGTERM)  # members that wait for all to come would hear nothing: one does not come
+        for member in self._running():
+            if member.is_stopped():  # and would hear nothing either
+                self._end_stopped(member)
         await self._kill_late()
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
@@ -217,6 +248,6 @@ class _Watch:
 
 
 _STAYED_STOPPED = (
-    f"has been stopped for {STOPPED_S:g} s, as SIGSTOP does, and is killed: processes on other machines wait for it; "
-    "SIGCONT lets one go on in time, and who looks at one for longer attaches a debugger"
+    f"has been stopped for {STOPPED_S:g} s, as SIGSTOP does, and is killed: other processes wait for it; SIGCONT lets "
+    "a process go on in time, and a debugger holds one for longer"
 )

@@ -104,29 +104,6 @@ def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, mon
     ))  # fmt: skip
 
 
-def test_mpiexec_starts_the_nodes_of_an_mpi_library(overlap, script, monkeypatch):
-    class Replaced(Exception):
-        pass
-
-    def replace(path, argv, environ):
-        raise Replaced(path, argv, environ)
-
-    monkeypatch.setattr("overlap.cli.nodes.find_spec", lambda name: name)
-    monkeypatch.setattr("overlap.cli.nodes.shutil.which", lambda name, path: f"{path.split(os.pathsep)[0]}/{name}")
-    monkeypatch.setattr("overlap.cli.nodes.os.execve", replace)
-    caught = []
-    monkeypatch.setattr("overlap.cli.report", lambda error: caught.append(error) or 0)
-    overlap(
-        "run", "--transport", "mpi", "--nnodes", "2", "--nproc-per-node", "4", "--trace", "t.json", script(PLACE), "a"
-    )
-    path, argv, environ = caught[0].args
-    assert path == os.path.join(os.path.dirname(sys.executable), "mpiexec")
-    assert argv[:4] == [path, "-n", "2", sys.executable]
-    assert argv[-3:] == ["run", "train.py", "a"]
-    told = {name: environ.get(f"OVERLAP_{name}") for name in ("RANKS", "NNODES", "TRANSPORT", "TRACE")}
-    assert told == {"RANKS": "8", "NNODES": "2", "TRANSPORT": "mpi", "TRACE": os.path.abspath("t.json")}
-
-
 BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
 
 
@@ -148,10 +125,6 @@ BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
             ("--processes", "2", "--nnodes", "2"),
             "--processes: those of this machine are meant, with --ranks in all; leave out --nnodes\n",
         ),
-        (
-            ("--processes", "2", "--transport", "mpi"),
-            "--processes: with --transport mpi it is mpiexec that starts them; say --nnodes\n",
-        ),
         (("--nnodes", "2", "--job-id", "x" * 65), "--job-id: expected at most 64 printable characters, got 'xxx"),
         (("--nnodes", "2", "--log-dir", "x.py"), "--log-dir: x.py: File exists"),
         (("--nnodes", "2", "--rails", "eth0,"), "run: argument --rails: expected a positive number, or"),
@@ -161,7 +134,7 @@ BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
     ],
 )  # fmt: skip
 def test_nodes_that_cannot_start_are_one_line(overlap, script, monkeypatch, argv, message):
-    monkeypatch.setattr("overlap.cli.nodes.find_spec", lambda name: None)
+    monkeypatch.setattr("overlap.launch.mpi.find_spec", lambda name: None)
     code, out, err = overlap("run", *argv, script("print('ran')", "x.py"))
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: {message}")

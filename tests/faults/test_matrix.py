@@ -22,7 +22,7 @@ WIRES = {
     "shared": NODES,
     "efa": (*NODES, "--transport", "efa"),
     "efa, 4 rails": (*NODES, "--rails", "4"),
-    "mpi": ("--transport", "mpi", "--nnodes", "2"),
+    "mpi": (*NODES, "--transport", "mpi"),
 }
 
 RAISED = r"overlap: rank {rank} failed at train\.py:\d+: ValueError: on purpose"
@@ -62,6 +62,7 @@ SIGABRT  collective  efa            134  NODE was killed by SIGABRT
 SIGTERM  idle        efa            143  SIGTERM
 SIGTERM  moving      efa            143  SIGTERM
 SIGINT   moving      efa            130  interrupted
+SIGSTOP  starting    efa            137  NODE was stopped, as SIGSTOP does, and had to be killed
 SIGSTOP  idle        efa            1    NODE hung, and had to be stopped
 SIGSTOP  moving      efa            1    NODE hung, and had to be stopped
 raise    moving      efa,_4_rails   1    RAISED; unfinished there: GRADIENT
@@ -82,10 +83,19 @@ raise    moving      memory         1  + RAISED; unfinished there: GRADIENT
 exit     collective  memory         3    EXITED
 SIGTERM  moving      memory         143  SIGTERM
 SIGKILL  moving      memory         -9   $
+raise    starting    mpi            1    NODE exited with code 1
 raise    compute     mpi            1    RAISED
 raise    moving      mpi            1    RAISED; unfinished there: GRADIENT
+exit     starting    mpi            3    NODE exited with code 3
 exit     collective  mpi            3    EXITED
-SIGKILL  moving      mpi            9    $
+vanish   starting    mpi            1    NODE exited with code 0 without joining
+vanish   collective  mpi            1    NODE exited with code 0 before its world had ended
+SIGKILL  starting    mpi            137+ NODE was killed by SIGKILL
+SIGKILL  idle        mpi            137  NODE was killed by SIGKILL
+SIGKILL  moving      mpi            137  NODE was killed by SIGKILL
+SIGTERM  moving      mpi            143  SIGTERM
+SIGSTOP  starting    mpi            137  NODE was stopped, as SIGSTOP does, and had to be killed
+SIGSTOP  moving      mpi            1    NODE hung, and had to be stopped
 """
 
 # what is sent to the launcher, at which moment, the exit code, what stderr must say
@@ -96,6 +106,10 @@ SIGTERM  moving      efa            143  SIGTERM
 SIGTERM  idle        efa,_4_rails   143  SIGTERM
 SIGKILL  moving      efa            -9 + $
 SIGKILL  idle        efa            -9   $
+SIGTERM  starting    mpi            143  SIGTERM
+SIGINT   starting    mpi            130  interrupted
+SIGTERM  moving      mpi            143  SIGTERM
+SIGKILL  moving      mpi            -9   $
 SIGINT   moving      memory         130  interrupted
 """
 
@@ -135,10 +149,9 @@ def check(one: Job, code: int, said: str, rank: int) -> None:
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("fault", "moment", "wire", "code", "said"), rows(MATRIX))
 def test_a_rank_is_hit(folder: Path, fault: str, moment: str, wire: str, code: int, said: str) -> None:
-    rank = 1 if wire == "mpi" else 2
-    hit = {"FAULT": fault, "MOMENT": moment, "VICTIM": str(rank)}
+    hit = {"FAULT": fault, "MOMENT": moment, "VICTIM": "2"}
     with job(folder, *WIRES[wire], program="train.py", **hit) as one:
-        check(one, code, said, rank)
+        check(one, code, said, 2)
 
 
 @pytest.mark.parametrize(("sent", "moment", "wire", "code", "said"), rows(LAUNCHER))

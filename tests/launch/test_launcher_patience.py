@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from overlap.launch.nodeprocess import LaunchSpec
-from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, STOPPED_S, launch
+from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, STOPPED_S, SUSPECT_S, launch
 
 GRACE_S = 30.0
 
@@ -21,11 +21,13 @@ class Node:
     From another instant on it waits for the others to come to its world.
     """
 
-    def __init__(self, node, *, ends_s=inf, waits_s=inf, returncode=0, status=None, losses=(), stopped_s=(), **after):
+    def __init__(
+        self, node, *, ends_s=inf, waits_s=inf, returncode=0, status=None, losses=(), stopped_s=(), held=False, **after
+    ):
         self._waits_s, self._waits = waits_s, None
         self.node, self.status, self.stopped = node, status, False
         self._losses, self._stopped_s = losses, stopped_s
-        self.name = f"node {node}"
+        self.name, self._held = f"node {node}", held
         self.process = SimpleNamespace(returncode=None)
         self.vanished = lambda: False
         self.got = []
@@ -46,6 +48,12 @@ class Node:
 
     def is_stopped(self):
         return any(begin <= trio.current_time() < end for begin, end in self._stopped_s)
+
+    def standstill(self):
+        return "is stopped, as SIGSTOP does" if self.is_stopped() else "is held by a debugger" if self._held else ""
+
+    def reached(self):
+        return self._waits or 0
 
     def waits_in(self):
         return None if self.process.returncode is not None else self._waits
@@ -92,7 +100,7 @@ def launched(*lives, ctrl_c_s=(), elsewhere=0):
     )  # fmt: skip
 
     def process(_, node, **settings):
-        assert set(settings) == {"secret", "screen", "log"}
+        assert set(settings) == {"secret", "screen", "log", "seat"}
         nodes.append(Node(node, **lives[node]))
         return nodes[-1]
 
@@ -209,10 +217,25 @@ def test_a_node_that_stays_stopped_is_killed_where_others_cannot_see_that():
     assert told == [
         (
             killed_s,
-            "node 1 has been stopped for 15 s, as SIGSTOP does, and is killed: processes on other machines wait for "
-            "it; SIGCONT lets one go on in time, and who looks at one for longer attaches a debugger",
+            "node 1 has been stopped for 15 s, as SIGSTOP does, and is killed: other processes wait for it; SIGCONT "
+            "lets a process go on in time, and a debugger holds one for longer",
         )
     ]
+
+
+def test_a_node_that_is_stopped_while_others_wait_for_it_to_join_is_named_and_killed():
+    _, nodes, told, _ = launched({"waits_s": 0.5}, {"stopped_s": [(0.5, inf)]})
+    assert nodes[1].got == [(STOPPED_S, SIGKILL)]
+    assert [(when_s, line.split(":")[0]) for when_s, line in told] == [
+        (SUSPECT_S, "node 1 is stopped, as SIGSTOP does, for 5 s now; others wait for it to join"),
+        (STOPPED_S, "node 1 has been stopped for 15 s, as SIGSTOP does, and is killed"),
+    ]
+
+
+def test_a_node_in_a_debugger_is_named_and_left_alone():
+    _, nodes, told, end_s = launched({"waits_s": 0.5, "ends_s": 40}, {"held": True, "ends_s": 40})
+    assert ([node.got for node in nodes], end_s) == ([[], []], 40)
+    assert told == [(SUSPECT_S, "node 1 is held by a debugger, for 5 s now; others wait for it to join")]
 
 
 def test_a_node_that_is_stopped_is_left_alone_where_all_others_can_see_that():

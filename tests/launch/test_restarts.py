@@ -261,7 +261,6 @@ def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
 @pytest.mark.parametrize(
     ("options", "variables", "message"),
     [
-        (["--transport", "mpi", "--nnodes", "2"], {}, "with --transport mpi it is mpiexec that starts the nodes"),
         ([], {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
          "torchrun has started this process, and would have to start it again"),
     ],

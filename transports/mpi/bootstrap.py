@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -14,9 +18,6 @@ from transports.failures import TransportError
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from mpi4py import MPI
-
-if TYPE_CHECKING:
     from mpi4py import MPI
 
 
@@ -35,6 +36,27 @@ def mpi() -> ModuleType:
 def world() -> MPI.Intracomm:
     """Return the communicator of all processes that the launcher started."""
     return cast("MPI.Intracomm", mpi().COMM_WORLD)
+
+
+_broken = threading.Event()
+"""Set once a process of the job has been lost, or has left without agreement."""
+
+
+def broke() -> None:
+    """Note that a process of the job is lost, or has left without agreement."""
+    _broken.set()
+
+
+def exit_if_broken(code: int) -> None:
+    """End this process at once, after its exit handlers, if its job has broken.
+
+    MPI_Finalize, which mpi4py calls at the very end, waits for all processes of a job, also for one that is lost.
+    """
+    if _broken.is_set():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 #: Between two looks at a collective operation of MPI; jobs do not start often.

@@ -159,10 +159,14 @@ class MpiLink(Link):
         try:
             self._act(*HEADERS.unpack(message))
         except ProtocolError as error:
-            self.lost = True
-            self._take_back_all()
-            self.engine.end(f"{self.name} does not keep to the protocol: {error}")
+            self.give_up(f"{self.name} does not keep to the protocol: {error}")
         self.settle()
+
+    def give_up(self, reason: str) -> None:
+        """Fail all calls that wait for the process: it is lost."""
+        self.lost = True
+        self._take_back_all()
+        self.engine.end(reason)
 
     def _act(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
         if kind == MessageKind.EAGER:

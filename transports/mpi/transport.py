@@ -10,7 +10,7 @@ import trio
 from transports.factory import Bootstrap
 from transports.failures import ArgumentError, LinkLostError
 from transports.matched import MatchedTransport
-from transports.mpi.bootstrap import wait_for, world
+from transports.mpi.bootstrap import broke, wait_for, world
 from transports.mpi.mpi_link import CREDIT_BYTES, MpiLink, limits
 from transports.mpi.polling import Pace
 from transports.mpi.wire import MpiWire, Wire
@@ -81,16 +81,19 @@ class Mpi(MatchedTransport):
         """
         for link in self.links.values():
             link.give_up_waiting()
-        with trio.move_on_after(self._linger_s, shield=True):
-            await self._settled.wait()
+        if not self._is_broken():
+            with trio.move_on_after(self._linger_s, shield=True):
+                await self._settled.wait()
         self._let_go()
 
     def _let_go(self) -> None:
         assert self._wire is not None
-        agreed = self._settled.is_set() and not self._stopped
+        agreed = self._settled.is_set() and not self._stopped and not self._is_broken()
         self._stopped = True
         self._pace.stir()
-        if not agreed and self._report is not None:
+        if not agreed:
+            broke()
+        if not agreed and not self._is_broken() and self._report is not None:
             missing = ", ".join(link.name for link in self._others())
             waited_for = missing or "messages that it was sending"
             self._report(f"closed without agreement: process {self.member} waited {self._linger_s} s for {waited_for}")
@@ -142,6 +145,17 @@ class Mpi(MatchedTransport):
             if link.member != self.member:
                 link.say_bye()
         return not (wire.busy or self._others())
+
+    def lose(self, ranks: Sequence[int], reason: str) -> bool:
+        """Give up ranks of other processes, of which MPI itself says nothing; closing waits for nobody after that."""
+        lost = [member for member in self.links if not set(ranks).isdisjoint(self.placement[member])]
+        for member in lost:
+            self.links[member].give_up(reason)
+        self._pace.stir()
+        return bool(lost)
+
+    def _is_broken(self) -> bool:
+        return any(link.lost for link in self.links.values())
 
     def _others(self) -> list[MpiLink]:
         """Return the ways to other processes that have not gone."""

@@ -1,0 +1,172 @@
+"""Seats in an MPI job: what mpiexec would give the processes that it starts, handed to those that the launcher starts.
+
+An MPI library finds its peers through the process manager of mpiexec, over a connection that a process inherits, and
+by a few variables. mpiexec watches only what it has started itself, cannot tell a failure from an end, and waits for
+ever for a process that dies before it has called MPI. So mpiexec starts stubs of a few lines here: each hands its
+connection and its variables to the launcher and stays until the launcher hangs up. The processes of the program are
+the launcher's own, as they are over sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import trio
+
+from ..errors import UsageError
+from .lifeline import tie
+
+# How long mpiexec may take to start its stubs, of a few milliseconds each.
+_START_S = 60.0
+# How long mpiexec may take to see that its stubs have gone; then it is killed.
+_LEAVE_S = 2.0
+_LONGEST_BYTES = 1 << 16
+
+# Runs in a bare interpreter (-I -S: 10 ms). PMI_FD names the connection to the process manager of mpiexec.
+_STUB = """\
+import json, os, socket, sys
+told = {name: value for name, value in os.environ.items() if name.startswith(("PMI", "MPI_", "HYD"))}
+connection = int(told["PMI_FD"])
+launcher = socket.socket(socket.AF_UNIX)
+launcher.connect(sys.argv[1])
+socket.send_fds(launcher, [json.dumps(told).encode()], [connection])
+os.close(connection)
+launcher.recv(1)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What lets one process take its part in an MPI job."""
+
+    descriptor: int  # The connection to the process manager, which the process inherits
+    environ: Mapping[str, str]  # Variables in which the library looks for it
+
+
+def find_mpiexec() -> str:
+    """Return the path of the mpiexec beside this Python, which belongs to its mpi4py; else of the first on the path.
+
+    Raises:
+        UsageError: If mpi4py or mpiexec is missing.
+    """
+    if find_spec("mpi4py") is None:
+        raise UsageError("--transport mpi: mpi4py is not installed: pip install mpi4py")
+    where = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    mpiexec = shutil.which("mpiexec", path=where)
+    if mpiexec is None:
+        raise UsageError("--transport mpi: there is no mpiexec: pip install mpich")
+    return mpiexec
+
+
+@asynccontextmanager
+async def seats(mpiexec: str, count: int, environ: Mapping[str, str]) -> AsyncIterator[list[Seat]]:
+    """Start mpiexec and give the seats of its processes, by rank; in the end they are given up and mpiexec ends.
+
+    Args:
+        mpiexec: Path of the command.
+        count: How many.
+        environ: Environment of mpiexec.
+
+    Raises:
+        UsageError: If mpiexec does not start `count` processes on this machine.
+    """
+    with ExitStack() as kept, ExitStack() as meeting:
+        folder = meeting.enter_context(tempfile.TemporaryDirectory(prefix="overlap-mpi-"))
+        listener = meeting.enter_context(socket.socket(socket.AF_UNIX))
+        path = os.path.join(folder, "seats")
+        listener.bind(path)
+        listener.listen(count)
+        job = _Mpiexec(mpiexec, count, path, environ)
+        try:
+            found = await _taken(job, listener, count, kept)
+            meeting.close()
+            if sorted(found) != list(range(count)):
+                started = f"mpiexec started {len(found)} of {count} processes on this machine"
+                raise UsageError(f"--transport mpi: {started}{job.last_words()}")
+            yield [found[rank] for rank in range(count)]
+        finally:
+            kept.close()  # hangs up on the stubs
+            with trio.CancelScope(shield=True):
+                await job.end()
+
+
+async def _taken(job: _Mpiexec, listener: socket.socket, count: int, kept: ExitStack) -> dict[int, Seat]:
+    """Return the seats by rank; the connections to stubs are kept."""
+    found: dict[int, Seat] = {}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(job.listen, nursery.cancel_scope)
+        with trio.move_on_after(_START_S), trio.socket.from_stdlib_socket(listener.dup()) as stubs:
+            while len(found) < count:
+                stub, _ = await stubs.accept()
+                rank, seat = await _seat(kept.enter_context(stub))
+                kept.callback(os.close, seat.descriptor)
+                found[rank] = seat
+        nursery.cancel_scope.cancel()
+    return found
+
+
+async def _seat(stub: trio.socket.SocketType) -> tuple[int, Seat]:
+    await trio.lowlevel.wait_readable(stub)
+    with socket.socket(fileno=os.dup(stub.fileno())) as connection:
+        written, (descriptor,), *_ = socket.recv_fds(connection, _LONGEST_BYTES, 1)
+    told = json.loads(written)
+    return int(told["PMI_RANK"]), Seat(descriptor=descriptor, environ={**told, "PMI_FD": str(descriptor)})
+
+
+class _Mpiexec:
+    """The mpiexec that starts the stubs, in a session of its own; the kernel ends it with the launcher."""
+
+    def __init__(self, mpiexec: str, count: int, path: str, environ: Mapping[str, str]) -> None:
+        self._said = b""
+        lifeline, self._held = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [mpiexec, "-n", str(count), sys.executable, "-I", "-S", "-c", _STUB, path],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lifeline],
+                start_new_session=True,
+            )
+            tie(lifeline, self._process.pid)
+        finally:
+            os.close(lifeline)
+
+    async def listen(self, until: trio.CancelScope) -> None:
+        """Take what it prints, and cancel a scope when it ends."""
+        assert self._process.stdout is not None
+        while True:
+            await trio.lowlevel.wait_readable(self._process.stdout)
+            more = os.read(self._process.stdout.fileno(), _LONGEST_BYTES)
+            if not more:
+                until.cancel()
+                return
+            self._said += more
+
+    def last_words(self) -> str:
+        """Return the last line that it has printed, as the end of a sentence."""
+        lines = self._said.decode(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
+
+    async def end(self) -> None:
+        """Wait until it has seen the end of its stubs; kill it if it does not."""
+        assert self._process.stdout is not None
+        with trio.move_on_after(_LEAVE_S):
+            await self.listen(trio.CancelScope())
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+        os.close(self._held)
