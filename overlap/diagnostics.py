@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,15 @@ from types import CodeType, FrameType
 import outcome
 import trio
 
-from .errors import CollectiveMismatchError, DeadlineError, NonFiniteError, PeerError, PeerFailedError, RemoteError
+from .errors import (
+    CollectiveMismatchError,
+    DeadlineError,
+    NonFiniteError,
+    PeerError,
+    PeerFailedError,
+    RemoteError,
+    text_of,
+)
 
 _HERE = os.path.dirname(__file__)
 _OURS = tuple(
@@ -47,6 +56,28 @@ def parted(
         stopped, failed = error.split(stops)
         return failed, stopped
     return (None, error) if isinstance(error, stops) else (error, None)
+
+
+def tellable(error: BaseException) -> BaseException:
+    """Return an error of a program, or one in its place that nurseries and reports can handle.
+
+    A GeneratorExit would look like the end of the task that raises it. A nursery shows the error that ends it, and
+    loses its place if that raises another one.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        told = [tellable(each) for each in error.exceptions]
+        same = all(map(operator.is_, told, error.exceptions))
+        return error if same else BaseExceptionGroup(error.message, told).with_traceback(error.__traceback__)
+    if isinstance(error, GeneratorExit):
+        frames = extract_tb(error.__traceback__)
+        if not frames or frames[-1].filename.startswith(_TASKS):  # thrown in by a loop that closes the task
+            return error
+        return RuntimeError("the program raised GeneratorExit").with_traceback(error.__traceback__)
+    try:
+        str(error), repr(error)
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
+    return error
 
 
 def first(group: BaseException) -> BaseException:

@@ -24,14 +24,51 @@ Errors carry data and build their message from it.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 _SHOWN = 80  # characters of a value that a message repeats: a line
+_LONGEST_LINE = 2000  # characters of an error's first line that a message repeats: some errors tell whole arrays
 
 
 class OverlapError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base of all errors raised on purpose by this package.
+
+    All of them can be pickled and copied, with their fields, notes and causes. The error of a program that cannot be
+    pickled itself becomes a `RemoteError`. Tracebacks stay behind.
+    """
+
+    def __reduce__(self) -> tuple[object, ...]:
+        fields = {name: _portable(value) for name, value in self.__dict__.items()}
+        return _restored, (type(self), self.args, fields, _portable(self.__cause__), self.__suppress_context__)
+
+
+def _restored(
+    kind: type[OverlapError],
+    args: tuple[object, ...],
+    fields: dict[str, object],
+    cause: BaseException | None,
+    suppress_context: bool,
+) -> OverlapError:
+    error: OverlapError = kind.__new__(kind, *args)
+    Exception.__init__(error, *args)  # not by its own arguments: the message is complete
+    error.__dict__.update(fields)
+    error.__cause__, error.__suppress_context__ = cause, suppress_context
+    return error
+
+
+def _portable(value: Any) -> Any:
+    """Return a value that can be pickled, in place of an error or of a dict of errors that may not."""
+    if isinstance(value, dict):
+        return {key: _portable(each) for key, each in value.items()}
+    if not isinstance(value, BaseException) or isinstance(value, OverlapError):
+        return value
+    try:
+        pickle.loads(pickle.dumps(value))  # some can be written and not read
+    except Exception:
+        return RemoteError(type(value).__name__, text_of(value))
+    return value
 
 
 class UsageError(OverlapError):
@@ -190,8 +227,18 @@ def in_one_line(error: BaseException) -> str:
         return in_one_line(error.exceptions[0]) + f", and {more} more" * (more > 0)
     name = type_name(error)
     first, _, rest = text_of(error).strip().partition("\n")
-    text = f"{printable(first.rstrip())}{' ...' if rest else ''}"
+    text = f"{printable(narrowed(first.rstrip(), _LONGEST_LINE))}{' ...' if rest else ''}"
     return f"{name}: {text}" if text else name
+
+
+def narrowed(line: str, most: int) -> str:
+    """Return a line of at most so many characters: of a longer one the beginning and the end, and a note.
+
+    >>> narrowed("abcdefgh", 4)
+    'ab ... 4 characters left out ... gh'
+    """
+    left_out, half = len(line) - most, most // 2
+    return f"{line[:half]} ... {left_out} characters left out ... {line[-half:]}" if left_out > 0 else line
 
 
 def type_name(error: BaseException) -> str:

@@ -31,12 +31,21 @@ class TransportError(Exception):
         self.tag = tag
         self.operation = ""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         """Put the envelope before the reason."""
         if self.src is None and self.dst is None:
             return self.reason
         part = f" of {self.operation}" if self.operation else "" if self.tag is None else f", tag {self.tag}"
         return f"message from rank {self.src} to rank {self.dst}{part}: {self.reason}"
+
+
+def _restored(kind: type[TransportError], args: tuple[object, ...], fields: dict[str, object]) -> TransportError:
+    error: TransportError = kind.__new__(kind, *args)  # not by its own arguments: the reason is complete
+    error.__dict__.update(fields)
+    return error
 
 
 class ArgumentError(TransportError, ValueError):

@@ -20,8 +20,9 @@ import transports
 from topology import TopologyError
 from transports import TransportError
 
-from ..errors import OverlapError, RankFailedError, RemoteError, UsageError
+from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, narrowed
 from ..launch.output import OutputError
+from ..launch.verdict import CARD_COLUMNS
 from ..notice import notify, say
 from .output import discard
 
@@ -61,7 +62,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return _exit_code(error)
     if not _says_all(cause):
-        say("".join(_without_machinery(cause)))
+        say("\n".join(narrowed(line, CARD_COLUMNS) for line in "".join(_without_machinery(cause)).split("\n")))
     if not isinstance(error, RankFailedError):
         return EXIT_FAILED
     # A rank that exits with 0 has failed too: it has left the others.

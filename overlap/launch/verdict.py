@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..errors import narrowed
 from ..processes.status import Status
 from ..units import format_bytes
 
@@ -141,12 +142,7 @@ def _shortened(lines: list[str], most: int) -> list[str]:
     if left_out > 1:
         head = most // 2
         lines = [*lines[:head], f"  ... {left_out} lines left out ...", *lines[head + left_out :]]
-    return [_narrowed(line) for line in lines]
-
-
-def _narrowed(line: str) -> str:
-    left_out, half = len(line) - CARD_COLUMNS, CARD_COLUMNS // 2
-    return f"{line[:half]} ... {left_out} characters left out ... {line[-half:]}" if left_out > 0 else line
+    return [narrowed(line, CARD_COLUMNS) for line in lines]
 
 
 def oom_kills(root: Path = Path("/")) -> int:

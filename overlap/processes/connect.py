@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ JOIN_TIMEOUT_S = 60.0
 
 _worlds = count()
 """A program may run several worlds, one after the other; each process counts them alike."""
+_in_a_world = threading.Lock()
 _attempts: list[int] = []
 """Which attempt of its job this process belongs to, once it has agreed on that with the others."""
 
@@ -75,7 +77,30 @@ async def joined(
 
     Raises:
         JoinError: If not all came in time, or this process is not one of those expected.
+        UsageError: If this process is in a world of its job already, such as in a compute of one of its ranks.
     """
+    with _one_at_a_time():
+        async with _joined(place, machine, run, wires=wires) as found:
+            yield found
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    if not _in_a_world.acquire(blocking=False):
+        raise UsageError(
+            "run: this process is in a world of its job already, and the others would wait for it in a second one; "
+            "take a rank of this one, or clock='virtual'"
+        )
+    try:
+        yield
+    finally:
+        _in_a_world.release()
+
+
+@asynccontextmanager
+async def _joined(
+    place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport]
+) -> AsyncIterator[Joined]:
     world = next(_worlds)
     config = await _config(place, world, machine, run)
     with _told(world + 1):

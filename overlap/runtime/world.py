@@ -13,7 +13,7 @@ import trio
 
 from transports import LinkLostError, Transport, TransportError
 
-from ..diagnostics import is_interrupt, only, origin, parted, where
+from ..diagnostics import is_interrupt, only, origin, parted, tellable, where
 from ..errors import PeerError, RemoteError, StallError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..timeline.recording import KeptSteps, Recorder
@@ -217,10 +217,15 @@ class World:
                     with ending_forks(self.ending):
                         results[context.rank] = await begun(main, rank, args)
                     await context.outstanding.drain()
-                except BaseException as error:  # while the nursery is open: what has not ended may still want a program
+                except (
+                    BaseException
+                ) as raised:  # while the nursery is open: what has not ended may still want a program
+                    error = tellable(raised)
                     self._take_stock(member, error)
                     self._abandon(member)
-                    raise
+                    if error is raised:
+                        raise
+                    raise error from None
                 self._abandon(member)
         except BaseException as raised:
             failed, stopped = parted(raised, stops=_STOPS)

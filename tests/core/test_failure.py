@@ -393,3 +393,53 @@ def test_a_program_whose_path_begins_like_ours_is_a_program() -> None:
 
     with pytest.raises(RankFailedError, match=r"^rank 0 failed at overlap_of_mine.py:2: ValueError: mine"):
         overlap.run(main, ranks=1)
+
+
+class Unshowable(Exception):
+    """Has neither a text nor a representation."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (GeneratorExit(), "RuntimeError: the program raised GeneratorExit"),
+        (Unshowable(), "RuntimeError: Unshowable: (its text cannot be had: RuntimeError)"),
+        (
+            ExceptionGroup("two", [ValueError("one"), Unshowable()]),
+            "ValueError: one, and 1 more",
+        ),
+    ],
+    ids=["GeneratorExit", "unshowable", "group"],
+)
+def test_errors_that_nurseries_cannot_hold_are_told_like_others(error: BaseException, told: str, path: str) -> None:
+    async def main(rank: R) -> None:
+        await rank.barrier()
+        if rank.rank == 1:
+            raise error
+        await rank.barrier()
+
+    with failing() as seen:
+        run(main, 2, path=path)
+    line = main.__code__.co_firstlineno + 3
+    assert (seen[0].rank, str(seen[0])) == (1, f"rank 1 failed at test_failure.py:{line}: {told}")
+
+
+def test_a_long_line_of_an_error_is_told_by_its_ends() -> None:
+    async def main(rank: R) -> None:
+        if rank.rank == 1:
+            raise ValueError("a" + "x" * 10_000_000 + "z")
+        await rank.barrier()
+
+    with failing() as seen:
+        run(main, 2)
+    text = str(seen[0])
+    assert len(text) < 3000
+    assert text.startswith("rank 1 failed at test_failure.py:")
+    assert text.endswith("xxxz")
+    assert "x ... 9998002 characters left out ... x" in text

@@ -1,0 +1,137 @@
+"""Errors that travel: pickled, copied and raised in another process, with their fields, notes and causes."""
+
+import copy
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pytest
+
+import overlap
+import overlap.parallel.checkpoints.files
+import overlap.processes.connect
+import overlap.state.encoding
+from overlap import errors
+from topology import TopologyError
+from transports import TransportError
+from transports.handshake import HandshakeError
+
+ROOT = str(Path(__file__).parents[2])
+
+_OF_TYPE: dict[str, object] = {
+    "str": "text",
+    "int": 3,
+    "int | None": 4,
+    "float": 1.5,
+    "float | None": 2.5,
+    "str | None": "rule",
+    "BaseException": ValueError("cause"),
+    "dict[int, BaseException]": {5: KeyError("other")},
+    "tuple[int, int]": (0, 1),
+    "tuple[int, ...]": (0, 1, 2),
+    "tuple[str, str]": ("a", "b"),
+    "Sequence[str]": ("a", "b"),
+    "Sequence[int]": (1, 2),
+    "Sequence[tuple[int, ...]]": ((0, 1),),
+    "Why": "silent",
+}
+
+
+def all_of(kind: type[BaseException]) -> Iterator[type[BaseException]]:
+    """Yield a class and all that inherit from it, without those of tests."""
+    if not kind.__module__.startswith("test"):
+        yield kind
+    for each in kind.__subclasses__():
+        yield from all_of(each)
+
+
+def made(kind: type[BaseException]) -> BaseException:
+    """Return an error with a value for each of its arguments."""
+    if kind.__init__ is Exception.__init__:
+        return kind("text")
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    plain = [each for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    named = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    return kind(*(_OF_TYPE[each.annotation] for each in plain), **{p.name: _OF_TYPE[p.annotation] for p in named})
+
+
+def seen(error: BaseException | None) -> Any:
+    """Return all that can be compared of an error."""
+    if error is None:
+        return None
+    fields = {
+        name: {key: seen(each) for key, each in value.items()} if isinstance(value, dict) else value
+        for name, value in vars(error).items()
+    }
+    fields = {name: seen(value) if isinstance(value, BaseException) else value for name, value in fields.items()}
+    return type(error), str(error), error.args, fields, seen(error.__cause__)
+
+
+KINDS = sorted(
+    {kind for base in (errors.OverlapError, TransportError, TopologyError) for kind in all_of(base)},
+    key=lambda kind: f"{kind.__module__}.{kind.__name__}",
+)
+
+
+@pytest.mark.parametrize("travel", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_error_arrives_as_it_left(kind: type[BaseException], travel: Callable[[Any], Any]) -> None:
+    error = made(kind)
+    error.add_note("a note")
+    if isinstance(error, errors.OverlapError):
+        error.__cause__ = ValueError("its cause")
+    assert seen(travel(error)) == seen(error)
+
+
+def test_there_are_many_kinds() -> None:
+    assert len(KINDS) > 20
+    assert HandshakeError in KINDS
+
+
+class Held(Exception):
+    """Has a field that no process can send to another."""
+
+    def __init__(self) -> None:
+        super().__init__("held")
+        self.lock = Lock()
+
+
+def test_a_cause_that_cannot_travel_arrives_as_text() -> None:
+    error = overlap.RankFailedError(
+        rank=1, cause=Held(), where=" at a.py:1", doing=(), others={2: Held()}, world_size=3
+    )
+    error.__cause__ = error.cause
+    got = pickle.loads(pickle.dumps(error))
+    assert str(got) == str(error) == "rank 1 failed at a.py:1: Held: held; also failed: rank 2"
+    for each in (got.cause, got.__cause__, got.others[2]):
+        assert (type(each), each.type_name, str(each)) == (overlap.RemoteError, "Held", "held")
+
+
+POOL = """
+from concurrent.futures import ProcessPoolExecutor
+import overlap
+
+async def main(rank):
+    await rank.barrier()
+    if rank.rank == 1:
+        raise ValueError("on purpose")
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1) as pool:
+        error = pool.submit(overlap.run, main, ranks=2).exception(60)
+    print(type(error).__name__, error.rank, repr(error.cause))
+"""
+
+
+def test_a_pool_of_processes_raises_the_error_of_a_world(tmp_path: Path) -> None:
+    (tmp_path / "pool.py").write_text(POOL)
+    command = [sys.executable, str(tmp_path / "pool.py")]
+    environ = os.environ | {"PYTHONPATH": ROOT}
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.stderr) == ("RankFailedError 1 ValueError('on purpose')\n", "")
