@@ -42,8 +42,8 @@
 #
 #   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
 #                          process), on_host (several of one host), or programs -> engine/execution -> transports/
-#   a reduction operator   collectives/reduce: OPS, accumulation and refusals; documented in runtime/calls and
-#                          docs/loops; the tests' reference is in tests/core/reference
+#   a reduction operator   one entry of OPS in collectives/reduce: combination, reference, refusals; the benchmark and
+#                          the tests (core/test_operators) take every entry from there; listed in docs/loops
 #   a lost process         noticed by processes/link (the connection ends), silence (no signs of life) or host ->
 #                          coordinator => member -> control_plane (makes PeerLostError) -> runtime/world ->
 #                          ending (makes the errors that `await` and `run` raise); a broken wire: runtime/engine/ends

@@ -102,8 +102,8 @@ class Calls:
 
         Args:
             x: Any shape, the same on all ranks.
-            op: "sum", "mean", "max", "min" or "prod"; of integers and bool also "band", "bor" or "bxor". The mean of
-                integers is truncated towards zero.
+            op: A name in `overlap.OPS`: "sum", "mean", "max", "min", "prod", or of integers and bool "band", "bor",
+                "bxor". The mean of integers is truncated towards zero.
             out: Where to put the result, of the shape and dtype of `x`; `out=x` is in place.
             exact: Reduce every element in the order of ranks, ((x0 + x1) + x2) + ..., whatever algorithm, placement and
                 place in the array: the same bits for any buckets, in one process, over wires and in virtual time (of a

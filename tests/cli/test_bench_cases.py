@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from overlap import UsageError
+from overlap import OPS, UsageError
 from overlap.cli import bench
 from overlap.cli.bench import cases as data
 from overlap.cli.bench.cases import Assignment, Case
@@ -92,8 +92,8 @@ def test_every_size_of_the_world():
         (("bcast", "-r", "2"), "--root: expected a rank from 0 to 1, got 2"),
         (("allr", "-d", "float99"), "--datatype: 'float99' is unknown; known are bool, int8 to int64"),
         (("allr", "-d", "object"), "--datatype: 'object' is unknown"),
-        (("allr", "-o", "avg"), "--op: 'avg' is unknown; known are sum, mean, max, min, prod, band, bor, bxor"),
-        (("allr", "-o", "xor"), "--op: 'xor' is unknown; known are sum, mean, max, min, prod, band, bor, bxor"),
+        (("allr", "-o", "avg"), f"--op: 'avg' is unknown; known are {', '.join(OPS)}"),
+        (("allr", "-o", "xor"), f"--op: 'xor' is unknown; known are {', '.join(OPS)}"),
         (("allr", "-d", "bool"), "op: 'sum' is not defined for bool"),
         (("redsct", "--in-place"), "--in-place: reduce_scatter cannot, because it writes where it still reads"),
         (("allr", "--algorithm", "x"), "algorithm: 'x' is unknown; known are direct"),

@@ -63,7 +63,7 @@ class _Memory:
             assert self.reducer is not None, f"row {row} reduces in {s.collective}"
             incoming = self.reducer.widen(value)
             first, second = (incoming, target) if s.src[row] < s.dst[row] else (target, incoming)
-            target[...] = self.reducer.ufunc(first, second)
+            target[...] = self.reducer.combine(first, second)
         elif self.reducer is not None and s.sbuf[row] == Buffer.SCRATCH and s.dbuf[row] == Buffer.OUT:
             self.reducer.finalise(value, target, s.size)
         else:

@@ -11,7 +11,6 @@ import overlap
 
 from .reference import REFERENCES, Array, Result, Results
 
-OPS = ("sum", "mean", "max", "min", "prod")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 SCATTERING = ("reduce_scatter", "all_to_all", "scatter")
@@ -19,6 +18,14 @@ JOINING = ("all_gather", "gather")
 KINDS = tuple(REFERENCES)
 
 FLOAT64 = np.dtype(np.float64)
+
+
+def operators(dtype: np.dtype) -> list[str]:
+    """The names of the operators that a dtype has."""
+    return [op for op, operator in overlap.OPS.items() if operator.refuses(dtype) is None]
+
+
+OPS = operators(FLOAT64)
 MANY = 10_000  # elements that take longer to draw than to reduce
 
 # Sizes nobody thinks of: primes, nothing at all, one, no axis, an empty axis behind a full one. Of each four in a row

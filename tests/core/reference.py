@@ -4,23 +4,23 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from overlap import OPS
+
 Array = np.ndarray
 Result = Array | None
 Results = list[Result]
-
-UFUNCS = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
 @np.errstate(all="ignore")
 def fold(op: str, xs: Sequence[Array]) -> Array:
     """Combine in rank order; narrow floats in float32, means of integers in 64 bits, truncated."""
-    dtype, count = xs[0].dtype, len(xs)
-    if op == "mean" and dtype.kind in "iu":
+    dtype, count, operator = xs[0].dtype, len(xs), OPS[op]
+    if operator.divides and dtype.kind in "iu":
         total = sum(x.astype(object) for x in xs)
         return np.array(np.sign(total) * (abs(total) // count), dtype)
     wide = np.dtype(np.float32) if dtype.itemsize <= 2 and dtype.kind in "fV" else dtype
-    total = UFUNCS[op].reduce([x.astype(wide) for x in xs], axis=0, dtype=wide)
-    return np.asarray(total / count if op == "mean" else total).astype(dtype)
+    total = operator.reference(np.stack([x.astype(wide) for x in xs]))
+    return np.asarray(total / count if operator.divides else total).astype(dtype)
 
 
 def blocks(x: Array, count: int) -> list[Array]:

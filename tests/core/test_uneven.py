@@ -21,7 +21,7 @@ from overlap.collectives.generators import GENERATORS
 from overlap.processes.codec import pack_call, unpack_call
 from overlap.processes.messages import PlainCall
 
-from .cases import FLOAT64, OPS, whole_numbers
+from .cases import FLOAT64, OPS, operators, whole_numbers
 from .companies import LAYOUTS, by_sockets, in_memory, run_far
 from .reference import Array, Results, fold
 from .test_collectives import check_world, issue_all
@@ -139,8 +139,9 @@ def test_every_dtype(path: str) -> None:
     counts, todo = np.array([3, 0, 2]), []
     table = np.array([[1, 0, 2], [0, 0, 3], [4, 1, 0]])
     for dtype in DTYPES:
-        ops = [op for op in OPS if dtype.kind != "b" or op not in ("sum", "mean")]
-        todo += [Uneven(kind="reduce_scatter", counts=counts, dtype=dtype, kwargs={"op": op}) for op in ops]
+        todo += [
+            Uneven(kind="reduce_scatter", counts=counts, dtype=dtype, kwargs={"op": op}) for op in operators(dtype)
+        ]
         todo += [Uneven(kind="all_gather", counts=counts, dtype=dtype, tail=(3,))]
         todo += [Uneven(kind="all_to_all", counts=table, dtype=dtype)]
     check_world(todo, run(issue_all, 3, todo, path=path))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 
+from ...collectives.reduce import OPS
 from ...errors import UsageError
 from ..options import count, transport
 
@@ -55,7 +56,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("-n", "--iters", type=int, default=20, metavar="N", help="samples; default 20")
     add("-w", "--warmup_iters", "--warmup-iters", type=int, default=5, metavar="N", help="samples before; default 5")
     add("-d", "--datatype", default="float32", metavar="TYPE", help="such as float32 (or float), int8, bfloat16")
-    add("-o", "--op", default="sum", metavar="OP", help="sum, mean, max, min, prod; default sum")
+    add("-o", "--op", default="sum", metavar="OP", help=f"{', '.join(OPS)}; default sum")
     add("-r", "--root", type=int, default=0, metavar="RANK", help="of broadcast, reduce, gather, scatter; default 0")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop; default 1")
     add("--ranks", metavar="N[,N...]", help="sizes of the world; default 2, or one rank a node")

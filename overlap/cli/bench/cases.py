@@ -141,13 +141,12 @@ def pattern(rank: int, dtype: np.dtype[np.generic]) -> Array:
 def reduction(ranks: int, op: str, dtype: np.dtype[np.generic]) -> Array:
     """Return the reduction of the patterns of all ranks, computed in 64 bits and rounded once."""
     wide = _WIDE.get(dtype.kind, np.float64)
-    total = OPS[op].reduce(np.stack([pattern(rank, dtype) for rank in range(ranks)]).astype(wide), axis=0, dtype=wide)
-    if op == "mean" and dtype.kind == "c":
-        total = total.astype(dtype) / ranks  # numpy multiplies by a reciprocal, so 64 bits would round differently
-    elif op == "mean":
-        total = total // ranks if dtype.kind in "iu" else total / ranks
-    reduced: Array = total.astype(dtype)
-    return reduced
+    total = OPS[op].reference(np.stack([pattern(rank, dtype) for rank in range(ranks)]).astype(wide))
+    if OPS[op].divides and dtype.kind == "c":
+        total = total.astype(dtype)  # numpy multiplies by a reciprocal, so 64 bits would round differently
+    if OPS[op].divides:
+        total = np.floor_divide(total, ranks) if dtype.kind in "iu" else np.true_divide(total, ranks)
+    return total.astype(dtype)
 
 
 def tiled(repeated: Array, first: int, count: int) -> Array:

@@ -360,7 +360,7 @@ def apply(step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, t
         assert reducer is not None, "only reductions have ADD rows"
         theirs, own = reducer.widen(incoming), reducer.widen(mine)
         low, high = (theirs, own) if step.peer < rank else (own, theirs)
-        reducer.ufunc(low, high, out=target)
+        reducer.combine(low, high, out=target)
     elif reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
         np.copyto(target, incoming, casting="unsafe")
     else:
