@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ..collectives.generators import GENERATORS, generate
+from ..collectives.generators import GENERATORS, fits, generate, misfit
 from ..collectives.generators.along_rings import Rings
 from ..collectives.generators.composed import PHASES
 from ..collectives.generators.families import READINGS, SLICED
@@ -127,6 +127,8 @@ def expanded(request: PlanRequest, algorithm: str, *, slices: int | None = None)
 
 def why_not(algorithm: str, g: Geometry) -> str | None:
     """Return why an algorithm does not apply to a group, None if it does."""
+    if (lacks := misfit(algorithm, g.size)) is not None:
+        return f"it {lacks}"
     if algorithm == "multi_ring" and not g.rings:
         return "its devices hold no ring of wires"
     if algorithm == "kangaring":
@@ -150,7 +152,7 @@ def _why_no_torus(algorithm: str, g: Geometry) -> str | None:
     grid = g.grid()
     if grid is None or not all(grid.wraps):
         return "it needs one rank on each device of a torus, in order"
-    if algorithm == "swing" and any(side % 2 and side > 1 for side in grid.dims):
+    if algorithm == "swing" and not all(fits(algorithm, side) for side in grid.dims):
         return f"it needs even sides, and they are {grid.dims}"
     return None
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
 
-from ..collectives.generators import GENERATORS, fits
+from ..collectives.generators import GENERATORS, fits, misfit
 from ..collectives.proof import verify
 from ..collectives.schedule import EXACT, IN_RANK_ORDER, Schedule
 from ..errors import ScheduleError, UsageError, shown
@@ -51,15 +51,15 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
         UsageError: Naming those that it has.
     """
     has = [DIRECT, *(each for each in GENERATORS[collective] if not exact or each in IN_RANK_ORDER)]
-    if isinstance(name, str) and name in has and (name == DIRECT or fits(name, size)):
+    if isinstance(name, str) and name in has and fits(name, size):
         return
     if not isinstance(name, str) or name not in (DIRECT, *GENERATORS[collective]):
         wrong = f"{collective} has no {shown(name)}"
     elif name not in has:
         wrong = f"{name!r} does not reduce in the order of ranks, as exact=True asks"
     else:
-        wrong = f"{name!r} needs an even number of ranks, and the group has {size}"
-    able = [each for each in has if each == DIRECT or fits(each, size)]
+        wrong = f"{name!r} {misfit(name, size)}"
+    able = [each for each in has if fits(each, size)]
     raise UsageError(f"algorithm: {wrong}; expected one of {', '.join(able)}")
 
 

@@ -2,7 +2,10 @@
 
 import pytest
 
+import topology
 from overlap.collectives import GENERATORS, fits, generate
+from overlap.collectives.generators import misfit
+from overlap.cost.select import plan
 from overlap.errors import ScheduleError
 
 SIZES = range(1, 34)
@@ -22,3 +25,10 @@ def test_what_does_not_fit_is_refused(algorithm: str) -> None:
         for size in set(SIZES) - set(TAKEN[algorithm]):
             with pytest.raises(ScheduleError, match=f"{algorithm} needs"):
                 generate(collective, algorithm, size)
+
+
+@pytest.mark.parametrize("algorithm", TAKEN)
+def test_the_planner_gives_that_reason(algorithm: str) -> None:
+    found = plan("all_reduce", 1 << 20, topology.cluster("local", ranks=3))
+    reasons = {each.algorithm: each.why_not for each in found.alternatives}
+    assert reasons[algorithm] == f"it {misfit(algorithm, 3)}" == "it needs an even number of ranks, and the group has 3"

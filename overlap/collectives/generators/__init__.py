@@ -18,8 +18,9 @@ from . import doubling as bruck
 from . import mesh as direct
 from . import tree as double_tree
 from .families import FROM_ROOT, READINGS, SPREADING
+from .sizes import fits, misfit
 
-__all__ = ["GENERATORS", "Generator", "fits", "generate"]
+__all__ = ["GENERATORS", "Generator", "fits", "generate", "misfit"]
 
 Generator: TypeAlias = Callable[..., Schedule]
 
@@ -76,13 +77,6 @@ GENERATORS["all_reduce"]["rank_order"] = rank_order.all_reduce
 GENERATORS["all_reduce"]["rank_chain"] = _reading("all_reduce", "rank_chain", rank_order.chain)
 GENERATORS["reduce_scatter"]["rank_order"] = rank_order.reduce_scatter
 GENERATORS["all_gather"]["recursive_doubling"] = _reading("all_gather", "recursive_doubling", doubling.halving_doubling)
-
-
-def fits(algorithm: str, size: int) -> bool:
-    """Return whether an algorithm, with its default options, takes this number of ranks."""
-    if algorithm == "kangaring":
-        return size % 2 == 0
-    return algorithm != "swing" or size == 1 or size % 2 == 0
 
 
 def generate(

@@ -10,6 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
+from .sizes import fits
 
 
 def ring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
@@ -69,7 +70,7 @@ def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
     """
     pairs = size // 2
     path = list(range(pairs)) if order is None else list(order)
-    if size % 2 or sorted(path) != list(range(pairs)):
+    if not fits("kangaring", size) or sorted(path) != list(range(pairs)):
         raise ScheduleError(f"kangaring needs an even number of ranks and a ring of all pairs, got {size} and {path}")
     return replace(_pass_on_in_pairs(size, path), mate=_pass_on_in_pairs(size, path[::-1]))
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
+from .sizes import fits
 
 Held: TypeAlias = NDArray[np.bool_]
 # (step, receiver of each rank, what each rank sends: (size, size) booleans over owners)
@@ -55,7 +56,7 @@ def swing(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
         ScheduleError: If `dims` do not multiply to `size`, or one is odd.
     """
     sides = (size,) if dims is None else tuple(dims)
-    if any(side % 2 and side > 1 for side in sides):
+    if not all(fits("swing", side) for side in sides):
         raise ScheduleError(f"swing needs even sides, got {sides}; 'bucket' takes any")
     return _copies(size, sides, _swing_waves)
 
