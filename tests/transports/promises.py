@@ -12,10 +12,9 @@ from transports.base import Endpoint
 from transports.testing import MakePair, check_transport, run_check
 
 
-def assert_kept(check: str, make_pair: MakePair, *, eager_bytes: int | None = None) -> None:
+def assert_kept(check: str, make_pair: MakePair) -> None:
     """Assert that a pair of endpoints passes a check."""
-    scale = Scale() if eager_bytes is None else Scale(eager_bytes=eager_bytes)
-    trio.run(partial(run_check, check, make_pair, scale=scale))
+    trio.run(partial(run_check, check, make_pair, scale=Scale()))
 
 
 def assert_all_kept(make_pair: MakePair) -> None:

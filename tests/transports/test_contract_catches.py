@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import numpy as np
@@ -231,6 +231,36 @@ class TellsReceiverOnly(Honest):
             return
 
 
+class Eager(Honest):
+    """Keeps the contract, though messages of up to 20,000 bytes leave before anybody receives them."""
+
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        if as_bytes(data).nbytes > 20_000:
+            await self.send_long(dst, tag, data)
+        else:
+            await trio.lowlevel.checkpoint()
+            self.nursery.start_soon(self._deliver, dst, tag, bytes(as_bytes(data)))
+
+    async def send_long(self, dst: int, tag: int, data: Buffer) -> None:
+        await self.inner.send(dst, tag, data)
+
+    async def _deliver(self, dst: int, tag: int, data: bytes) -> None:
+        with suppress(LengthMismatchError):
+            await self.inner.send(dst, tag, data)
+
+
+class EagerThenSilent(Eager):
+    async def send_long(self, dst: int, tag: int, data: Buffer) -> None:
+        with suppress(LengthMismatchError):
+            await super().send_long(dst, tag, data)
+
+
+class EagerThenNotWithdrawn(Eager):
+    async def send_long(self, dst: int, tag: int, data: Buffer) -> None:
+        self.nursery.start_soon(self.inner.send, dst, tag, bytes(as_bytes(data)))
+        await trio.sleep(1)
+
+
 class MixesUpLengths(Honest):
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
         try:
@@ -363,10 +393,12 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("lengths_disagree", AdaptsLength),
     ("lengths_disagree", TellsReceiverOnly),
     ("lengths_disagree", MixesUpLengths),
+    ("lengths_disagree", EagerThenSilent),
     ("cancelled_at_the_call", DeafToCancel),
     ("cancelled_at_the_call", DeafReceive),
     ("cancelled_before_match", NotWithdrawn),
     ("cancelled_before_match", ReceiveNotWithdrawn),
+    ("cancelled_before_match", EagerThenNotWithdrawn),
     ("cancelled_after_match", NotWithdrawn),
     ("cancelled_after_match", GivesBackEarly),
     ("ownership", EagerWithoutCopy),
@@ -399,6 +431,11 @@ def assert_passes(check: str, bend: Callable[[Endpoint, trio.Nursery], Endpoint]
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_honest_endpoint_passes(check: str) -> None:
     assert_passes(check, Honest)
+
+
+@pytest.mark.parametrize("check", ["lengths_disagree", "cancelled_before_match"])
+def test_an_eager_endpoint_passes(check: str) -> None:
+    assert_passes(check, Eager)
 
 
 @pytest.mark.parametrize(("check", "bend"), BROKEN)

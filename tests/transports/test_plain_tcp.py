@@ -14,7 +14,6 @@ import trio
 
 from transports import Endpoint
 from transports.factory import Bootstrap
-from transports.frame import EAGER_BYTES
 from transports.testing import CHECKS
 
 from . import plain_tcp
@@ -62,7 +61,7 @@ async def pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
 @pytest.mark.every(3)
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_keeps_the_contract(check: str) -> None:
-    assert_kept(check, pair, eager_bytes=EAGER_BYTES)
+    assert_kept(check, pair)
 
 
 def test_it_carries_a_job_once_it_is_installed(tmp_path: Path) -> None:

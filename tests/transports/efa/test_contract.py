@@ -8,7 +8,6 @@ import pytest
 
 from tests.transports.promises import assert_kept
 from transports import Faulty, LinkSpeed, Paced, Recording, Transport
-from transports.frame import PUSH_BYTES
 from transports.testing import CHECKS, MakePair
 
 from .processes import pairs
@@ -44,4 +43,4 @@ IMPLIED = ("tcp, four rails", "unix, staged", "unix, four rails", "recording", "
 @pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in KINDS])
 @pytest.mark.parametrize("check", CHECKS)
 def test_between_processes(check: str, name: str) -> None:
-    assert_kept(check, KINDS[name], eager_bytes=PUSH_BYTES)
+    assert_kept(check, KINDS[name])

@@ -822,7 +822,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the 
 @needs_openssl
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_contract_holds_over_tls(check: str, tls: dict[str, Tls]) -> None:
-    assert_kept(check, pairs(tls=tls["ours"], unix=False, rails=2), eager_bytes=PUSH_BYTES)
+    assert_kept(check, pairs(tls=tls["ours"], unix=False, rails=2))
 
 
 @needs_openssl

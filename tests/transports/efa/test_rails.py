@@ -23,7 +23,7 @@ from transports.efa import rail
 from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail, describe
 from transports.efa.tcp import LOST_S, Health, TcpInfo, tcp_info
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, FrameKind
+from transports.frame import CHUNK_BYTES, PUSH_BYTES, FrameKind
 
 from .impostor import confronted
 from .processes import Lines, World, opened, pairs, quietly, run
@@ -139,7 +139,7 @@ def test_the_contract_holds_while_rails_die(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(SocketRail, "__init__", doomed)
     for check in ("sizes", "order_of_sends", "both_directions", "many_tags"):
-        assert_kept(check, pairs(rails=4), eager_bytes=EAGER_BYTES)
+        assert_kept(check, pairs(rails=4))
 
 
 def test_the_death_of_the_last_rail_fails_everything_and_says_whom() -> None:

@@ -12,7 +12,6 @@ import trio
 from tests.transports.promises import assert_kept
 from transports import Endpoint, Recording, Transport
 from transports.mpi import Mpi
-from transports.mpi.wire import EAGER_BYTES
 from transports.testing import CHECKS, MakePair
 
 from .loop import Fabric, LoopMpi
@@ -70,11 +69,11 @@ async def between_members() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
 @pytest.mark.parametrize("make_pair", [over_mpi, over_recorded_mpi])
 @pytest.mark.parametrize("check", CHECKS)
 def test_over_mpi(check: str, make_pair: MakePair) -> None:
-    assert_kept(check, make_pair, eager_bytes=EAGER_BYTES)
+    assert_kept(check, make_pair)
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("make_pair", [inside_a_member, between_members])
 @pytest.mark.parametrize("check", CHECKS)
 def test_over_a_wire_in_memory(check: str, make_pair: MakePair) -> None:
-    assert_kept(check, make_pair, eager_bytes=EAGER_BYTES)
+    assert_kept(check, make_pair)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from transports import Faulty, LinkSpeed, Paced, Recording, Transport
-from transports.shared_memory.memory_link import EAGER_BYTES
 from transports.testing import CHECKS, MakePair
 
 from ..promises import assert_kept
@@ -24,4 +23,4 @@ KINDS: dict[str, MakePair] = {"reading": pairs(), "slots": pairs(reads=False), "
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("check", CHECKS)
 def test_between_processes(check: str, name: str) -> None:
-    assert_kept(check, KINDS[name], eager_bytes=EAGER_BYTES)
+    assert_kept(check, KINDS[name])
