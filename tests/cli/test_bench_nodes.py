@@ -86,6 +86,11 @@ def test_layouts(argv, expected, text):
     assert expected.describe() == text
 
 
+def test_a_transport_of_another_package_is_named():
+    told = NodeLayout(nodes=2, transport="pigeon").describe()
+    assert told == "ranks on 2 nodes (processes of this machine) joined by pigeon"
+
+
 def test_ranks_by_default_are_one_on_each_node():
     for argv, ranks in (
         ((), 2),
