@@ -14,7 +14,7 @@ from rich.console import Console
 from overlap import UsageError
 from overlap.cli import demo
 from overlap.cli.demo import member, training
-from overlap.cli.demo.model import Classifier
+from overlap.cli.demo.model import Block, Classifier
 from overlap.cli.demo.report import (
     Gain,
     StepTimes,
@@ -61,6 +61,26 @@ def task(ranks, *, steps, nodes=1, bandwidth_bytes_per_s=1e9):
 
 def compared(ranks, **more):
     return compare(task(ranks, **more), lambda loss: None)
+
+
+def test_gradients_are_the_slopes_of_the_loss():
+    random = np.random.default_rng(1)
+    for last in (False, True):
+        block = Block((9, 6, 4), last=last)
+        weights, x = block.weights(random).astype(np.float64), random.standard_normal((5, 9))
+        weights += random.standard_normal(weights.shape) / 10  # biases too
+        toward = random.standard_normal((5, 4))
+        dx, gradient = block.backward(weights, block.forward(weights, x)[1], toward)
+        for point, slopes, at in ((weights, gradient, 7), (weights, gradient, len(weights) - 1), (x, dx, 3)):
+            for index in (at, at + 20) if at + 20 < point.size else (at,):
+                before, step = point.flat[index], 1e-6
+                ends = []
+                for moved in (before + step, before - step):
+                    point.flat[index] = moved
+                    ends.append(float((block.forward(weights, x)[0] * toward).sum()))
+                point.flat[index] = before
+                assert slopes.flat[index] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=1e-6)
+        assert np.count_nonzero(gradient) > len(gradient) // 2
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

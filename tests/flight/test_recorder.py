@@ -107,6 +107,15 @@ def test_what_is_in_the_folder_besides_stays(folder):
     assert [path.name for path in folder.iterdir()] == ["mine"]
 
 
+def test_a_folder_that_is_asked_for_is_made_with_the_folders_above_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("OVERLAP_FLIGHT_DIR", str(tmp_path / "job" / "records"))
+
+    async def main(rank):
+        assert [path.parent for path in open_records()] == [tmp_path / "job" / "records"]
+
+    overlap.run(main, ranks=1)
+
+
 def test_a_world_that_stalls_leaves_its_record(folder):
     async def main(rank):
         await rank.all_reduce(np.ones(1)) if rank.rank == 0 else await rank.recv(np.ones(1), 0)

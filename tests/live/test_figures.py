@@ -54,6 +54,19 @@ def test_who_has_not_come_is_late_until_now():
     )
 
 
+def test_a_rank_does_its_newest_compute_else_the_oldest_operation_in_flight():
+    forward, backward = (0, 1, 1, 4, 0, 110), (120, 2, 4, 4, 0, 120)
+    first, second = (105, 3, 2, 4, 0, 0), (106, 4, 3, 4, 0, 0)
+    calls = CALLS | {4: CallWords("look ahead", "compute", "ahead", (), "train.py:7", 0)}
+
+    def doing(*operations):
+        return figures([(glance(0, *operations), calls)], (100 * MS, 200 * MS), places={0: ("a", 0)}).ranks[0].doing
+
+    assert doing(first, forward, second, backward) == "look ahead"
+    assert doing(first, forward, second) == "backward"
+    assert doing(first, second) == "bucket 0"
+
+
 @pytest.mark.parametrize(
     ("places", "kind"),
     [

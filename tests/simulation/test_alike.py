@@ -83,6 +83,21 @@ def test_everybody_gets_the_result_of_those_who_stand_for_them():
     assert timeline.world_size == 8
 
 
+def test_what_comes_again_later_is_not_reckoned_again(monkeypatch):
+    reckoned = []
+    monkeypatch.setattr(
+        Fabric, "collective", lambda *args, whole=Fabric.collective: reckoned.append(args[2]) or whole(*args)
+    )
+
+    async def main(rank):
+        for _ in range(3):
+            await rank.compute(list, seconds=1e-3)
+            await rank.all_reduce(rank.empty(PARAMETERS))
+
+    simulate(main, 8, shapes_only=True, alike=1)
+    assert reckoned == ["all_reduce"]
+
+
 def test_groups_that_are_alike_share_the_wires():
     """Pairs of ranks across two nodes: four of them have one adapter."""
 

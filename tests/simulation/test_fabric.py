@@ -8,6 +8,7 @@ from overlap.cost import cost, parameters
 from overlap.cost.select import plan
 from overlap.simulation import Conditions, Fabric, Interference
 from overlap.simulation.demand import Resources
+from overlap.simulation.unfolding import ARRIVED, LEFT, STARTED
 
 TRN1 = topology.cluster("trn1.32xlarge")
 
@@ -58,6 +59,15 @@ def test_alone_it_takes_what_was_planned(name, op, nbytes):
     assert max(ends[0,]) == round(plan(op, nbytes, cluster).predicted_s * 1e9)
     assert min(ends[0,]) >= 0
     assert stretch(ends, transfer) == 1
+
+
+def test_a_sender_is_free_again_once_it_has_started_its_message():
+    found = option("all_reduce", 1 << 16, TRN1, tuple(range(4)), "mesh")
+    started_ns = {round(each * 1e9) for part in found.parts for one in part.placed.each for each in one.start_s}
+    planned = Fabric(TRN1).collective((), "all_reduce", found, 1 << 16, range(4), np.zeros(4, np.int64)).plan()
+    posts = [post for phase in planned.phases for step in phase for each in step.posts for post in each]
+    assert {post.becomes for post in posts} == {(STARTED, LEFT, ARRIVED)}
+    assert {post.marks_ns[0] for post in posts} == {post.stages[0].end_ns for post in posts} == started_ns != {0}
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "mesh", "kangaring"])

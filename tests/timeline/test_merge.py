@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from overlap import UsageError
 from overlap.cli import main
 from overlap.timeline import CollectiveInfo, Span, Timeline, merged, read_trace, write_trace
-from overlap.timeline.columnar import INDEXES, TEXTS
+from overlap.timeline.columnar import INDEXES, KINDS, TEXTS
 from overlap.timeline.files import parts
 from overlap.timeline.files.merge import merged_columns, merged_header, on_clock
 from overlap.timeline.files.parts import Part, pack_part
@@ -132,6 +133,25 @@ def test_an_index_that_its_table_does_not_have_is_refused(column: str, wrong: in
     packed = zlib.compress(block)
     with pytest.raises(UsageError, match=rf"^damaged part of a trace: .*an index in column '{column}' that its table"):
         spans_of(data[:header_end] + len(packed).to_bytes(4, "big") + packed)
+
+
+def test_of_a_table_the_last_entry_has_the_highest_index() -> None:
+    data = pack_part(part(comm(0, 10, 20)))
+    header_end = 4 + int.from_bytes(data[:4], "big")
+    block = zlib.decompress(data[header_end + 4 :])
+    tables = msgpack.unpackb(block[4 : 4 + int.from_bytes(block[:4], "big")])
+
+    def taken(column: str, index: int) -> bool:
+        at = len(block) - 4 * (len(INDEXES) - INDEXES.index(column))
+        packed = zlib.compress(block[:at] + index.to_bytes(4, "little") + block[at + 4 :])
+        with suppress(UsageError):
+            return bool(spans_of(data[:header_end] + len(packed).to_bytes(4, "big") + packed))
+        return False
+
+    counts = {"kind": len(KINDS), "group": len(tables["groups"])} | dict.fromkeys(TEXTS, len(tables["texts"]))
+    assert {column: [taken(column, count - 1), taken(column, count)] for column, count in counts.items()} == (
+        {column: [True, False] for column in counts}
+    )
 
 
 @given(st.data())
