@@ -286,6 +286,32 @@ def test_a_sender_that_has_gone_on_is_told_that_it_differed() -> None:
         assert "operation #0 on group 'world' differs between ranks" in str(error)
 
 
+def test_after_a_difference_nothing_begins() -> None:
+    over, told, heard = trio.Event(), trio.Event(), list[str]()
+
+    async def main(rank: overlap.Rank) -> None:
+        if rank.rank == 0:
+            await rank.permute(np.zeros(1), [])  # no wire: over at once
+            over.set()
+            await told.wait()
+            try:
+                await rank.barrier()
+            except overlap.CollectiveMismatchError as error:
+                heard.append(str(error))
+                raise
+        else:
+            await over.wait()
+            await rank.all_reduce(np.zeros(1))
+
+    async def nemesis(everybody: list[Company]) -> None:
+        await everybody[0].heard(Called, seqs=[0])
+        told.set()
+
+    for error in failures(run_far(main, 2, 1, nemesis=nemesis)):
+        assert "operation #0 on group 'world' differs between ranks" in str(error)
+    assert [message.partition(":")[0] for message in heard] == ["operation #0 on group 'world' differs between ranks"]
+
+
 @pytest.mark.parametrize("before", [0, 1], ids=["in a group that has not met yet", "in one that has"])
 def test_a_call_that_was_told_before_anybody_came_to_it_is_compared_when_somebody_does(before: int) -> None:
     told = trio.Event()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap.launch.binding import by_place, kept_to, shares
+from overlap.launch.binding import by_place, kept_to, shares, shares_here
 from tests.interpreters import ROOT, Python
 from transports.patience import usable
 
@@ -55,6 +55,13 @@ def test_who_starts_them_keeps_its_own_cores() -> None:
     with kept_to(frozenset({1 << 12})):  # there is no such
         assert usable() == before
     assert usable() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
+def test_shares_are_of_the_cores_that_this_thread_may_use() -> None:
+    one = frozenset({min(usable())})
+    with kept_to(one):
+        assert shares_here(2) == [one, one]
 
 
 _TELLS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from trio.testing import assert_checkpoints
 
 import overlap
 from overlap.parallel import ColumnLinear, Local, Replicated, RowLinear, Sequential
@@ -190,6 +191,14 @@ def test_without_data_nothing_is_computed() -> None:
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_forward_is_a_checkpoint_of_layers_that_only_compute_too() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        with assert_checkpoints():
+            await Sequential(rank, {"act": b.act(rank)}).forward({"act": {}}, np.ones((2, 2)))
+
+    run(main, 1)
 
 
 @pytest.mark.parametrize(

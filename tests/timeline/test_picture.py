@@ -54,6 +54,14 @@ def test_boxes_are_the_intervals_and_who_is_waited_for_is_first():
     assert " ".join(texts).endswith(str(view().verdict))
 
 
+def test_each_line_of_text_has_a_line_of_its_own():
+    at_the_edge = [(label.y, label.text.split()[0]) for label in scene_of(view(), width=300).labels if label.x == 12]
+    assert at_the_edge == [
+        (25, "whole"), (43, "waited"), (73, "1"), (113, "0"),
+        (234, "whole"), (252, "exposed"), (270, "for"), (288, "train.py:1),"), (306, "(all_reduce"), (324, "50%"),
+    ]  # fmt: skip
+
+
 def test_everything_is_inside_and_no_interval_vanishes():
     spans = [compute(0, at, at + 1) for at in range(0, 10_000_000, 1_000_000)]
     scene = scene_of(TimelineView(timeline_of(*spans)), width=300)
