@@ -109,19 +109,60 @@ def test_tasks_of_a_program_are_found_as_well(monkeypatch: pytest.MonkeyPatch) -
     assert [(span.rank, span.name) for span in programs(timeline)] == [(0, at)]
 
 
+def watching(told: list[float]) -> loop_watch.LoopWatch:
+    """Make a watch of this task that has not started; `told` takes how long the loop has been busy."""
+    return loop_watch.LoopWatch(
+        trio.lowlevel.current_trio_token(),
+        threading.get_ident(),
+        look=lambda: None,
+        period_s=1.0,
+        tasks=lambda: {0: trio.lowlevel.current_task()},
+        told=lambda busy, seconds: told.append(seconds),
+        over=lambda busy, now_ns: None,
+    )
+
+
+def test_a_loop_is_busy_that_has_not_answered_for_a_second_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    queued_ns = 0
+    monkeypatch.setattr(loop_watch, "queued_ns", lambda thread: queued_ns)
+
+    async def main() -> None:
+        nonlocal queued_ns
+        watch = watching(told)
+        watch._native_thread = threading.get_native_id()
+        second_ns = 10**9
+        watch._check(5, late=False)  # asks
+        watch._check(4 + second_ns, late=False)
+        queued_ns = 7  # it could not run for so long
+        watch._check(5 + second_ns, late=False)
+        watch._check(11 + second_ns, late=False)
+        assert told == []
+        watch._check(12 + second_ns, late=False)
+
+    trio.run(main)
+    assert told == [1.000000007]
+
+
+def test_a_watch_that_did_not_run_itself_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(loop_watch, "queued_ns", lambda thread: 0)
+
+    async def main() -> None:
+        watch = watching(told)
+        watch._native_thread = threading.get_native_id()
+        for now_s, late in ((0, False), (30, True), (30.9, False), (31, False)):
+            watch._check(round(now_s * 1e9), late=late)
+
+    trio.run(main)
+    assert told == [1.0]
+
+
 def test_a_place_is_told_once_until_it_takes_ten_times_as_long() -> None:
     told: list[float] = []
 
     async def main() -> None:
-        watch = loop_watch.LoopWatch(
-            trio.lowlevel.current_trio_token(),
-            threading.get_ident(),
-            look=lambda: None,
-            period_s=1.0,
-            tasks=lambda: {0: trio.lowlevel.current_task()},
-            told=lambda busy, seconds: told.append(seconds),
-            over=lambda busy, now_ns: None,
-        )
+        watch = watching(told)
         for seconds in (1.0, 1.25, 3.0, 9.9, 10.0, 10.25, 60.0, 100.0, 100.25):
             watch._note_busy(seconds)
 
