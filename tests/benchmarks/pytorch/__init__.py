@@ -1,21 +1,23 @@
-"""DistributedDataParallel and single all-reduces on our backend, in turn with gloo in one torchrun."""
+"""DistributedDataParallel and single operations on our backend, in turn with gloo in one torchrun."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
 from typing import Any
 
 from overlap.cli.bench.sampling import Sampling
+from overlap.units import format_bytes
 
 __all__ = ["lines"]
 
 BUCKETS_MIB = (1, 4, 25)
-SIZES = (8, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
-_TIMEOUT_S = 600
+SIZES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
+_TIMEOUT_S = 900
+_HEAD = "gloo's time over ours"
 
 
 def lines(how: Sampling) -> Iterator[str]:
@@ -36,10 +38,20 @@ def lines(how: Sampling) -> Iterator[str]:
                 f"{gloo_ms - alone_ms:.1f} and {ours_ms - alone_ms:.1f}"
             )
         yield f"  overlap.torch.DataParallel: {_ms(told['model']):.1f} ms"
-        for size, both in told["sizes"].items():
-            gloo_ms, ours_ms = _ms(both["gloo"]), _ms(both["overlap"])
-            ratio = gloo_ms / ours_ms
-            yield f"  all_reduce, {size} B: gloo {gloo_ms:.3f} ms, overlap {ours_ms:.3f} ms, {ratio:.2f} times as fast"
+        yield from _table(told["operations"])
+
+
+def _table(operations: Mapping[str, Sequence[Mapping[str, list[int]]]]) -> Iterator[str]:
+    """Yield how many times as fast as gloo each operation is, by its bytes."""
+    yield f"  {_HEAD:24}" + "".join(f"{format_bytes(size):>10}" for size in SIZES)
+    ratios = {
+        name: [median(both["gloo"]) / median(both["overlap"]) for both in measured]
+        for name, measured in operations.items()
+    }
+    for name, row in ratios.items():
+        yield f"  {name:24}" + "".join(f"{ratio:10.2f}" for ratio in row)
+    every = [ratio for row in ratios.values() for ratio in row]
+    yield f"  mean {fmean(every):.2f}, least {min(every):.2f}"
 
 
 def _ms(samples_ns: list[int]) -> float:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,10 @@ from torch import nn
 import overlap.torch
 
 from . import BUCKETS_MIB, SIZES
+from .operations import OPERATIONS, Operation
+
+Calls: TypeAlias = Mapping[str, Callable[[], None]]
+Measured: TypeAlias = Callable[[Calls], dict[str, list[int]]]
 
 LAYERS, WIDTH, BATCH = 8, 1024, 256
 _RATE = 1e-3
@@ -30,7 +34,7 @@ def main(warmup: int, samples: int) -> None:
     dist.init_process_group("overlap")
     groups = {"gloo": dist.new_group(backend="gloo"), "overlap": dist.group.WORLD}
     measured = partial(_measured, warmup, samples, groups["gloo"])
-    told: dict[str, Any] = {"version": f"PyTorch {torch.__version__}", "steps": {}, "sizes": {}}
+    told: dict[str, Any] = {"version": f"PyTorch {torch.__version__}", "steps": {}, "operations": {}}
     for bucket in BUCKETS_MIB:
         steps = {
             name: _trainer(nn.parallel.DistributedDataParallel(_net(), process_group=group, bucket_cap_mb=bucket))
@@ -39,11 +43,8 @@ def main(warmup: int, samples: int) -> None:
         told["steps"][bucket] = measured(steps)
     told["alone"] = measured({"alone": _trainer(_net())})["alone"]
     told["model"] = measured({"model": _own_trainer()})["model"]
-    for size in SIZES:
-        x = torch.ones(max(1, size // 4))
-        repeats = 20 if size <= 1 << 16 else 1
-        calls = {name: partial(_reduce, x, group, repeats) for name, group in groups.items()}
-        told["sizes"][size] = {name: [t // repeats for t in each] for name, each in measured(calls).items()}
+    for name, operation in OPERATIONS.items():
+        told["operations"][name] = [_alone(operation, size, groups, measured) for size in SIZES]
     if dist.get_rank() == 0:
         print(json.dumps(told), flush=True)
     dist.destroy_process_group()
@@ -61,9 +62,16 @@ def _measured(warmup: int, samples: int, group: Any, calls: Mapping[str, Callabl
     return {name: each[warmup:] for name, each in taken.items()}
 
 
-def _reduce(x: torch.Tensor, group: Any, repeats: int) -> None:
+def _alone(operation: Operation, size: int, groups: Mapping[str, Any], measured: Measured) -> dict[str, list[int]]:
+    """Return the durations of an operation of so many bytes, for each backend; small ones are called in a row."""
+    repeats = 20 if size <= 1 << 16 else 1
+    calls = {name: partial(_repeated, operation(size, group), repeats) for name, group in groups.items()}
+    return {name: [t // repeats for t in each] for name, each in measured(calls).items()}
+
+
+def _repeated(call: Callable[[], None], repeats: int) -> None:
     for _ in range(repeats):
-        dist.all_reduce(x, op=dist.ReduceOp.MAX, group=group)
+        call()
 
 
 def _net() -> nn.Module:
