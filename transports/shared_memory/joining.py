@@ -22,6 +22,7 @@ from transports.handshake import HandshakeError, Hello
 from transports.meeting import Door, Meeting, Place
 from transports.shared_memory.memory_link import Peer
 from transports.shared_memory.peer_memory import address_of, allow, read
+from transports.shared_memory.ring import RING_BYTES
 from transports.shared_memory.segment import Segment
 from transports.shared_memory.slots import SLOT_BYTES, SLOTS
 
@@ -134,8 +135,7 @@ class Joining:
         """Make this process's segment; where the limit leaves no room, the smallest useful one."""
         half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
         limit = self._limit_bytes if self._limit_bytes is not None else half // self.members
-        slots = SLOTS * SLOT_BYTES * self.members
-        return Segment.make(max(limit // SLOT_BYTES * SLOT_BYTES, slots + SLOT_BYTES))
+        return Segment.make(max(limit // SLOT_BYTES * SLOT_BYTES, reserved(self.members) + SLOT_BYTES))
 
     # -- both sides ---------------------------------------------------------------------------------------------------
 
@@ -232,6 +232,8 @@ class Joining:
             readable=readable,
             segment=theirs,
             bell=bell,
+            packets_out=self._ring(self.segment, member),
+            packets_in=self._ring(theirs, self.member),
             outbox=slots and slots(self.segment, member),
             inbox=slots and slots(theirs, self.member),
         )
@@ -240,6 +242,16 @@ class Joining:
         """Return the slots of a segment that one of the processes reads."""
         start = reader * SLOTS * SLOT_BYTES
         return segment.view[start : start + SLOTS * SLOT_BYTES]
+
+    def _ring(self, segment: Segment, reader: int) -> memoryview:
+        """Return the ring of a segment that one of the processes reads."""
+        start = SLOTS * SLOT_BYTES * self.members + reader * RING_BYTES
+        return segment.view[start : start + RING_BYTES]
+
+
+def reserved(members: int) -> int:
+    """Return how many bytes a segment begins with that are not lent: slots and rings for so many processes."""
+    return (SLOTS * SLOT_BYTES + RING_BYTES) * members
 
 
 async def _receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:

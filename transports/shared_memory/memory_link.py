@@ -1,4 +1,8 @@
-"""The link to another process of this host: packets name a message, and its receiver reads it where it lies."""
+"""The link to another process of this host: packets name a message, and its receiver reads it where it lies.
+
+Packets go through rings of shared memory. A process that sleeps is rung. The socket carries nothing: that it ends tells
+that the other process has.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,10 @@ from transports.matched import Link
 from transports.matching import Lane, Limits, MessageKind, ProtocolError
 from transports.packets import Packets
 from transports.shared_memory.peer_memory import address_of, read
+from transports.shared_memory.ring import InRing, OutRing
 from transports.shared_memory.segment import Segment
 from transports.shared_memory.slots import SLOT_BYTES, Slots
+from transports.shared_memory.waiting import fence
 
 #: Messages up to this length travel in a packet. Longer ones are read where they lie, which takes a packet back.
 EAGER_BYTES = 16 << 10
@@ -36,7 +42,6 @@ class Kind(IntEnum):
 
 _PACKETS = Packets({MessageKind.OFFER: 7, MessageKind.CHUNK: 4, Kind.BYE: 0, Kind.FREED: 1, Kind.TOLD: 3})
 pack, unpack = _PACKETS.pack, _PACKETS.unpack
-_PACKET_BYTES = _PACKETS.head_bytes + EAGER_BYTES
 
 # Packets that are acted upon before other tasks may run: about 2 ms.
 _PACKETS_AT_ONCE = 256
@@ -50,11 +55,13 @@ _MIDDLE = 1 << 63  # priorities are sent as unsigned integers
 class Peer:
     """Another process of this host, as joining has found it."""
 
-    socket: socket.socket  # Carries packets; its end is the other side's
+    socket: socket.socket  # Its end is the other side's
     pid: int  # The other process
     readable: bool  # Whether each of the two may read the other's memory
     segment: Segment  # Memory of the other process's
     bell: int  # Descriptor that wakes the other process
+    packets_out: memoryview  # Ring of the packets that leave
+    packets_in: memoryview  # Ring of those that come
     outbox: memoryview | None  # Slots for messages that leave, where memory may not be read
     inbox: memoryview | None  # Slots in which it comes then
 
@@ -78,6 +85,7 @@ class MemoryLink(Link):
         peer: As passed.
         on_loss: Called once nothing more can be expected of it.
         hear_told: Takes what the other process tells the boards of this one.
+        ring: Wakes the other process, if it sleeps.
     """
 
     def __init__(
@@ -93,18 +101,19 @@ class MemoryLink(Link):
         self.peer = peer
         self.on_loss: Callable[[], None] = lambda: None
         self.hear_told: Callable[[Sequence[int]], None] = lambda fields: None
+        self.ring: Callable[[], None] = lambda: None
         self._report = report
+        self._packets_out, self._packets_in = OutRing(peer.packets_out), InRing(peer.packets_in)
+        self._rings = False  # packets were written of which the other process may have to be told
         self._out, self._in = Slots(peer.outbox), Slots(peer.inbox)
         self._own: deque[bytes] = deque()  # packets that are not the engine's
-        self._stuck: bytes | None = None  # a packet that the full socket did not take
+        self._stuck: bytes | None = None  # a packet that the full ring did not take
         self._addresses: dict[int, tuple[int, int]] = {}  # of offers, by number; and their urgency
         self._fetching: list[tuple[int, int, int]] = []  # heap of (urgency, number, offset)
         self._reading = self._settling = self._again = False
         self._farewell = self._said_bye = self._dead = False
         self._work = trio.Event()
-        self._blocked = trio.Event()
         self._count = 0
-        self._packet = memoryview(bytearray(_PACKET_BYTES + 1))
 
     # -- departures ---------------------------------------------------------------------------------------------------
 
@@ -120,11 +129,12 @@ class MemoryLink(Link):
         number = self.engine.outgoing.eager(view)
         if number is None:
             return False
-        self._put(pack(MessageKind.EAGER, number, *lane) + view)
+        self._put(pack(MessageKind.EAGER, number, *lane), view)
+        self._ring()
         return True
 
     def settle(self) -> None:
-        """Send due packets, as far as the socket takes them, and read small messages."""
+        """Send due packets, as far as the ring takes them, and read small messages."""
         self._again = True
         if self._settling:
             return
@@ -132,10 +142,13 @@ class MemoryLink(Link):
         try:
             while self._again and not self._dead:
                 self._again = False
+                if self._stuck is not None:
+                    self._put_stuck(self._stuck)
                 while self._stuck is None and not self._dead and (packet := self._next()) is not None:
                     self._put(packet)
         finally:
             self._settling = False
+        self._ring()
         if self._changed is not None:  # without a call, for every message comes by here
             self._changed.set()
 
@@ -170,18 +183,36 @@ class MemoryLink(Link):
         slot = self._out.fill(chunk.view)
         return pack(MessageKind.CHUNK, chunk.send.number, chunk.offset, chunk.nbytes, slot)
 
-    def _put(self, packet: bytes) -> None:
-        try:
-            self.peer.socket.send(packet)
+    def _put(self, head: bytes, payload: bytes | memoryview = b"") -> None:
+        if self._packets_out.write(head, payload):
             self._count += 1
-        except BlockingIOError:
-            self._stuck = packet
-            self._blocked.set()
-        except OSError:
-            self._again = False  # the reading task sees the reason, after the packets that came before
-            self._stuck = packet
+            self._rings = True
+        else:
+            self._stuck = head + payload
+            self._packets_out.say_full(True)
+            fence()
+            self._put_stuck(self._stuck)  # room may have been made before that could be known
+
+    def _put_stuck(self, packet: bytes) -> None:
+        if self._packets_out.write(packet):
+            self._stuck = None
+            self._packets_out.say_full(False)
+            self._count += 1
+            self._rings = True
+
+    def _ring(self) -> None:
+        """Let the other process know of packets, if it sleeps."""
+        if self._rings:
+            self._rings = False
+            fence()
+            self.ring()
 
     # -- arrivals -----------------------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether packets have come, or there is room again for one that waits."""
+        return self._packets_in.waits or (self._stuck is not None and self._packets_out.drained)
 
     def look(self) -> None:
         """Act on packets that have come."""
@@ -189,29 +220,23 @@ class MemoryLink(Link):
             self._drain()
 
     def _drain(self) -> bool:
-        """Act on available packets; False if there may be more."""
+        """Act on the packets that are there; False if there may be more."""
         self._reading = True
+        wanted = False
         try:
             for _ in range(_PACKETS_AT_ONCE):
-                if self._dead:
-                    return True
-                try:
-                    count = self.peer.socket.recv_into(self._packet)
-                except BlockingIOError:
-                    return True
-                if not count:
-                    self._ended("its process has ended")
+                packet = None if self._dead else self._packets_in.peek()
+                if packet is None:
                     return True
                 self._count += 1
-                self._hear(*unpack(self._packet[:count]))
+                self._hear(*unpack(packet))
+                wanted = self._packets_in.drop() or wanted
         except ProtocolError as error:
             self._ended(f"a bad packet: {error}", evident=True)
             return True
-        except OSError as error:
-            self._ended(str(error.strerror))
-            return True
         finally:
             self._reading = False
+            self._rings = self._rings or wanted
             self.settle()
         return False
 
@@ -286,30 +311,28 @@ class MemoryLink(Link):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Read packets, and write those that the socket did not take at once, until the other side has ended."""
+        """Read packets and long messages until the other side has ended."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_pieces)
-            nursery.start_soon(self._write_on)
             with suppress(trio.ClosedResourceError):
                 while not self._dead:
-                    if not self._drain():
-                        await trio.lowlevel.checkpoint()
-                    elif not self._dead:
-                        await trio.lowlevel.wait_readable(self.peer.socket)
+                    await trio.lowlevel.wait_readable(self.peer.socket)
+                    await self._hear_end()
             nursery.cancel_scope.cancel()
 
-    async def _write_on(self) -> None:
-        with suppress(trio.ClosedResourceError):
-            while True:
-                await self._blocked.wait()
-                self._blocked = trio.Event()
-                while not self._dead and (packet := self._stuck) is not None:
-                    await trio.lowlevel.wait_writable(self.peer.socket)
-                    self._stuck = None
-                    self._put(packet)
-                    if self._stuck is not None and not self._blocked.is_set():
-                        return  # it is broken; the reading task sees that, too
-                    self.settle()
+    async def _hear_end(self) -> None:
+        """Act on the end of the other process, after all that it has said."""
+        try:
+            said = self.peer.socket.recv(1)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._ended(str(error.strerror))
+            return
+        while not self._drain():
+            await trio.lowlevel.checkpoint()
+        if not self._dead:
+            self._ended("a packet that came by its socket" if said else "its process has ended", evident=bool(said))
 
     def _ended(self, reason: str, *, evident: bool = False) -> None:
         if self._farewell or self._said_bye:

@@ -18,12 +18,11 @@ from transports.matched import MatchedTransport
 from transports.meeting import Meeting
 from transports.patience import usable
 from transports.shared_memory.board import Boards
-from transports.shared_memory.joining import Joining
+from transports.shared_memory.joining import Joining, reserved
 from transports.shared_memory.memory_link import MemoryLink, Peer
 from transports.shared_memory.peer_memory import WORDS, Word
 from transports.shared_memory.segment import Heap
-from transports.shared_memory.slots import SLOT_BYTES, SLOTS
-from transports.shared_memory.waiting import NAPS, Waiting, looking, sleepers
+from transports.shared_memory.waiting import NAPS, PACKETS, POSTS, Waiting, looking, sleepers
 
 # The end of a segment, with the mark of a process that sleeps.
 _LAST_BYTES = 4096
@@ -135,28 +134,30 @@ class SharedMemory(MatchedTransport):
         segment = self._joining.segment
         if segment is None or not self.links:
             return
-        first = SLOTS * SLOT_BYTES * len(self.placement)
+        first = reserved(len(self.placement))
         segments = {self.member: segment, **{other: link.peer.segment for other, link in self.links.items()}}
         self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
         if WORDS:
             self._words = {i: Word(each.view[-_LAST_BYTES:][_WORD_AT : _WORD_AT + 4]) for i, each in segments.items()}
         look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(usable()))
         asleep, word = self._asleep[self.member], self._words.get(self.member)
-        self._waiting = Waiting(self._joining.bell, asleep, word, look_s=look_s, let_run=let_run)
+        links = tuple(self.links.values())
+        self._waiting = Waiting(self._joining.bell, links, asleep, word, look_s=look_s, let_run=let_run)
         heap = Heap(first, segment.nbytes - _LAST_BYTES)
-        self._boards = boards = Boards(segment, heap, self._waiting, self._ring)
+        self._boards = boards = Boards(segment, heap, self._waiting, partial(self._ring, POSTS))
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)
+            link.ring = partial(self._ring, PACKETS, (other,))
 
     def _lost(self, member: int) -> None:
         if self._boards is not None:
             self._boards.lose(member, str(self.links[member].engine.gone))
 
-    def _ring(self, members: Sequence[int]) -> None:
-        """Wake the sleeping ones among some processes."""
-        for member in sleepers(self._asleep, members):
-            if self._asleep[member][0] == NAPS:
+    def _ring(self, what: int, members: Sequence[int]) -> None:
+        """Wake the sleeping ones among some processes, for which there is something new."""
+        for member in sleepers(self._asleep, members, what):
+            if self._asleep[member][what] == NAPS:
                 self._words[member].wake()
                 continue
             link = self.links.get(member)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from select import select
 from time import perf_counter
+from typing import Protocol
 
 import trio
 
@@ -33,6 +34,9 @@ _NAP_S = 0.25
 
 #: Marks of a process: its event loop sleeps, or a thread sleeps in its place.
 SLEEPS, NAPS = 1, 2
+#: Where a process marks itself asleep: for posts on boards, which it may not wait for, and for packets, which may come
+#: at any time.
+POSTS, PACKETS = 0, 1
 #: Says whether the scheduler groups processes by session (sched(7)).
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
@@ -49,9 +53,26 @@ def fence() -> None:
         pass
 
 
-def sleepers(asleep: Mapping[int, memoryview], members: Sequence[int]) -> Sequence[int]:
-    """Return the processes that are marked asleep; all of them where nothing orders reads after writes."""
-    return [member for member in members if asleep[member][0]] if FENCED else members
+def sleepers(asleep: Mapping[int, memoryview], members: Sequence[int], what: int) -> Sequence[int]:
+    """Return the processes that are marked asleep; all of them where nothing orders reads after writes.
+
+    Args:
+        asleep: The marks, by index of the process.
+        members: Which processes.
+        what: What is new for them: `POSTS` or `PACKETS`.
+    """
+    return [member for member in members if asleep[member][what]] if FENCED else members
+
+
+class Inlet(Protocol):
+    """A way by which packets come and go."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether packets have come, or there is room again for one that waits; any thread may ask."""
+
+    def look(self) -> None:
+        """Act on that."""
 
 
 def looking(others: Sequence[int], cores: int) -> tuple[float, Callable[[], object]]:
@@ -87,16 +108,24 @@ class Waiting(trio.abc.Instrument):
 
     Args:
         bell: Descriptor that becomes readable when the process is rung.
-        asleep: The mark of the process; the event loop writes it, or a thread that has taken its place.
+        inlets: The ways by which packets come.
+        asleep: The marks of the process; the event loop writes them, or a thread that has taken its place.
         word: The word on which such a thread sleeps; None: it does not sleep.
         look_s: Longest look.
         let_run: Yields the core between two looks.
     """
 
     def __init__(
-        self, bell: int, asleep: memoryview, word: Word | None, *, look_s: float, let_run: Callable[[], object]
+        self,
+        bell: int,
+        inlets: Sequence[Inlet],
+        asleep: memoryview,
+        word: Word | None,
+        *,
+        look_s: float,
+        let_run: Callable[[], object],
     ) -> None:
-        self._bell, self._asleep, self._word = bell, asleep, word
+        self._bell, self._inlets, self._asleep, self._word = bell, inlets, asleep, word
         self._watchers: dict[Watcher, None] = {}
         self._naps = False  # a thread naps, as long as its watcher is the only one
         self._let_run = let_run
@@ -119,13 +148,22 @@ class Waiting(trio.abc.Instrument):
         self._watchers.pop(watcher, None)
         if not self._watchers:
             if self._sleeps:
-                self._asleep[0] = 0
+                self._asleep[POSTS] = 0
             self._end_nap()
 
     def look(self) -> None:
-        """Let every watcher look."""
+        """Act on packets, and let every watcher look."""
+        for inlet in self._inlets:
+            inlet.look()
         for watcher in tuple(self._watchers):
             watcher.look()
+
+    @property
+    def _packets_wait(self) -> bool:
+        for inlet in self._inlets:  # noqa: SIM110 - in every look of a thread, and twice as fast
+            if inlet.waits:
+                return True
+        return False
 
     # -- looking instead of sleeping -----------------------------------------------------------------------------------
 
@@ -141,6 +179,8 @@ class Waiting(trio.abc.Instrument):
         now = perf_counter()
         until = now + patience_s
         while not watcher.others_came:
+            if self._packets_wait:
+                return False
             if now > until:
                 self._patience.learn(came=False)
                 return False
@@ -156,20 +196,21 @@ class Waiting(trio.abc.Instrument):
     # -- a thread in place of the event loop ---------------------------------------------------------------------------
 
     def rouse(self) -> bool:
-        """Clear the mark, because a thread looks in place of the sleeping loop; False if there are more watchers."""
+        """Clear the marks, because a thread looks in place of the sleeping loop; False if there are more watchers."""
         alone = len(self._watchers) == 1
         if alone:
-            self._asleep[0] = 0
+            self._asleep[POSTS] = self._asleep[PACKETS] = 0
         return alone
 
     def doze(self) -> bool:
-        """Let this process be rung again; its watchers must look now. False if there is more than one of them."""
-        if self._watchers:
-            self._mark_asleep()
-        return len(self._watchers) <= 1
+        """Let this process be rung again; its watcher must look now. False if there is more than that."""
+        self._mark_asleep()
+        return len(self._watchers) <= 1 and not self._packets_wait
 
     def _mark_asleep(self) -> None:
-        self._asleep[0] = SLEEPS
+        self._asleep[PACKETS] = SLEEPS
+        if self._watchers:
+            self._asleep[POSTS] = SLEEPS
         fence()
 
     def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
@@ -187,17 +228,19 @@ class Waiting(trio.abc.Instrument):
         try:
             while True:
                 seen = word.value
-                self._asleep[0] = NAPS
+                self._asleep[POSTS] = self._asleep[PACKETS] = NAPS
                 fence()
                 if watcher.others_came:
                     return True
+                if self._packets_wait:
+                    return False
                 left_s = until - perf_counter()
                 if not (self._naps and watcher in self._watchers and len(self._watchers) == 1) or left_s <= 0:
                     return False
                 word.wait(seen, left_s)
         finally:
             self._naps = False
-            self._asleep[0] = 0
+            self._asleep[POSTS] = self._asleep[PACKETS] = 0
 
     def _end_nap(self) -> None:
         if self._naps and self._word is not None:
@@ -219,23 +262,22 @@ class Waiting(trio.abc.Instrument):
             trio.lowlevel.remove_instrument(self)
 
     def before_io_wait(self, timeout: float) -> None:
-        """Mark the loop asleep before it sleeps, unless a watcher can go on."""
+        """Mark the loop asleep before it sleeps, unless there is something to do."""
         if timeout > 0:
             self._sleeps = True  # first: a thread that waits from here on sees it
-        if self._watchers and not self._naps:
-            if timeout > 0:
-                self._mark_asleep()
-            for watcher in tuple(self._watchers):
-                if watcher.others_came:
-                    self._ring_here()
-                    return
+        if self._naps:
+            return
+        if timeout > 0:
+            self._mark_asleep()
+        if self._packets_wait or any(watcher.others_came for watcher in tuple(self._watchers)):
+            self._ring_here()
 
     def after_io_wait(self, timeout: float) -> None:
-        """Clear the mark: the loop runs."""
+        """Clear the marks: the loop runs."""
         if self._sleeps:
             self._sleeps = False
             if not self._naps:
-                self._asleep[0] = 0
+                self._asleep[POSTS] = self._asleep[PACKETS] = 0
 
     def _ring_here(self) -> None:
         with suppress(BlockingIOError):  # the bell has been rung more often than it can count
