@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from threading import get_ident
 from typing import TypeAlias
 
 import trio
@@ -60,16 +61,21 @@ class StartingEndpoint(Endpoint, Starter):
 class _AwaitedEnd:
     """The end of one call, awaited by the task that has begun it."""
 
-    __slots__ = ("_call", "_cancelling", "_raise_cancel", "_task")
+    __slots__ = ("_call", "_cancelling", "_raise_cancel", "_task", "_thread", "_token")
 
     def __init__(self) -> None:
         self._task: trio.lowlevel.Task | None = None
+        self._thread, self._token = get_ident(), trio.lowlevel.current_trio_token()
         self._cancelling = False
 
     def told(self, call: Call) -> None:
         """Wake the task, unless it is being cancelled and the call was taken back in time."""
-        if self._task is not None and not (self._cancelling and call.withdrawn):
+        if self._task is None or (self._cancelling and call.withdrawn):
+            return
+        if get_ident() == self._thread:
             reschedule(self._task)
+        else:  # a thread that has the loop's place
+            self._token.run_sync_soon(reschedule, self._task)
 
     async def of(self, call: Call | None) -> None:
         """Wait until a call ends, and raise the error that it ended with."""

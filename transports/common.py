@@ -2,7 +2,7 @@
 
 A transport with shared memory has a `Board` for each group. An operation has a number and a tag; ranks with equal calls
 have equal tags. Each rank *posts* its phase and the place of its bytes, and checks whether the other ranks have reached
-that phase. The last rank wakes the others. No function here waits, except as `Board.wait` and `Board.linger` say.
+that phase. The last rank wakes the others. No function here waits, except as `Waits.wait` and `Waits.linger` say.
 """
 
 from __future__ import annotations
@@ -44,6 +44,55 @@ class Watcher(Protocol):
         """Go on with the operation, if the other ranks have come."""
 
 
+class Waits(ABC):
+    """The waiting of a process for others of its host: watchers look, sleep, and are rung awake."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def watch(self, watcher: Watcher) -> None:
+        """Add a watcher, which is called on the event loop whenever other ranks have come or a rank is lost."""
+
+    @abstractmethod
+    def unwatch(self, watcher: Watcher) -> None:
+        """Remove a watcher that `watch` added, if it is still there."""
+
+    @abstractmethod
+    def wait(self, watcher: Watcher) -> bool:
+        """Return whether a watcher can go on, looking shortly if that has helped lately; the loop's thread only."""
+
+    @abstractmethod
+    def rouse(self, watcher: Watcher) -> bool:
+        """Stop the wake-ups of this process, because a thread looks instead; False if others wait here, too.
+
+        Args:
+            watcher: The one that waits, which `watch` has added.
+        """
+
+    @abstractmethod
+    def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
+        """Return whether somebody can go on, after a look, and then a nap from which another process wakes.
+
+        In any thread, after `rouse`. It ends within a moment once nobody waits any more, or somebody else does.
+
+        Args:
+            watcher: The one that waits.
+            longest_s: Longest sleep, in seconds; None: no limit.
+        """
+
+    @abstractmethod
+    def doze(self) -> None:
+        """Allow wake-ups again; the caller must look at once."""
+
+    @abstractmethod
+    def alone(self, watcher: Watcher) -> bool:
+        """Whether nobody else waits here, and there is no message that nobody has taken in."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Take in messages, and call all watchers of this process; the loop's thread only."""
+
+
 class Board(ABC):
     """The shared memory of the ranks of one group. A position is a rank of the group."""
 
@@ -52,6 +101,7 @@ class Board(ABC):
     reads: bool  # Whether every rank can read every other's private memory; known likewise
     lost: str | None  # Why nothing more can be expected of one of the ranks; None: of all of them
     processes: int  # How many processes of this host have memory in common, this one among them
+    waiting: Waits  # How this process waits for the others
 
     @abstractmethod
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
@@ -120,41 +170,6 @@ class Board(ABC):
     @abstractmethod
     def ring(self) -> None:
         """Wake all other processes of the group that sleep at the board."""
-
-    @abstractmethod
-    def watch(self, watcher: Watcher) -> None:
-        """Add a watcher, which is called on the event loop whenever other ranks have come or a rank is lost."""
-
-    @abstractmethod
-    def unwatch(self, watcher: Watcher) -> None:
-        """Remove a watcher that `watch` added."""
-
-    @abstractmethod
-    def wait(self, watcher: Watcher) -> bool:
-        """Return whether a watcher can go on, polling shortly if that has helped lately; the loop's thread only."""
-
-    @abstractmethod
-    def rouse(self) -> bool:
-        """Stop the wake-ups of this process, because a thread polls instead; False if other watchers wait here."""
-
-    @abstractmethod
-    def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
-        """Return whether somebody can go on, after a look, and then a nap from which whoever comes last wakes.
-
-        In any thread, after `rouse`. It ends within a moment once nobody waits any more, or somebody else does.
-
-        Args:
-            watcher: The operation that waits.
-            longest_s: Longest sleep, in seconds; None: no limit.
-        """
-
-    @abstractmethod
-    def doze(self) -> bool:
-        """Allow wake-ups again; the caller must look at once. False if several watchers wait here."""
-
-    @abstractmethod
-    def look(self) -> None:
-        """Call all watchers of this process; the loop's thread only."""
 
     @abstractmethod
     def lend(self, nbytes: int) -> Place | None:

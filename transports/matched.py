@@ -19,6 +19,7 @@ from trio.lowlevel import cancel_shielded_checkpoint
 from transports.base import TAG_LIMIT, Endpoint, Statistics, Transport, check_choices, check_tag, describe_ranks
 from transports.blocking import StartingEndpoint
 from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
+from transports.common import Waits
 from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.matching import Engine, Lane, Limits, Receive, Send
 from transports.patience import Patience
@@ -75,6 +76,16 @@ class Link(ABC):
 
     def catch_up(self) -> bool:
         """Move the bytes that are ready, for a task that is about to sleep; return whether any were."""
+        return False
+
+    @property
+    def takes_threads(self) -> bool:
+        """Whether a thread that has the event loop's place may begin messages and catch up."""
+        return False
+
+    @property
+    def news(self) -> bool:
+        """Whether `catch_up` has something to do, where that is known; any thread may ask."""
         return False
 
     def take_back(self, end: Send | Receive) -> None:
@@ -139,10 +150,12 @@ class MatchedTransport(Transport):
         home: The index of the process of each rank that can be reached.
         memory: For messages that are lent.
         state: Why nothing can be sent or received; None while it can.
+        waiting: How this process waits for its neighbours on the host; None where nothing wakes a thread.
         patience: How long to look at links before sleeping; None where none of them would have come sooner.
         at_once_bytes: Longer messages never leave at once, see `Link.send_now`.
     """
 
+    waiting: Waits | None = None
     patience: Patience | None = None
     at_once_bytes = sys.maxsize
     links: Mapping[int, Link]
@@ -348,6 +361,22 @@ class _MatchedEndpoint(StartingEndpoint):
     def patience(self) -> Patience | None:
         """Whether, and for how long, to catch up repeatedly before sleeping."""
         return self._transport.patience
+
+    @property
+    def waiting(self) -> Waits | None:
+        """How this process waits for its neighbours on the host."""
+        return self._transport.waiting
+
+    def takes_threads(self, peer: int) -> bool:
+        """Whether a thread that has the event loop's place may begin messages with a peer, and catch up."""
+        transport = self._transport
+        home = transport.home.get(peer)
+        return home is not None and transport.state is None and transport.links[home].takes_threads
+
+    def news(self, peer: int) -> bool:
+        """Whether there is something to catch up with."""
+        home = self._transport.home.get(peer)
+        return home is not None and self._transport.links[home].news
 
     def catch_up(self, peer: int) -> bool:
         """Move the bytes from and to a peer that are ready."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transports.buffers import Buffer, Delivery
+    from transports.common import Waits
     from transports.failures import TransportError
     from transports.patience import Patience
 
@@ -100,6 +101,19 @@ class Starter(ABC):
     def patience(self) -> Patience | None:
         """Whether, and for how long, to call `catch_up` repeatedly before sleeping; None where that never helps."""
         return None
+
+    @property
+    def waiting(self) -> Waits | None:
+        """How this process waits for its neighbours on the host, which wake a sleeping thread; None: not so."""
+        return None
+
+    def takes_threads(self, peer: int) -> bool:
+        """Whether a thread that has the event loop's place may begin messages with a peer, and `catch_up`."""
+        return False
+
+    def news(self, peer: int) -> bool:
+        """Whether `catch_up` has something to do, where there is `waiting`. Any thread may ask."""
+        return False
 
     def catch_up(self, peer: int) -> bool:
         """Move the bytes from and to a peer that are ready, before the task that would do so runs.

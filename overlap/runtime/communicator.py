@@ -188,6 +188,10 @@ class Communicator:
             self._short_ways.clear()
         self._short_ways[call] = way
 
+    def shortened(self, call: Call) -> bool:
+        """Whether a call takes a shorter way."""
+        return call in self._short_ways
+
     def match_alone(self, operation: Operation) -> Match:
         """Return the match of what takes a shorter way: all its other ends are elsewhere."""
         raise AssertionError("what has all ends here takes no shorter way")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +79,9 @@ class RankContext:
         self.deadlines.add(operation, timeout_s, self.spawn, self.now_ns)
 
     def spawn(self, function: Callable[..., object], *args: object) -> None:
-        """Start a task of this rank."""
+        """Start a task of this rank; soon, if a thread asks that has the event loop's place."""
+        if get_ident() != self.thread:
+            self.from_thread(self.spawn, function, *args)
+            return
         assert self.nursery is not None, "only a rank that lives starts programs"
         self.nursery.start_soon(function, *args)  # type: ignore[arg-type]

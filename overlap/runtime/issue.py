@@ -143,8 +143,10 @@ class Issuer:
             except TypeError:  # not hashable, so no stream: `Streams.find` says so
                 port = None
             self._enqueue(operation, port or self._open_port(stream))
-        elif not self._enqueue_here(operation, self._opened.get(self._streams.find(stream))):
-            self._enqueue_soon(operation, partial(self._open_port, self._streams.find(stream)))
+        else:
+            known = self._streams.find(stream)
+            if not self._enqueue_here(operation, partial(self._opened.get, known)):
+                self._enqueue_soon(operation, partial(self._open_port, known))
         return operation
 
     def _issue_tree(
@@ -275,9 +277,11 @@ class Issuer:
         """Start one end of a message to or from a peer."""
         asked = receives, peer, tag, stream
         here = get_ident() == self.context.thread
-        if here and type(peer) is int and type(tag) is int:  # 1.0 would be the same key as 1
-            port = self._known_port(asked)
-            if port is not None:
+        if type(peer) is int and type(tag) is int:  # 1.0 would be the same key as 1
+            if not here:
+                if self._enqueue_here(operation, partial(self._known_port, asked)):
+                    return operation
+            elif (port := self._known_port(asked)) is not None:
                 self._enqueue(operation, port)
                 return operation
         check_peer(self.group, "src" if receives else "dst", peer, tag)
@@ -367,20 +371,22 @@ class Issuer:
             context.expire(operation, operation.deadline_s)
         lane.enqueue(operation)
 
-    def _enqueue_here(self, operation: CollectiveFuture[Any], port: Port | None) -> bool:
+    def _enqueue_here(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port | None]) -> bool:
         """Issue from another thread an operation that starts no task, if the loop sleeps; False: the loop must."""
         context = self.context
-        if port is None or isinstance(operation.input, Future) or not context.handover.enter():
+        if isinstance(operation.input, Future) or not context.handover.enter():
             return False
         try:
+            port = find_port()
             here = (
-                not context.closed
+                port is not None
+                and not context.closed
                 and port.stream.has_room
                 and not port.stream.listens
                 and not context.deadlines.wakes(operation.deadline_s)
                 and port.communicator.at_once(operation)
             )
-            if here:
+            if here and port is not None:
                 self._enqueue(operation, port)
             return here
         finally:

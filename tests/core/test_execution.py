@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
+from threading import get_ident
 
 import numpy as np
 import pytest
@@ -232,7 +233,8 @@ def _copying(size: int) -> tuple[Callable[[trio.Nursery], Execution], Workers]:
 
     @cache
     def run(nursery: trio.Nursery) -> Execution:
-        station = execution.Station(starters={}, workers=workers)
+        token = trio.lowlevel.current_trio_token()
+        station = execution.Station(starters={}, workers=workers, token=token, thread=get_ident())
         return Execution(laid, buffers, station, tag=0, priority=0, spawn=nursery.start_soon)
 
     return run, workers

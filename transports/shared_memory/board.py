@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 
-from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place, Watcher
+from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place
 from transports.failures import LinkLostError
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.peer_memory import address_of, read
@@ -105,7 +105,7 @@ class _SharedBoard(Board):
         self._others = tuple(dict.fromkeys(home for home in homes if home in links))
         local = [home for home in homes if home not in links]
         self._rung = (*self._others, local[0]) if len(local) > 1 else self._others
-        self._waiting, self._when_ready = boards.waiting, list[Callable[[], None]]()
+        self.waiting, self._when_ready = boards.waiting, list[Callable[[], None]]()
         self._starts: list[int] = [-1] * len(ranks)
         self._words: list[memoryview] = []
         self._firsts: list[tuple[memoryview, int]] = []
@@ -209,27 +209,6 @@ class _SharedBoard(Board):
 
     def ring(self) -> None:
         self._boards.ring(self._rung)
-
-    def watch(self, watcher: Watcher) -> None:
-        self._waiting.watch(watcher)
-
-    def unwatch(self, watcher: Watcher) -> None:
-        self._waiting.unwatch(watcher)
-
-    def wait(self, watcher: Watcher) -> bool:
-        return self._waiting.wait(watcher)
-
-    def rouse(self) -> bool:
-        return self._waiting.rouse()
-
-    def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
-        return self._waiting.linger(watcher, longest_s)
-
-    def doze(self) -> bool:
-        return self._waiting.doze()
-
-    def look(self) -> None:
-        self._waiting.look()
 
     def lose(self, member: int, reason: str) -> None:
         """Note that a process is gone."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
+from threading import get_ident
 
 import trio
 
@@ -28,7 +29,7 @@ from transports.shared_memory.slots import SLOT_BYTES, Slots
 from transports.shared_memory.waiting import fence
 
 #: Messages up to this length travel in a packet. Longer ones are read where they lie, which takes a packet back.
-EAGER_BYTES = 16 << 10
+EAGER_BYTES = 64 << 10
 
 
 class Kind(IntEnum):
@@ -47,6 +48,8 @@ pack, unpack = _PACKETS.pack, _PACKETS.unpack
 _PACKETS_AT_ONCE = 256
 # A message up to this length is read when it is matched; a longer one by a task, which yields after each piece.
 _AT_ONCE_BYTES = 256 << 10
+# What a thread acts on in the loop's place.
+_FOR_THREADS = (MessageKind.EAGER, MessageKind.OFFER, MessageKind.ACCEPT, MessageKind.TAKEN, MessageKind.CREDIT)
 _SETTLES_OFFER = (MessageKind.TAKEN, MessageKind.REFUSE, MessageKind.WITHDRAWN)
 _MIDDLE = 1 << 63  # priorities are sent as unsigned integers
 
@@ -114,6 +117,7 @@ class MemoryLink(Link):
         self._farewell = self._said_bye = self._dead = False
         self._work = trio.Event()
         self._count = 0
+        self._thread, self._token = get_ident(), trio.lowlevel.current_trio_token()  # of the event loop
 
     # -- departures ---------------------------------------------------------------------------------------------------
 
@@ -210,6 +214,25 @@ class MemoryLink(Link):
     # -- arrivals -----------------------------------------------------------------------------------------------------
 
     @property
+    def takes_threads(self) -> bool:
+        """Whether a thread that has the loop's place may send and take in packets: that wakes no task."""
+        busy = self._settling or self._reading or self._dead or self._stuck is not None
+        return not busy and self.engine.gone is None and self._changed is None and not self.engine.incoming.watchers
+
+    def catch_up(self) -> bool:
+        """Act on packets that have come, and read a piece of a long message."""
+        before = self._count
+        self.look()
+        if self._fetching and not self._dead:
+            self._read_next()
+        return self._count > before
+
+    @property
+    def news(self) -> bool:
+        """Whether packets have come, or there is more of a long message to read."""
+        return self.waits or bool(self._fetching)
+
+    @property
     def waits(self) -> bool:
         """Whether packets have come, or there is room again for one that waits."""
         return self._packets_in.waits or (self._stuck is not None and self._packets_out.drained)
@@ -217,10 +240,18 @@ class MemoryLink(Link):
     def look(self) -> None:
         """Act on packets that have come."""
         if not self._reading:
-            self._drain()
+            self._drain(here=get_ident() == self._thread)
+            if self._fetching:
+                self._read_on()
 
-    def _drain(self) -> bool:
-        """Act on the packets that are there; False if there may be more."""
+    def _drain(self, *, here: bool = True) -> bool:
+        """Act on the packets that are there; False if there may be more.
+
+        Args:
+            here: Whether this is the loop's thread; another one leaves to it whatever may wake a task.
+        """
+        if not (here or self.takes_threads):
+            return False
         self._reading = True
         wanted = False
         try:
@@ -228,11 +259,15 @@ class MemoryLink(Link):
                 packet = None if self._dead else self._packets_in.peek()
                 if packet is None:
                     return True
+                kind, fields, payload = unpack(packet)
+                if not here and kind not in _FOR_THREADS:
+                    return False
                 self._count += 1
-                self._hear(*unpack(packet))
+                self._hear(kind, fields, payload)
                 wanted = self._packets_in.drop() or wanted
         except ProtocolError as error:
-            self._ended(f"a bad packet: {error}", evident=True)
+            if here:  # the loop comes to it, too
+                self._ended(f"a bad packet: {error}", evident=True)
             return True
         finally:
             self._reading = False
@@ -277,7 +312,12 @@ class MemoryLink(Link):
             self._read_piece(number, 0)
             return
         heappush(self._fetching, (self._addresses[number][1], number, 0))
-        self._work.set()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Let a task read what is left of long messages, unless a thread does."""
+        if get_ident() == self._thread:
+            self._work.set()
 
     def _read_piece(self, number: int, offset: int) -> bool:
         """Read the next piece of a message; return whether more are left."""
@@ -290,7 +330,11 @@ class MemoryLink(Link):
             read(self.peer.pid, self._addresses[number][0] + offset, self.engine.incoming.place(number, offset, nbytes))
         except OSError as error:
             gone = error.errno == errno.ESRCH
-            self._ended("its process has ended" if gone else f"its memory cannot be read: {error.strerror}")
+            reason = "its process has ended" if gone else f"its memory cannot be read: {error.strerror}"
+            if get_ident() == self._thread:
+                self._ended(reason)
+            else:
+                self._token.run_sync_soon(self._ended, reason)
             return False
         self._count += 1
         more = offset + nbytes < receive.nbytes
@@ -302,11 +346,15 @@ class MemoryLink(Link):
             await self._work.wait()
             self._work = trio.Event()
             while self._fetching and not self._dead:
-                urgency, number, offset = heappop(self._fetching)
-                if self._read_piece(number, offset):
-                    heappush(self._fetching, (urgency, number, offset + SLOT_BYTES))
-                self.settle()
+                self._read_next()
                 await trio.lowlevel.checkpoint()
+
+    def _read_next(self) -> None:
+        """Read the next piece of the most urgent long message."""
+        urgency, number, offset = heappop(self._fetching)
+        if self._read_piece(number, offset):
+            heappush(self._fetching, (urgency, number, offset + SLOT_BYTES))
+        self.settle()
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from transports.matching import ProtocolError
 
 #: Memory of the packets from one process to another: room for some fifteen of the longest.
-RING_BYTES = 256 << 10
+RING_BYTES = 1 << 20
 
 _WORD = 8
 # The counts lie in cache lines of their own: by index of the word.

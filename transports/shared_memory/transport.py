@@ -63,6 +63,8 @@ class SharedMemory(MatchedTransport):
             less than no memory.
     """
 
+    waiting: Waiting | None = None
+
     def __init__(
         self,
         *,
@@ -90,7 +92,6 @@ class SharedMemory(MatchedTransport):
         self._joining = Joining(Meeting(mine, secret, join_s=join_s), limit_bytes=limit_bytes, reads=reads)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
-        self._waiting: Waiting | None = None
         self._asleep: dict[int, memoryview] = {}
         self._words: dict[int, Word] = {}
 
@@ -142,9 +143,9 @@ class SharedMemory(MatchedTransport):
         look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(usable()))
         asleep, word = self._asleep[self.member], self._words.get(self.member)
         links = tuple(self.links.values())
-        self._waiting = Waiting(self._joining.bell, links, asleep, word, look_s=look_s, let_run=let_run)
+        self.waiting = waiting = Waiting(self._joining.bell, links, asleep, word, look_s=look_s, let_run=let_run)
         heap = Heap(first, segment.nbytes - _LAST_BYTES)
-        self._boards = boards = Boards(segment, heap, self._waiting, partial(self._ring, POSTS))
+        self._boards = boards = Boards(segment, heap, waiting, partial(self._ring, POSTS))
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)
@@ -179,8 +180,8 @@ class SharedMemory(MatchedTransport):
         async with trio.open_nursery() as nursery:
             for link in self.links.values():
                 nursery.start_soon(link.run)
-            if self._waiting is not None:
-                nursery.start_soon(self._waiting.run)
+            if self.waiting is not None:
+                nursery.start_soon(self.waiting.run)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up ranks of other processes that are known to be gone."""

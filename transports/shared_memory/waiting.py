@@ -21,7 +21,7 @@ from typing import Protocol
 
 import trio
 
-from transports.common import Watcher
+from transports.common import Waits, Watcher
 from transports.patience import LONG_TURN_S, Patience
 from transports.shared_memory.peer_memory import Word
 
@@ -101,7 +101,7 @@ def _session(pid: int) -> int | None:
     return None
 
 
-class Waiting(trio.abc.Instrument):
+class Waiting(Waits, trio.abc.Instrument):
     """The waiting of one process for others of its host; other processes ring its bell.
 
     A caller that is about to wait may look for a moment instead, and yields the core meanwhile.
@@ -178,9 +178,7 @@ class Waiting(trio.abc.Instrument):
         """Return whether a watcher can go on within so many seconds."""
         now = perf_counter()
         until = now + patience_s
-        while not watcher.others_came:
-            if self._packets_wait:
-                return False
+        while not (watcher.others_came or self._packets_wait):
             if now > until:
                 self._patience.learn(came=False)
                 return False
@@ -189,23 +187,26 @@ class Waiting(trio.abc.Instrument):
             now = perf_counter()
             if now - before > LONG_TURN_S:
                 self._patience.give_up()
-                return watcher.others_came
+                return watcher.others_came or self._packets_wait
         self._patience.learn(came=True)
         return True
 
     # -- a thread in place of the event loop ---------------------------------------------------------------------------
 
-    def rouse(self) -> bool:
+    def rouse(self, watcher: Watcher) -> bool:
         """Clear the marks, because a thread looks in place of the sleeping loop; False if there are more watchers."""
-        alone = len(self._watchers) == 1
+        alone = self._watchers.keys() <= {watcher}
         if alone:
             self._asleep[POSTS] = self._asleep[PACKETS] = 0
         return alone
 
-    def doze(self) -> bool:
-        """Let this process be rung again; its watcher must look now. False if there is more than that."""
+    def doze(self) -> None:
+        """Let this process be rung again; its watcher must look now."""
         self._mark_asleep()
-        return len(self._watchers) <= 1 and not self._packets_wait
+
+    def alone(self, watcher: Watcher) -> bool:
+        """Whether no other watcher is here, and no packet waits."""
+        return self._watchers.keys() <= {watcher} and not self._packets_wait
 
     def _mark_asleep(self) -> None:
         self._asleep[PACKETS] = SLEEPS
@@ -230,10 +231,8 @@ class Waiting(trio.abc.Instrument):
                 seen = word.value
                 self._asleep[POSTS] = self._asleep[PACKETS] = NAPS
                 fence()
-                if watcher.others_came:
+                if watcher.others_came or self._packets_wait:
                     return True
-                if self._packets_wait:
-                    return False
                 left_s = until - perf_counter()
                 if not (self._naps and watcher in self._watchers and len(self._watchers) == 1) or left_s <= 0:
                     return False

@@ -8,33 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from threading import get_ident
 
 import numpy as np
 import trio
-from trio.lowlevel import Task, checkpoint, current_task, reschedule, wait_task_rescheduled
+from trio.lowlevel import Task, TrioToken, checkpoint, current_task, reschedule, wait_task_rescheduled
 
 from transports import Call, Delivery, Starter
+from transports.common import Waits
 
 from ...collectives.program import Step
 from ...collectives.reduce import Array
 from ...collectives.schedule import Buffer, Op
+from ..event_loop import Handover
 from .host_bytes import typed
 from .laid_out import LaidOut, LaidStep, Run
 from .layout import Buffers, Layout
+from .looking import Looking
 from .polling import linger
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Station:
     """The wires and workers of all programs of one rank on one group."""
 
     starters: Mapping[int, Starter]  # Start messages, by world rank of the peer
     workers: Workers  # Run large reductions
+    token: TrioToken  # Of the event loop
+    thread: int  # Of the event loop
+
+    @cached_property
+    def waiting(self) -> Waits | None:
+        """How this process waits for the peers, where all of them are on its host."""
+        every = {starter.waiting for starter in self.starters.values()}
+        return every.pop() if len(every) == 1 else None
 
 
-class Execution:
+class Execution(Looking):
     """One execution of one rank's program.
 
     Args:
@@ -47,7 +59,7 @@ class Execution:
     """
 
     # Defaults of the class, because most executions never change them.
-    _advancing = _gives_up = False
+    _advancing = _gives_up = _watched = False
     _failure: BaseException | None = None
     _sleeper: Task | None = None
     _ended: Callable[[BaseException | None], None] | None = None
@@ -87,11 +99,65 @@ class Execution:
             self._give_up_soon()
         return False
 
-    def look(self) -> None:
+    # -- looking before it sleeps --------------------------------------------------------------------------------
+
+    def look_before_sleeping(self) -> None:
         """Process messages that have come, before a task sleeps until the end: this saves a wake-up."""
-        starters = self._station.starters
-        if starters:
-            linger(starters, self._rests)
+        waiting = self._station.waiting
+        if waiting is None:
+            if self._station.starters:
+                linger(self._station.starters, self._rests)
+            return
+        while self.waits and waiting.wait(self):
+            self.look()
+
+    @property
+    def waiting(self) -> Waits:
+        """How this process waits for the peers."""
+        waiting = self._station.waiting
+        assert waiting is not None, "a thread looks only where others can wake it"
+        return waiting
+
+    @property
+    def waits(self) -> bool:
+        """Whether messages are under way."""
+        return self._ended is not None and not self._rests()
+
+    @property
+    def others_came(self) -> bool:
+        """Whether a peer has sent something, or no message is under way any more."""
+        return not self.waits or any(starter.news(peer) for peer, starter in self._station.starters.items())
+
+    def look(self) -> None:
+        """Process messages that have come."""
+        for peer, starter in self._station.starters.items():
+            starter.catch_up(peer)
+
+    def look_in_thread(self) -> None:
+        """Process messages that have come, unless a task waits for any of them."""
+        for peer, starter in self._station.starters.items():
+            if starter.takes_threads(peer):
+                starter.catch_up(peer)
+
+    def look_here(self, handover: Handover, longest_s: float | None) -> None:
+        """Process messages for a while, in a thread that waits for the end."""
+        if self._station.waiting is not None:
+            super().look_here(handover, longest_s)
+
+    def _ready(self) -> bool:
+        """Be known as a watcher, so that two threads do not look in one place."""
+        if self.waits and not self._watched:
+            self._watched = True
+            self.waiting.watch(self)
+        return self.waits
+
+    def _end(self, error: BaseException | None) -> None:
+        """Tell the end, once."""
+        ended, self._ended = self._ended, None
+        if self._watched:
+            self.waiting.unwatch(self)
+        if ended is not None:
+            ended(error)
 
     def _rests(self) -> bool:
         """Whether no message is under way; reductions in worker threads may be."""
@@ -128,16 +194,19 @@ class Execution:
             if delivery is not None:
                 delivery.release()
         self._waiting.clear()
-        assert self._ended is not None, "the end is told once, here or after the last step"
-        self._ended(self._failure)
+        self._end(self._failure)
 
     def _stopped(self, error: BaseException | None) -> None:
         """Note the end of a message or reduction after a failure, or its own failure."""
         if error is not None:
             self._fail(error)
         task, self._sleeper = self._sleeper, None
-        if task is not None:
+        if task is None:
+            return
+        if get_ident() == self._station.thread:
             reschedule(task)
+        else:
+            self._station.token.run_sync_soon(reschedule, task)
 
     # -- going on ------------------------------------------------------------------------------------------------
 
@@ -217,9 +286,8 @@ class Execution:
         if not self._advancing:
             if self._able:
                 self._advance()
-            if not self._unended and self._ended is not None:
-                ended, self._ended = self._ended, None
-                ended(None)
+            if not self._unended:
+                self._end(None)
 
     def _moved(self, step: LaidStep, call: Call) -> None:
         """Note that a message has left, or has come to its final place."""
@@ -302,7 +370,7 @@ class Execution:
 
     def _let_others(self, pieces: Sequence[Callable[[], None]], step: LaidStep, delivery: Delivery | None) -> None:
         """Submit the pieces of a step to the worker threads."""
-        token = trio.lowlevel.current_trio_token()
+        token = self._station.token
         done = partial(self._told_by_workers, step, delivery)
         self._running[step] = None
         self._station.workers.submit(pieces, lambda error: token.run_sync_soon(done, error), priority=self._priority)

@@ -1,27 +1,20 @@
-"""Meetings of ranks in several processes of one host, at a board that they look at before they sleep.
-
-A look saves two wake-ups: a task need not sleep, and neither the loop nor a thread has to be woken. Meanwhile its
-process need not be rung.
-"""
+"""Meetings of ranks in several processes of one host, at a board."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
 from trio.lowlevel import TrioToken
 
-from transports.common import Board, Place
+from transports.common import Board, Place, Waits
 
-from ...errors import PeerFailedError
 from ..communicator import Communicator
-from ..event_loop import Handover, Looks
 from ..match import Match
 from ..operation import Operation
+from .looking import Looking
 from .workers import Workers
 
 #: The last phase of an operation: a rank reads nothing of the others any more.
@@ -73,8 +66,8 @@ class Meeting:
         self._lent.append((number, tag, place))
 
 
-class Looking(Looks):
-    """One rank's end of an operation, which goes on when the others have come as far."""
+class BoardRun(Looking):
+    """One rank's end of an operation at a board."""
 
     __slots__ = ("_meeting", "_operation")
 
@@ -82,58 +75,21 @@ class Looking(Looks):
     _operation: Operation
 
     @property
-    @abstractmethod
-    def waits(self) -> bool:
-        """Whether it is for the others that it waits. Any thread may ask."""
+    def waiting(self) -> Waits:
+        """How this process waits for the others."""
+        return self._meeting.board.waiting
 
-    @property
-    @abstractmethod
-    def others_came(self) -> bool:
-        """Whether it waits for the others, and they have come as far, or one never will. Any thread may ask."""
-
-    @abstractmethod
-    def look(self) -> None:
-        """Go on, if the others have come as far."""
+    def look_in_thread(self) -> None:
+        """Go on, unless that wakes a task, or is the end of the world."""
+        operation = self._operation
+        if operation.scope is self and not operation.heard and self._meeting.board.lost is None:
+            self.look()
 
     def look_before_sleeping(self) -> None:
         """Look for a moment, on the loop's thread, before a task sleeps that waits for the operation.
 
         Where other ranks live in this process, they may be those who have not come, and it is their turn.
         """
-        alone, board = self._meeting.communicator.here == 1, self._meeting.board
-        while self.waits and (board.wait(self) if alone else self.others_came):
+        alone, waiting = self._meeting.communicator.here == 1, self.waiting
+        while self.waits and (waiting.wait(self) if alone else self.others_came):
             self.look()
-
-    def look_here(self, handover: Handover, longest_s: float | None) -> None:
-        """Look for a while, in a thread that waits for the operation, and go on if all have come meanwhile."""
-        if self._roused(handover):
-            try:
-                self._meeting.board.linger(self, longest_s)
-            finally:
-                self._dozed(handover)
-
-    def _roused(self, handover: Handover) -> bool:
-        if not handover.enter():
-            return False
-        try:
-            return self.waits and self._meeting.board.rouse()
-        finally:
-            handover.leave()
-
-    def _dozed(self, handover: Handover) -> None:
-        """Let this process be rung again, and look who has come before that could be known."""
-        alone, board, operation = False, self._meeting.board, self._operation
-        if handover.enter():
-            try:
-                alone = board.doze()
-                if operation.scope is self and not operation.heard and board.lost is None:
-                    self.look()
-            finally:
-                handover.leave()
-        if not alone:
-            with suppress(PeerFailedError):  # nobody waits any more
-                operation.context.from_thread(self._doze)
-
-    def _doze(self) -> None:
-        self._meeting.board.doze()
-        self._meeting.board.look()

@@ -21,7 +21,7 @@ from ..communicator import ShortWay
 from ..match import Match
 from ..operation import Operation
 from .ends import settle
-from .meeting import Looking, Meeting, Mode
+from .meeting import BoardRun, Meeting, Mode
 
 _ARRIVED = 1
 
@@ -104,7 +104,7 @@ def _posted(meeting: Meeting, call: Call, position: int) -> Array:
     return np.ndarray((OPERATIONS, *shape), dtype, memory, strides=strides)
 
 
-class SmallRun(Looking):
+class SmallRun(BoardRun):
     """One rank's end of a small operation under way: it posts its input, and adds up what the others have posted."""
 
     __slots__ = ("_exchange", "_match", "_tag")
@@ -125,23 +125,23 @@ class SmallRun(Looking):
         operation, self._tag = self._operation, self._exchange.tag
         operation.running, operation.scope = True, self
         operation.look = self.look_before_sleeping
-        self._meeting.board.watch(self)
+        self._meeting.board.waiting.watch(self)
 
     def look_before_sleeping(self) -> None:
         """Look for a moment, on the loop's thread, before a task sleeps that waits for the operation."""
         self.look()
-        if self.waits and self._meeting.communicator.here == 1 and self._meeting.board.wait(self):
+        if self.waits and self._meeting.communicator.here == 1 and self.waiting.wait(self):
             self.look()
 
     def look(self) -> None:
         """End, if all have come, or one never will."""
         operation, board = self._operation, self._meeting.board
         if board.reached(operation.seq, self._tag, _ARRIVED):
-            board.unwatch(self)
+            board.waiting.unwatch(self)
             operation.stopped()
             self._end()
         elif board.lost is not None:
-            board.unwatch(self)
+            board.waiting.unwatch(self)
             operation.stopped()
             settle(self._meeting.communicator, self._match, operation, LinkLostError(board.lost))
 
@@ -168,6 +168,6 @@ class SmallRun(Looking):
 
     def cancel(self) -> None:
         """End: nothing of this rank's is touched."""
-        self._meeting.board.unwatch(self)
+        self._meeting.board.waiting.unwatch(self)
         self._operation.stopped()
         self._meeting.communicator.ended(self._match, self._operation)

@@ -20,7 +20,7 @@ from ..match import Match
 from ..operation import Operation
 from .ends import settle
 from .host_bytes import Sources, address_of, bytes_of, do_all, room_for, typed
-from .meeting import DONE, Looking, Meeting, Mode
+from .meeting import DONE, BoardRun, Meeting, Mode
 from .pulls import Pull, collected, gives, pulls, reduced
 from .workers import INLINE_BYTES
 
@@ -39,7 +39,7 @@ _SLICED_BYTES = 64 << 10
 _PIECE_BYTES = 512 << 10
 
 
-class HostRun(Looking):
+class HostRun(BoardRun):
     """One rank's end of an operation under way. It is the operation's `scope`, too: what is cancelled ends here."""
 
     __slots__ = (
@@ -176,7 +176,7 @@ class HostRun(Looking):
                     self._end(LinkLostError(board.lost))
                 elif not self._watched:
                     self._watched = True
-                    board.watch(self)
+                    board.waiting.watch(self)
                 return
             if self._phase == _ARRIVED:
                 self._meet()
@@ -383,7 +383,7 @@ class HostRun(Looking):
     def _close(self) -> None:
         self._over = True
         if self._watched:
-            self._board.unwatch(self)
+            self._board.waiting.unwatch(self)
         if self._place is not None:
             self._meeting.keep(self._number, self._tag, self._place)
 

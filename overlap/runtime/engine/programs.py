@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from threading import get_ident
 
 import trio
+from trio.lowlevel import TrioToken
 
 from transports import Transport
 from transports.blocking import TaskStarter
@@ -22,8 +24,8 @@ from .workers import Workers
 class ProgramRunner:
     """Runs operations whose bytes travel over a transport, while the ranks compute."""
 
-    def __init__(self, transport: Transport, workers: Workers, compiler: Compiler) -> None:
-        self._transport, self._workers, self._compiler = transport, workers, compiler
+    def __init__(self, transport: Transport, workers: Workers, compiler: Compiler, token: TrioToken) -> None:
+        self._transport, self._workers, self._compiler, self._token = transport, workers, compiler, token
         self._stations: dict[tuple[int, ...], Station] = {}  # by world rank and group members
 
     def start(self, communicator: Communicator, match: Match, *, lasting: bool) -> None:
@@ -64,7 +66,15 @@ class ProgramRunner:
         endpoint, spawn = self._transport.endpoint(members[position]), operation.context.spawn
         peers = [peer for peer in members if peer != members[position]]
         starters = {peer: endpoint.starter(peer) or TaskStarter(endpoint, spawn) for peer in peers}
-        return Station(starters=starters, workers=self._workers)
+        thread = operation.context.thread
+        return Station(starters=starters, workers=self._workers, token=self._token, thread=thread)
+
+    def at_once(self, communicator: Communicator, operation: Operation) -> bool:
+        """Whether one end of a message starts, and may end, without a task that is started or woken."""
+        station = self._stations.get((operation.context.rank, *communicator.members))
+        if station is None or not communicator.shortened(operation.call):
+            return False
+        return all(starter.takes_threads(peer) for peer, starter in station.starters.items())
 
 
 class ProgramWay(ShortWay):
@@ -98,7 +108,7 @@ class ProgramWay(ShortWay):
                 spawn=operation.context.spawn,
             )
             over = execution.begin(partial(self._over, match, operation))
-            operation.look = None if over or communicator.here > 1 else execution.look
+            operation.look = None if over or communicator.here > 1 else execution.look_before_sleeping
         except Exception as error:
             end(communicator, match, operation, error)
             return
@@ -107,7 +117,10 @@ class ProgramWay(ShortWay):
 
     def _over(self, match: Match, operation: Operation, error: BaseException | None) -> None:
         """End an operation; in a task if a local rank has yet to arrive, because its call may disagree."""
-        if error is None and match.count < self._communicator.here:
+        elsewhere = get_ident() != operation.context.thread
+        if elsewhere and (error is not None or operation.heard or self._communicator.here > 1):
+            operation.context.from_thread(self._over, match, operation, error)
+        elif error is None and match.count < self._communicator.here:
             operation.context.spawn(self._end_soon, match, operation)
         else:
             operation.stopped()

@@ -89,6 +89,8 @@ class RealEngine(BaseEngine):
 
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
         """Whether one end of an operation starts, and may end, without a task that is started or woken."""
+        if communicator.key.messages:
+            return self._programs.at_once(communicator, operation)
         return self._short(communicator, operation.call) and self._host_memory.at_once(communicator, operation)
 
     @cached_property
@@ -117,7 +119,7 @@ class RealEngine(BaseEngine):
         from .programs import ProgramRunner
 
         compiler = Compiler(self._cluster, self._algorithm, far=self._transport.spans_hosts)
-        return ProgramRunner(self._transport, self._workers, compiler)
+        return ProgramRunner(self._transport, self._workers, compiler, self._token)
 
     def _run_direct(self, communicator: Communicator, match: Match, last: Operation) -> None:
         met_ns = last.started_ns

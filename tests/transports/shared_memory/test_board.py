@@ -157,12 +157,12 @@ def test_nobody_who_waits_is_overlooked_whenever_the_others_come() -> None:
                         fence()
                         there.ring()
 
-                    here.watch(waiting)
+                    here.waiting.watch(waiting)
                     told.put(come)
                     for _ in range(passes % 5):
                         await trio.lowlevel.checkpoint()
                     await waiting.looked.wait()
-                    here.unwatch(waiting)
+                    here.waiting.unwatch(waiting)
                     seen += 1
         return seen
 
@@ -176,7 +176,7 @@ def test_a_process_that_is_awake_is_not_rung_and_looks_before_it_sleeps(monkeypa
     async def main() -> None:
         async with boards() as (here, there):
             waiting = Waiting()
-            here.watch(waiting)
+            here.waiting.watch(waiting)
             await wait_all_tasks_blocked(0.01)  # it has slept, and said so
             waiting.others_came = True
             with monkeypatch.context() as patched:
@@ -219,9 +219,9 @@ def test_who_is_about_to_wait_may_look_for_a_moment() -> None:
         async with boards() as (here, _):
             came, waiting = Waiting(), Waiting()
             came.others_came = True
-            assert here.wait(came)
-            assert [here.wait(waiting) for _ in range(5)] == [False] * 5
-            assert here.wait(came)
+            assert here.waiting.wait(came)
+            assert [here.waiting.wait(waiting) for _ in range(5)] == [False] * 5
+            assert here.waiting.wait(came)
 
     run(main)
 
@@ -251,8 +251,8 @@ def come(waiting: Waiting, there: Board) -> None:
     ("ends", "expected"),
     [
         (lambda here, there, waiting: come(waiting, there), True),
-        (lambda here, there, waiting: here.unwatch(waiting), False),
-        (lambda here, there, waiting: here.watch(Waiting()), False),
+        (lambda here, there, waiting: here.waiting.unwatch(waiting), False),
+        (lambda here, there, waiting: here.waiting.watch(Waiting()), False),
     ],
     ids=["whoever comes", "the end", "who else waits"],
 )
@@ -264,9 +264,9 @@ def test_a_thread_that_naps_in_place_of_the_loop_is_woken(
     async def main() -> None:
         async with boards() as (here, there):
             waiting = Waiting()
-            here.watch(waiting)
-            assert here.rouse()
-            thread = threading.Thread(target=lambda: found.append(here.linger(waiting, None)))
+            here.waiting.watch(waiting)
+            assert here.waiting.rouse(waiting)
+            thread = threading.Thread(target=lambda: found.append(here.waiting.linger(waiting, None)))
             thread.start()
             await trio.to_thread.run_sync(napped.get)
             await wait_all_tasks_blocked(0.01)  # the loop sleeps again, and leaves it to the thread
@@ -282,8 +282,8 @@ def test_a_nap_lasts_no_longer_than_it_may(napped: SimpleQueue[bool]) -> None:
     async def main() -> None:
         async with boards() as (here, _):
             waiting = Waiting()
-            here.watch(waiting)
-            assert here.rouse()
-            assert not await trio.to_thread.run_sync(here.linger, waiting, 0.01)
+            here.waiting.watch(waiting)
+            assert here.waiting.rouse(waiting)
+            assert not await trio.to_thread.run_sync(here.waiting.linger, waiting, 0.01)
 
     run(main)

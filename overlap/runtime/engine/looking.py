@@ -1,0 +1,99 @@
+"""Looking: one rank's end of an operation that waits for other processes of its host looks before it sleeps.
+
+A look saves two wake-ups: a task need not sleep, and neither the loop nor a thread has to be woken. Meanwhile its
+process need not be rung.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import suppress
+from time import perf_counter
+
+from trio import RunFinishedError
+
+from transports.common import Waits
+
+from ..event_loop import Handover, Looks
+
+
+class Looking(Looks):
+    """One rank's end of an operation, which goes on when the others have come as far."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def waiting(self) -> Waits:
+        """How this process waits for the others."""
+
+    @property
+    @abstractmethod
+    def waits(self) -> bool:
+        """Whether it is for the others that it waits. Any thread may ask."""
+
+    @property
+    @abstractmethod
+    def others_came(self) -> bool:
+        """Whether it waits for the others, and they have come as far, or one never will. Any thread may ask."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Go on, if the others have come as far."""
+
+    @abstractmethod
+    def look_in_thread(self) -> None:
+        """Go on likewise, in a thread that has the loop's place, unless that is for the loop to do."""
+
+    def look_here(self, handover: Handover, longest_s: float | None) -> None:
+        """Look for a while, in a thread that waits for the operation, and go on whenever all have come as far."""
+        if not self._roused(handover):
+            return
+        until_s = None if longest_s is None else perf_counter() + longest_s
+        try:
+            while self.waiting.linger(self, None if until_s is None else max(0.0, until_s - perf_counter())):
+                if not self._goes_on(handover):
+                    break
+        finally:
+            self._dozed(handover)
+
+    def _roused(self, handover: Handover) -> bool:
+        """Take the place of the sleeping loop, which need not be rung then; False if more is waited for here."""
+        if not handover.enter():
+            return False
+        try:
+            return self._ready() and self.waiting.rouse(self)
+        finally:
+            handover.leave()
+
+    def _ready(self) -> bool:
+        """Get ready to look, in a thread that has the loop's place; return whether there is anything to wait for."""
+        return self.waits
+
+    def _goes_on(self, handover: Handover) -> bool:
+        """Go on; return whether it waits again, and nothing else is to be done."""
+        if not handover.enter():
+            return False
+        try:
+            self.look_in_thread()
+            return self.waits and self.waiting.alone(self)
+        finally:
+            handover.leave()
+
+    def _dozed(self, handover: Handover) -> None:
+        """Let this process be rung again, and look who has come before that could be known."""
+        alone = False
+        if handover.enter():
+            try:
+                self.waiting.doze()
+                self.look_in_thread()
+                alone = self.waiting.alone(self)
+            finally:
+                handover.leave()
+        if not alone:
+            with suppress(RunFinishedError):  # nobody waits any more
+                handover.post(self._doze)
+
+    def _doze(self) -> None:
+        self.waiting.doze()
+        self.waiting.look()
