@@ -1,0 +1,191 @@
+"""Messages of threads: begun and taken in by the thread itself while its loop sleeps, in any mixture."""
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import overlap
+from overlap.runtime.event_loop import Handover
+from transports.shared_memory.peer_memory import Word
+
+from .connecting import TIMEOUT_S, connected
+
+ROUNDS = 40
+# In a packet, in one that is longer than a post on a board, read at once where it lies, and read in pieces.
+ELEMENTS = (1, 2_000, 20_000, 300_000)
+
+
+def told(src: int, tag: int, number: int, size: int) -> np.ndarray[Any, Any]:
+    return np.arange(size, dtype=np.float64) + src * 1000 + tag * 100 + number
+
+
+def exchange(world: overlap.Connection, tag: int, seed: int) -> int:
+    """Send to and receive from the other rank, in an order that both derive from a seed; return how many came."""
+    order, rank = random.Random(seed), world.rank
+    me, came = rank.rank, 0
+    for number in range(ROUNDS):
+        size, first, waits = order.choice(ELEMENTS), order.randrange(2), order.random() < 0.7
+        mine, theirs = told(me, tag, number, size), told(1 - me, tag, number, size)
+        calls: list[Callable[[], Any]] = [
+            partial(rank.send, mine, 1 - me, tag=tag),
+            partial(rank.recv, np.empty(size), 1 - me, tag=tag),
+        ]
+        if first != me:
+            calls.reverse()
+        futures = []
+        for call in calls:
+            futures.append(call())
+            if waits and size < 5_000:  # longer ones wait for their receiver
+                futures[-1].result(TIMEOUT_S)
+        found = [future.result(TIMEOUT_S) for future in futures]
+        np.testing.assert_array_equal(found[0 if first != me else 1], theirs)
+        came += 1
+    return came
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_come_whole_and_in_order(threads: int, seed: int) -> None:
+    def program(world: overlap.Connection) -> list[int]:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(lambda tag: exchange(world, tag, seed * 10 + tag), range(threads)))
+
+    assert connected(program, 2) == [[ROUNDS] * threads] * 2
+
+
+def test_a_thread_takes_in_what_tasks_and_callbacks_wait_for() -> None:
+    """The packets that a thread finds may end what a task awaits, or what calls back: the loop does that."""
+
+    def program(world: overlap.Connection) -> list[int]:
+        rank, heard, ended = world.rank, list[int](), threading.Event()
+        me = rank.rank
+
+        async def echo() -> int:
+            total = 0
+            for number in range(ROUNDS):
+                sent = rank.send(np.array([number]), 1 - me, tag=7)
+                total += int((await rank.recv(np.empty(1, int), 1 - me, tag=7))[0])
+                await sent
+            return total
+
+        def next_one(number: int) -> None:
+            rank.send(np.array([number]), 1 - me, tag=8)
+            future = rank.recv(np.empty(1, int), 1 - me, tag=8)
+            future.add_done_callback(lambda it: heard.append(int(it.result()[0])))
+            if number + 1 == ROUNDS:
+                future.add_done_callback(lambda _: ended.set())
+
+        async def any_source() -> int:
+            total = 0
+            for _ in range(ROUNDS):
+                total += int((await rank.recv(np.empty(1, int), None, tag=9))[0])
+            return total
+
+        with ThreadPoolExecutor(2) as pool:
+            awaited = pool.submit(world.run, echo)
+            found = pool.submit(world.run, any_source)
+            for number in range(ROUNDS):
+                next_one(number)
+                rank.send(np.array([number]), 1 - me, tag=9)
+                exchanged = rank.recv(np.empty(1, int), 1 - me, tag=6)
+                rank.send(np.array([number]), 1 - me, tag=6).result(TIMEOUT_S)
+                assert exchanged.result(TIMEOUT_S)[0] == number
+            assert ended.wait(TIMEOUT_S)
+            return [awaited.result(TIMEOUT_S), found.result(TIMEOUT_S), sum(heard), heard == sorted(heard)]
+
+    total = ROUNDS * (ROUNDS - 1) // 2
+    assert connected(program, 2) == [[total, total, total, True]] * 2
+
+
+def test_a_napping_thread_leaves_to_the_loop_what_wakes_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One packet ends what a task awaits, another one what calls back; the third is the thread's own."""
+    naps, wait = threading.Event(), Word.wait
+
+    def napping(word: Word, seen: int, timeout_s: float) -> None:
+        naps.set()
+        wait(word, seen, timeout_s)
+
+    def sender(world: overlap.Connection) -> list[Any]:
+        for number in range(ROUNDS):
+            naps.clear()
+            begun.wait(TIMEOUT_S)
+            naps.wait(0.2)  # a thread that looks until it has come does as well
+            for tag in (7, 8, 6):
+                world.rank.send(np.array([number]), 0, tag=tag)
+        return []
+
+    def receiver(world: overlap.Connection) -> list[Any]:
+        rank, heard, awaited = world.rank, list[int](), list[int]()
+        told = threading.Semaphore(0)
+
+        async def receive(number: int) -> None:
+            future = rank.recv(np.empty(1, int), 1, tag=7)
+            told.release()
+            awaited.append(int((await future)[0]))
+
+        def hear(future: Any) -> None:
+            heard.append(int(future.result()[0]))
+            told.release()
+
+        with ThreadPoolExecutor(1) as pool:
+            for number in range(ROUNDS):
+                task = pool.submit(world.run, receive, number)
+                told.acquire()
+                rank.recv(np.empty(1, int), 1, tag=8).add_done_callback(hear)
+                own = rank.recv(np.empty(1, int), 1, tag=6)
+                begun.wait(TIMEOUT_S)
+                assert own.result(TIMEOUT_S)[0] == number
+                task.result(TIMEOUT_S)
+                assert told.acquire(timeout=TIMEOUT_S)
+        return [heard, awaited]
+
+    begun = threading.Barrier(2)
+    monkeypatch.setattr(Word, "wait", napping)
+    found = connected(lambda world: sender(world) if world.rank.rank else receiver(world), 2)
+    assert found[0] == [[*range(ROUNDS)]] * 2
+
+
+def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a peer and a size are known, a thread begins and ends its messages itself, if its loop sleeps."""
+    asked: list[str] = []
+    post, entered = Handover.post, Handover.enter
+
+    def posting(handover: Handover, function: Callable[..., object], *args: object) -> None:
+        asked.append(function.__name__)
+        post(handover, function, *args)
+
+    def entering(handover: Handover) -> bool:
+        """As soon as the loop sleeps, however long that takes."""
+        gate = threading.Event()
+        while not entered(handover):
+            gate.wait(0.001)
+        return True
+
+    def program(world: overlap.Connection) -> None:
+        rank = world.rank
+        me = rank.rank
+        for number in range(ROUNDS):
+            if number == 5:
+                meeting.wait(TIMEOUT_S)
+                asked.clear()
+                monkeypatch.setattr(Handover, "enter", entering)
+                meeting.wait(TIMEOUT_S)
+            if me == number % 2:
+                rank.send(np.array([number]), 1 - me).result(TIMEOUT_S)
+            else:
+                assert rank.recv(np.empty(1, int), 1 - me).result(TIMEOUT_S)[0] == number
+        meeting.wait(TIMEOUT_S)
+        seen.append(asked.count("_enqueue_late"))
+        meeting.wait(TIMEOUT_S)
+        monkeypatch.setattr(Handover, "enter", entered)
+
+    meeting, seen = threading.Barrier(2), list[int]()
+    monkeypatch.setattr(Handover, "post", posting)
+    connected(program, 2)
+    assert seen == [0, 0]

@@ -1,0 +1,72 @@
+"""Rings of packets: what is written is read, in order and whole, and nonsense is refused."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transports.matching import ProtocolError
+from transports.shared_memory.ring import RING_BYTES, InRing, OutRing
+
+# The last words of the head of a ring, and the first of its packets.
+_WRITTEN, _FIRST_LENGTH = 0, 32
+
+
+def ends() -> tuple[OutRing, InRing, memoryview]:
+    memory = memoryview(bytearray(RING_BYTES))
+    return OutRing(memory), InRing(memory), memory.cast("Q")
+
+
+def packet(number: int, nbytes: int) -> bytes:
+    return (np.arange(nbytes) + number).astype(np.uint8).tobytes()
+
+
+@given(st.lists(st.tuples(st.integers(1, 100_000), st.integers(0, 40), st.booleans()), max_size=300))
+def test_packets_come_as_they_left(steps: list[tuple[int, int, bool]]) -> None:
+    writer, reader, _ = ends()
+    left, come = list[bytes](), 0
+    for number, (nbytes, head, reads) in enumerate(steps):
+        whole = packet(number, nbytes)
+        if writer.write(whole[:head], memoryview(whole)[head:]):
+            left.append(whole)
+        else:
+            assert sum(map(len, left[come:])) + nbytes > RING_BYTES // 2
+        while reads and (found := reader.peek()) is not None:
+            assert found == left[come]
+            reader.drop()
+            come += 1
+        assert reader.waits == (come < len(left))
+    while (found := reader.peek()) is not None:
+        assert found == left[come]
+        reader.drop()
+        come += 1
+    assert come == len(left)
+
+
+def test_a_full_ring_takes_nothing_until_a_packet_is_dropped() -> None:
+    writer, reader, _ = ends()
+    number = 0
+    while writer.write(packet(number, 5000)):
+        number += 1
+    assert not writer.write(b"x" * 5000)
+    assert not writer.drained
+    writer.say_full(True)
+    assert reader.peek() == packet(0, 5000)
+    assert reader.drop()  # tells that the writer waits
+    assert writer.drained
+    assert writer.write(packet(number, 5000))
+    writer.say_full(False)
+    for expected in range(1, number + 1):
+        assert reader.peek() == packet(expected, 5000)
+        assert not reader.drop()
+    assert reader.peek() is None
+
+
+@pytest.mark.parametrize(
+    ("written", "length"), [(16, 100), (8, 8), (1 << 40, 8), (16, 1 << 40), (16, (1 << 64) - 1), (7, 1)]
+)
+def test_nonsense_is_refused(written: int, length: int) -> None:
+    _, reader, words = ends()
+    words[_WRITTEN], words[_FIRST_LENGTH] = written, length
+    with pytest.raises(ProtocolError, match="a packet of"):
+        reader.peek()
