@@ -35,7 +35,8 @@ _JOINED: list[Connection] = []
 
 def register() -> None:
     """Make `init_process_group("overlap")` known to torch; once is enough, and again does no harm."""
-    if not dist.is_backend_available("overlap"):
+    # `is_backend_available` would load the entry point, which is this function.
+    if "overlap" not in dist.Backend.backend_list:
         dist.Backend.register_backend("overlap", _create, extended_api=True, devices=["cpu"])
     register_meeting()
 

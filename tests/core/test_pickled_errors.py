@@ -4,9 +4,12 @@ import copy
 import inspect
 import os
 import pickle
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -14,9 +17,8 @@ from typing import Any
 import pytest
 
 import overlap
-import overlap.parallel.checkpoints.files
-import overlap.processes.connect
-import overlap.state.encoding
+import topology
+import transports
 from overlap import errors
 from topology import TopologyError
 from transports import TransportError
@@ -24,7 +26,14 @@ from transports.handshake import HandshakeError
 
 ROOT = str(Path(__file__).parents[2])
 
+for package in (overlap, topology, transports):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.startswith("overlap.torch") and not module.name.endswith("__main__"):
+            with suppress(ImportError):  # an extra that is not installed
+                import_module(module.name)
+
 _OF_TYPE: dict[str, object] = {
+    "OSError": OSError(28, "No space left on device"),
     "str": "text",
     "int": 3,
     "int | None": 4,
