@@ -182,13 +182,14 @@ def _say(names: list[str], variables: Mapping[str, str]) -> None:
 
 # -- the request of a run ------------------------------------------------------------------------------------------
 
-_OF_LAUNCHERS = frozenset(
+_FURTHER = frozenset(
     f"OVERLAP_{name}"
     for name in (
         *("SECRET", "SECRET_FILE", "RDZV_ENDPOINT", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "JOB"),
         *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID", "RESTART"),
+        "TRACEBACK",
     )
-)  # further variables of `overlap.processes.place`
+)  # further variables: of `overlap.processes.place`, and of `overlap.launch.report`
 
 
 _warned: set[str] = set()
@@ -263,7 +264,7 @@ def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
     Processes that a launcher has started return nothing: the launcher has checked their variables.
     """
-    known = {*_OF_LAUNCHERS, *(variable_of(name) for name, one in RunConfig.options().items() if one.variable)}
+    known = {*_FURTHER, *(variable_of(name) for name, one in RunConfig.options().items() if one.variable)}
     unknown = sorted(name for name in environ if name.startswith("OVERLAP_") and name not in known)
     if environ.get("OVERLAP_MEMBER_PID"):
         return []

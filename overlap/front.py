@@ -20,6 +20,7 @@ from .runtime.world import World
 from .settings import Wires
 from .signals import living, obeying
 from .timeline.recording import KeptSteps
+from .uncaught import report_uncaught
 
 if TYPE_CHECKING:
     import topology
@@ -74,6 +75,7 @@ def run(
         StallError: When `timeout_s` is over, or nothing has moved for too long (see `--stall` and `--give-up`); in
             virtual time also when every rank is blocked and nothing is due.
     """
+    report_uncaught()
     asked = _asked(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check,
@@ -119,6 +121,7 @@ async def run_async(
         UsageError: At once, for arguments that cannot be meant, and for virtual time, for which Trio must be started
             on a clock of its own.
     """
+    report_uncaught()
     asked = _asked(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check,

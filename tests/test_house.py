@@ -65,6 +65,7 @@ HOUSE = (
     ("overlap.processes", "overlap.signals"),
     ("overlap.launch",),
     # the doors
+    ("overlap.uncaught",),
     ("overlap.embedded",),  # connect()
     ("overlap.front",),  # what `import overlap` gives, and run()
     # what is built on it

@@ -14,9 +14,10 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from ..errors import UsageError
+from ..launch.output import discard
+from ..launch.report import report
 from ..notice import notify
-from .failure import report
-from .output import discard, open_missing
+from .output import open_missing
 from .parser import HelpFormatter, Parser
 
 __all__ = ["COMMANDS", "main"]

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TextIO
 
 from ..errors import UsageError
 from ..notice import notify
@@ -34,17 +33,6 @@ def open_missing() -> None:
             os.set_inheritable(opened, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - stays open
-
-
-def discard(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, so that the interpreter can flush it at exit without an error."""
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError):
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from io import StringIO
 from ..config import RunConfig, imposed, warn_of_unknown_variables
 from ..errors import UsageError
 from ..launch.lifeline import take
+from ..launch.report import report
 from ..notice import say
 from ..processes.place import find_place
 from ..processes.status import Status, status_of, tell_launcher
 from ..signals import Terminated, obeying
-from .failure import report
 from .nodes import among_nodes, boot, fitted, run_nodes, starts_nodes
 from .options import add_settings, given, variables
 from .output import output_path

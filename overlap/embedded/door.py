@@ -18,6 +18,7 @@ from ..processes.silence import identity
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..settings import Wires
+from ..uncaught import report_uncaught
 from .connection import Connection
 from .rendezvous import Met, Store, at_endpoint, through_store
 
@@ -74,6 +75,7 @@ def connect(
         UsageError: For arguments that cannot be meant.
         JoinError: If not all ranks have come in time.
     """
+    report_uncaught()
     _check_rank(rank, size)
     if size > 1 and (endpoint is None) == (store is None):
         raise UsageError("endpoint: give either endpoint= or store=, where the ranks find each other")

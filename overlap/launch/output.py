@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, TextIO
 
 import trio
 
@@ -45,6 +45,17 @@ class OutputError(OverlapError):
     def __init__(self, where: str, error: OSError) -> None:
         self.where, self.reason = where, error.strerror or str(error)
         super().__init__(f"cannot write {where}: {self.reason}")
+
+
+def discard(stream: TextIO) -> None:
+    """Redirect a stream to /dev/null, so that the interpreter can flush it at exit without an error."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 class Screen:

@@ -8,7 +8,8 @@ from importlib import import_module
 import pytest
 
 from overlap import RankFailedError, StallError, UsageError, __version__
-from overlap.cli import COMMANDS, SUCCESSORS, failure, main
+from overlap.cli import COMMANDS, SUCCESSORS, main
+from overlap.launch import report
 from overlap.launch.output import OutputError
 
 
@@ -43,7 +44,7 @@ def test_once_loaded_the_command_takes_interrupts_as_python_does():
 def test_the_overview_loads_no_command():
     loaded = "import sys; from overlap.cli import main; main(['--help']); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
-    needed = {"overlap.cli.failure", "overlap.cli.output", "overlap.cli.parser"}
+    needed = {"overlap.cli.output", "overlap.cli.parser"}
     assert {m for m in modules if m == "rich" or m.startswith("overlap.cli.")} == needed
 
 
@@ -229,12 +230,12 @@ NESTED_INTERRUPT = BaseExceptionGroup("", [KeyboardInterrupt()])
     ],
 )  # fmt: skip
 def test_what_is_told_and_the_exit_code(capsys, error, code, text):
-    assert failure.report(raised(error)) == code
+    assert report.report(raised(error)) == code
     assert capsys.readouterr() == ("", text)
 
 
 def test_several_errors_are_all_shown(capsys):
-    assert failure.report(raised(ExceptionGroup("both", [ValueError("one"), KeyError("two")]))) == 1
+    assert report.report(raised(ExceptionGroup("both", [ValueError("one"), KeyError("two")]))) == 1
     told = capsys.readouterr().err
     assert "ValueError: one" in told
     assert "KeyError: 'two'" in told
@@ -246,12 +247,12 @@ def rank_failed(cause):
 
 @pytest.mark.parametrize(("exit_code", "code"), [(5, 5), (0, 1), (None, 1)])
 def test_a_rank_that_exits_decides_the_code_but_is_never_a_success(capsys, exit_code, code):
-    assert failure.report(raised(rank_failed(SystemExit(exit_code)))) == code
+    assert report.report(raised(rank_failed(SystemExit(exit_code)))) == code
     assert capsys.readouterr().err.endswith(f"overlap: rank 1 failed: SystemExit: {exit_code}\n")
 
 
 def test_of_a_rank_that_exits_there_is_no_traceback(capsys):
-    assert failure.report(raised(rank_failed(SystemExit("no data")))) == 1
+    assert report.report(raised(rank_failed(SystemExit("no data")))) == 1
     assert capsys.readouterr().err == "no data\noverlap: rank 1 failed: SystemExit: no data\n"
 
 
@@ -281,7 +282,7 @@ def test_of_several_errors_in_a_nursery_the_last_line_tells_the_first(overlap, s
 
 
 def test_a_broken_pipe_of_the_programs_own_is_not_hidden(capfd):
-    assert failure.report(raised(rank_failed(BrokenPipeError(32, "Broken pipe")))) == 1
+    assert report.report(raised(rank_failed(BrokenPipeError(32, "Broken pipe")))) == 1
     assert "overlap: rank 1 failed: BrokenPipeError" in capfd.readouterr().err
 
 
@@ -311,7 +312,7 @@ def test_output_that_cannot_be_written_is_told_in_one_line(process, script, argv
 
 
 def test_a_full_file_of_the_programs_own_is_not_the_output(capsys):
-    assert failure.report(raised(OSError(28, "No space left on device"))) == 1
+    assert report.report(raised(OSError(28, "No space left on device"))) == 1
     assert capsys.readouterr().err.endswith("OSError: [Errno 28] No space left on device\n")
 
 
@@ -354,7 +355,7 @@ def test_main_reads_the_arguments_of_the_process(monkeypatch, capsys):
 
 
 def test_broken_pipes_of_several_nodes_are_one():
-    from overlap.cli.failure import innermost
+    from overlap.launch.report import innermost
 
     pipe, other = BrokenPipeError(32, "Broken pipe"), ValueError("no")
     assert innermost(ExceptionGroup("all", [pipe, ExceptionGroup("inner", [BrokenPipeError()])])) is pipe
@@ -363,3 +364,58 @@ def test_broken_pipes_of_several_nodes_are_one():
     both = ExceptionGroup("all", [pipe, other])
     assert innermost(both) is both
     assert innermost(ExceptionGroup("all", [other])) is other
+
+
+_PROGRAM = """
+import overlap
+
+async def main(rank):
+    if rank.rank == 1:
+        raise ValueError("no data")
+    await rank.barrier()
+
+overlap.run(main, ranks=2)
+"""
+
+
+def _python(program, *, env=None):
+    return subprocess.run([sys.executable, program], capture_output=True, text=True, env={**os.environ, **(env or {})})
+
+
+def test_python_reports_as_the_command_does(tmp_path, overlap):
+    program = tmp_path / "train.py"
+    program.write_text(_PROGRAM)
+    _, _, told = overlap("run", str(program))
+    plain = _python(program)
+    assert (plain.returncode, plain.stderr) == (1, told)
+    assert told.splitlines()[-1] == "overlap: rank 1 failed at train.py:6: ValueError: no data"
+    assert not any("world.py" in line or "trio" in line for line in told.splitlines())
+
+
+def test_all_frames_are_shown_where_they_are_asked_for(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(_PROGRAM)
+    full = _python(program, env={"OVERLAP_TRACEBACK": "full"}).stderr
+    assert "world.py" in full
+    assert full.splitlines()[-1] == "overlap: rank 1 failed at train.py:6: ValueError: no data"
+
+
+def test_a_mistake_in_a_call_is_one_line(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(_PROGRAM.replace("ranks=2", "ranks=0"))
+    told = _python(program).stderr
+    assert told.endswith("train.py:9: ranks: expected a positive integer, got 0\n")
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("raises", ["1 / 0", "raise KeyboardInterrupt"])
+def test_errors_of_the_program_alone_are_shown_as_ever(tmp_path, raises):
+    program = tmp_path / "train.py"
+    program.write_text(_PROGRAM.replace("overlap.run(main, ranks=2)", f"overlap.run(main, ranks=1)\n{raises}"))
+    assert _python(program).stderr.startswith("Traceback (most recent call last):")
+
+
+def test_a_hook_of_the_program_stays(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(f"import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\n{_PROGRAM}")
+    assert _python(program).stderr == "mine\n"

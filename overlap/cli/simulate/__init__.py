@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
 from ...errors import UsageError
+from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
 from ...notice import notify
 from ...units import wrapped
-from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
 from ..options import add_options, check_width, values
 from ..output import STDOUT, as_json, output_path, result_path, written
 from ..program import Program, add_program, named, told_traces

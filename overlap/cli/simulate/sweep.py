@@ -10,9 +10,9 @@ from io import StringIO
 from itertools import product
 
 from ...errors import UsageError
+from ...launch.report import EXIT_INTERRUPTED, report
 from ...notice import say
 from ...units import wrapped
-from ..failure import EXIT_INTERRUPTED, report
 from .page import described
 from .setting import PARAMETERS, value_of
 from .simulation import SimulatedRun, Simulation, StepSummary

@@ -13,6 +13,7 @@ from topology import Cluster
 from ... import Virtual
 from ...config import RunConfig
 from ...errors import UsageError
+from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
 from ...notice import notify, say
 from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
@@ -21,7 +22,6 @@ from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, ORDERS
 from ...planning.search import FREE, Candidate, Found, candidates, search
 from ...settings import Option
 from ...units import count, integer, number, parse_bytes, switch
-from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
 from ..options import add_options, flag_of, values
 from ..output import STDOUT, as_json, written
 from .setting import checked, revised

@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from ...errors import UsageError
+from ...launch.report import EXIT_FAILED
 from ...notice import notify
 from ...timeline.draw.picture import check_pillow
 from ...timeline.files.merge import merged, merged_header
@@ -24,7 +25,6 @@ from ...timeline.replay.changes import Change, parse_change
 from ...timeline.replay.prediction import Prediction, advise, predict
 from ...timeline.spans import Timeline
 from ...version import install_command
-from ..failure import EXIT_FAILED
 from ..options import check_width
 from ..output import as_json, kept, output_path
 from .browser import browse, check_terminal

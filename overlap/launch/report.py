@@ -1,4 +1,8 @@
-"""Reports of failed commands: the message, and the exit code, which depends on whose fault it is."""
+"""Reports of failed commands and programs: the culprit, the frames of the program, and the exit code.
+
+`overlap run` and plain `python` print the same report. OVERLAP_TRACEBACK=full adds the frames of this package and of
+the libraries below it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import select
 import sys
 from collections.abc import Iterator
 from itertools import dropwhile
-from traceback import FrameSummary, StackSummary, TracebackException, extract_tb
+from traceback import FrameSummary, StackSummary, TracebackException, extract_tb, format_exception
 
 import outcome
 import trio
@@ -21,10 +25,9 @@ from topology import TopologyError
 from transports import TransportError
 
 from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, narrowed
-from ..launch.output import OutputError
-from ..launch.verdict import CARD_COLUMNS
 from ..notice import notify, say
-from .output import discard
+from .output import OutputError, discard
+from .verdict import CARD_COLUMNS
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -43,8 +46,19 @@ _MACHINERY = (
 """Prefixes of files whose frames say nothing about the user's program."""
 
 
-def report(error: BaseException) -> int:
-    """Print on stderr why a command failed, without frames that the reader cannot change; return the exit code."""
+FULL = "full"
+"""Value of OVERLAP_TRACEBACK that keeps all frames."""
+
+
+def report(error: BaseException, *, command: bool = True) -> int:
+    """Print on stderr why a command or a program failed; return the exit code.
+
+    Args:
+        error: The error that nothing has caught. Frames that the reader cannot change are left out.
+        command: Whether the `overlap` command runs the program; its frames come before those of the program.
+    """
+    if os.environ.get("OVERLAP_TRACEBACK") == FULL and isinstance(error, (RankFailedError, BaseExceptionGroup)):
+        say("".join(format_exception(error)))
     error = innermost(error)
     cause = error.cause if isinstance(error, RankFailedError) else error
     if isinstance(cause, BrokenPipeError) and _nobody_reads_stdout():
@@ -56,7 +70,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return _say("\n".join(["interrupted", *getattr(error, "__notes__", ())]), EXIT_INTERRUPTED)
     if isinstance(error, (UsageError, TopologyError)):
-        return _say(_place(error) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE)
+        return _say(_place(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE)
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
         return _say(str(error), EXIT_FAILED)  # its message is complete
     if isinstance(error, SystemExit):
@@ -110,9 +124,11 @@ def _exit_code(end: SystemExit) -> int:
     return EXIT_FAILED
 
 
-def _place(error: BaseException) -> str:
+def _place(error: BaseException, command: bool) -> str:
     """Return "file:line: " of the program's innermost frame, or nothing if no program runs."""
-    frames = list(dropwhile(lambda frame: "runpy" not in frame.filename, extract_tb(error.__traceback__)))
+    frames: list[FrameSummary] = list(extract_tb(error.__traceback__))
+    if command:
+        frames = list(dropwhile(lambda frame: "runpy" not in frame.filename, frames))
     frames = [frame for frame in frames if _is_users(frame)]
     if not frames:
         return ""

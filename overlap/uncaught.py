@@ -1,0 +1,35 @@
+"""Hook of the interpreter for errors that a program does not catch: plain `python` shows them as `overlap run` does."""
+
+from __future__ import annotations
+
+import sys
+from traceback import walk_tb
+from types import TracebackType
+
+from topology import TopologyError
+from transports import TransportError
+
+from .errors import OverlapError
+
+
+def report_uncaught() -> None:
+    """Show uncaught errors of worlds without the frames of this package, unless the program has a hook of its own."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _show
+
+
+def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    from .launch.report import innermost, report  # which a program without errors does not need
+
+    shown = innermost(error)
+    ours = isinstance(shown, (OverlapError, TopologyError, TransportError))
+    if ours or (isinstance(shown, KeyboardInterrupt) and _left_a_world(traceback)):
+        report(error, command=False)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+def _left_a_world(traceback: TracebackType | None) -> bool:
+    """Whether an error went through this package on its way to the program."""
+    package = f"{__package__}."
+    return any(frame.f_globals.get("__name__", "").startswith(package) for frame, _ in walk_tb(traceback))
