@@ -48,7 +48,7 @@ HOUSE = (
     ("overlap.runtime.spanning",),
     ("overlap.runtime.spanning_messages",),
     ("overlap.runtime.engine",),
-    ("overlap.runtime.backend", "overlap.runtime.any_source"),
+    ("overlap.runtime.backend",),
     ("overlap.runtime.issue",),
     ("overlap.runtime.objects", "overlap.runtime.checking"),
     ("overlap.runtime.calls",),

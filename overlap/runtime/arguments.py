@@ -188,7 +188,7 @@ def receive_like(like: object, arrays: Arrays) -> object:
 # -- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def check_rank(group: Members, argument: str, rank: int) -> None:
+def check_rank(group: Members, argument: str, rank: int | None) -> None:
     """Raise `UsageError` unless it is a rank of the group."""
     if not isinstance(rank, _INTEGERS) or not 0 <= rank < group.size:
         raise UsageError(
@@ -196,7 +196,7 @@ def check_rank(group: Members, argument: str, rank: int) -> None:
         )
 
 
-def check_peer(group: Members, argument: str, peer: int, tag: int) -> None:
+def check_peer(group: Members, argument: str, peer: int | None, tag: int) -> None:
     """Raise `UsageError` unless a message may go there, or come from there."""
     check_rank(group, argument, peer)
     if not isinstance(tag, int) or not 0 <= tag < _TAGS:

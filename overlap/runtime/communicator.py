@@ -59,6 +59,10 @@ class BaseEngine(ABC):
     def start(self, communicator: Communicator, match: Match) -> None:
         """Start the programs of the ranks here, once some rank has given dtype and shape."""
 
+    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
+        """Call `look` when it is time for a receive from any source to choose among messages."""
+        context.soon(look)
+
     @abstractmethod
     async def aclose(self) -> None:
         """Wait for the work at hand and end all threads."""

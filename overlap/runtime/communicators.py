@@ -1,16 +1,20 @@
-"""The communicators of a world by their keys, and the receives that wait for a message in any of several."""
+"""The communicators of a world by their keys, and the receives from any source, which choose among several."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import trio
+
 from ..collectives.call import Call
-from ..errors import GroupAbortedError
+from ..errors import GroupAbortedError, RankLeftError
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
+from .future import Failure
 from .match import Key
+from .operation import Operation, Port
+from .stream import MessageLane, Stream
 
 
 class Communicators:
@@ -24,7 +28,7 @@ class Communicators:
     def __init__(self, engine: BaseEngine) -> None:
         self.engine, self.left = engine, set[int]()
         self._open: dict[Key, Communicator] = {}
-        self._looking: dict[Key, deque[Callable[[], None]]] = {}  # receives from any source, oldest first
+        self._any: dict[Key, AnySource] = {}  # receives from any source that are under way
         # Groups and communicators of which nothing goes on, by the id of their keys.
         self._off: dict[int, Callable[[], BaseException]] = {}
 
@@ -56,9 +60,8 @@ class Communicators:
         for communicator in list(self._open.values()):
             if key_id in (communicator.key.id, communicator.key.group.id):
                 communicator.break_off(error)
-        for waiting in list(self._looking.values()):
-            for look in list(waiting):
-                look()
+        for waiting in list(self._any.values()):
+            waiting.look_soon()
 
     def known(self, key: Key) -> Communicator | None:
         """Return the communicator of that key, if it is open."""
@@ -85,8 +88,8 @@ class Communicators:
         for communicator in self.waiting():
             if rank in communicator.members:
                 communicator.rank_left(rank)
-        for waiting in list(self._looking.values()):
-            waiting[0]()
+        for waiting in list(self._any.values()):
+            waiting.look_soon()
 
     def waiting(self) -> Iterable[Communicator]:
         """Return the communicators in which some rank waits for another."""
@@ -97,34 +100,34 @@ class Communicators:
     def check_any_source(self) -> None:
         """Raise `UsageError` if senders cannot be told apart."""
 
-    def queue(self, key: Key, look: Callable[[], None]) -> Callable[[], None]:
-        """Call `look` whenever a rank sends or ends while it is the turn of a receive; return what ends that.
+    def any_port(
+        self, context: RankContext, stream: Stream, keys: Sequence[Key], take: Callable[[Operation, int], None]
+    ) -> Port:
+        """Return the receiver's end of the messages of one tag from any source.
 
-        Receives of one tag take turns, so that no two of them go for one message.
+        Args:
+            context: Of the receiving rank.
+            stream: The stream that the receive is issued on.
+            keys: Of the messages from each rank of the group, by group rank.
+            take: Moves a receive to the messages from a group rank.
         """
-        anyone = key.from_any()
-        waiting = self._looking.setdefault(anyone, deque())
-        waiting.append(look)
-        return partial(self._leave, anyone, waiting, look)
+        anyone = keys[0].from_any()
+        waiting = self._any.get(anyone)
+        if waiting is None:
+            lane = MessageLane(context, stream)
+            lane.rests = partial(self._forget_any, anyone)
+            waiting = self._any[anyone] = AnySource(self, context, lane, keys, take)
+        return waiting.port
 
-    def _leave(self, anyone: Key, waiting: deque[Callable[[], None]], look: Callable[[], None]) -> None:
-        its_turn = waiting[0] is look
-        waiting.remove(look)
-        if not waiting:
-            self._looking.pop(anyone, None)
-        elif its_turn:
-            waiting[0]()
+    def _forget_any(self, anyone: Key) -> None:
+        del self._any[anyone]
 
     def announce(self, key: Key) -> None:
-        """Offer a message that no rank has begun to receive to the first receive from any source."""
-        if self._looking:
-            waiting = self._looking.get(key.from_any())
-            if waiting:
-                waiting[0]()
-
-    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when it is time to choose among messages."""
-        context.soon(look)
+        """Offer a message that no rank has begun to receive to the receives from any source."""
+        if self._any:
+            waiting = self._any.get(key.from_any())
+            if waiting is not None:
+                waiting.look_soon()
 
     def offered_ns(self, key: Key) -> int | None:
         """Return when a rank here has begun to send a message that nobody has begun to receive."""
@@ -145,3 +148,107 @@ class Communicators:
 
     def __len__(self) -> int:
         return len(self._open)
+
+
+class AnySource:
+    """Where the receives of one rank that accept one tag from any source are matched, one after the other.
+
+    The lane of the port starts one receive at a time, so no two of them choose the same message. A receive that has
+    chosen a message moves to the port of that message's sender. Sends of this process show up in their communicators;
+    the transport announces sends of other processes.
+
+    Attributes:
+        port: The end of the receives, until each has chosen a message.
+        members: None: no other rank has a number for such a receive.
+    """
+
+    members: tuple[int, ...] = ()
+    closed, identity = False, ""
+
+    def __init__(
+        self,
+        communicators: Communicators,
+        context: RankContext,
+        lane: Stream,
+        keys: Sequence[Key],
+        take: Callable[[Operation, int], None],
+    ) -> None:
+        tag = keys[0].tag
+        towards = f" from any rank{f' with tag {tag}' if tag else ''}"
+        self.port = Port(self, lane, position=1, place=0, towards=towards)
+        self.port.group = "", ()
+        self._communicators, self._context, self._keys, self._take = communicators, context, keys, take
+        self._others = [key for key in keys if key.src != key.dst]
+        self._receive: Operation | None = None  # whose turn it is
+        self._scope: trio.CancelScope | None = None  # of the task that listens to other processes
+
+    def arrive(self, operation: Operation) -> None:
+        """Choose a message for a receive, now or when the first one is sent."""
+        operation.lock()
+        self._receive = operation
+        self.look_soon()
+
+    def at_once(self, operation: Operation) -> bool:
+        """Say that a receive may start a task."""
+        return False
+
+    def withdraw(self, operation: Operation, failure: Failure) -> None:
+        """Fail a receive."""
+        self.forget(operation.seq)
+        operation.fail(failure)
+
+    give_up = withdraw
+
+    def forget(self, seq: int) -> None:
+        """Stop looking for a message."""
+        self._receive = None
+        if self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
+
+    def missing(self, seq: int) -> list[int]:
+        """World ranks that may send."""
+        return [key.ends[0] for key in self._others]
+
+    def look_soon(self) -> None:
+        """Look for a message when it is time to choose."""
+        self._communicators.engine.choose_soon(self._context, self._look)
+
+    def _look(self) -> None:
+        """Take the message that was offered first; of messages of one instant, that of the lowest rank."""
+        receive, here = self._receive, self._communicators
+        if receive is None:
+            return
+        broken = here.broken(self._keys[0])
+        if broken is not None:
+            self.give_up(receive, Failure(broken(), seen=True))
+            return
+        offered = [(here.offered_ns(key), key.src) for key in self._keys]
+        first = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
+        if first is not None:
+            self._choose(receive, first[1])
+        elif self._others and all(here.sends_no_more(key) for key in self._others):
+            self._all_have_left(receive)
+        elif self._scope is None and (elsewhere := [key for key in self._keys if here.elsewhere(key)]):
+            self._scope = trio.CancelScope()
+            self._context.spawn(self._listen, receive, elsewhere, self._scope)
+
+    async def _listen(self, receive: Operation, keys: Sequence[Key], scope: trio.CancelScope) -> None:
+        with scope:
+            try:
+                chosen = await self._communicators.announced(self._context.rank, keys, receive.call)
+            except Exception as error:  # the wire to one of them is lost
+                if receive is self._receive:
+                    self.give_up(receive, Failure(error))
+                return
+            if receive is self._receive:
+                self._choose(receive, keys[chosen].src)
+
+    def _choose(self, receive: Operation, src: int) -> None:
+        self.forget(receive.seq)
+        self._take(receive, src)
+
+    def _all_have_left(self, receive: Operation) -> None:
+        message = f"all other ranks finished their programs while rank {self._context.rank} waits in {receive.label}"
+        error = RankLeftError(f"{message} ({receive.call_site})", culprit=self._others[-1].ends[0])
+        self.give_up(receive, Failure(error))

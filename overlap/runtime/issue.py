@@ -15,7 +15,6 @@ from ..collectives.kinds import P2P, PERMUTE, Collective, check_counts
 from ..collectives.reduce import Array
 from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
 from ..flight.recorder import Known
-from .any_source import AnyReceive
 from .arguments import check_pairs, check_peer, check_root, prepare, receive_like, take_output
 from .communicators import Communicators
 from .context import RankContext
@@ -23,7 +22,7 @@ from .derived import Derived
 from .future import Failure, Future, is_elsewhere, settle, tell
 from .match import Key
 from .operation import CollectiveFuture, Lane, Members, Port
-from .outstanding import CallSite, Issued, check_timeout
+from .outstanding import CallSite, check_timeout
 from .stream import MessageLane, Stream, Streams
 from .trees import is_tree, packs, unpacked
 
@@ -31,7 +30,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _Ends: TypeAlias = "tuple[bool, int, int, int]"  # whether this is the receiver's end; source, destination, tag
-_Asked: TypeAlias = "tuple[bool, int, int, Stream | str | None]"  # receiver's end or not; peer, tag, stream as called
+# Receiver's end or not; peer (None: any source), tag, stream as called.
+_Asked: TypeAlias = "tuple[bool, int | None, int, Stream | str | None]"
 
 # Peers and tags whose ports are kept. A program may use a new tag for each message: the oldest ports are dropped.
 _PEERS = 256
@@ -230,49 +230,19 @@ class Issuer:
         name: str | None,
         timeout_s: float | None,
         call_site: CallSite | None,
-    ) -> Issued[Any]:
+    ) -> CollectiveFuture[Any]:
         """Check and start the receiver's end of a message; without a source, look for a sender first."""
         caller = _getframe(2) if call_site is None else call_site
         name = "recv" if name is None else name
         operation: CollectiveFuture[Any] = CollectiveFuture(P2P, None, None, caller, priority, name)
         if src is None:
-            return self._receive_any(operation, like, tag, stream, timeout_s)
+            self._communicators.check_any_source()
         operation.out = receive_like(like, self.context.arrays)  # type: ignore[assignment]  # `_prepare` finds its memory
         self._prepare(operation, timeout_s)
         return self._start_message(operation, True, src, tag, stream)
 
-    def _receive_any(
-        self,
-        operation: CollectiveFuture[Any],
-        like: object,
-        tag: int,
-        stream: Stream | str | None,
-        timeout_s: float | None,
-    ) -> AnyReceive:
-        """Receive from any rank that sends: the array is checked and locked now, and the source found later."""
-        check_peer(self.group, "src", 0, tag)
-        self._communicators.check_any_source()
-        context, lane = self.context, self._streams.find(stream)
-        operation.out = cast("Array", receive_like(like, context.arrays))
-        self._prepare(operation, timeout_s)
-        operation.deadline_s = None  # the returned handle has the deadline
-        operation.lock()
-        mine = self.group.rank
-        keys = [Key(self._ranks, self._occurrence, "", src, mine, tag) for src in range(self.group.size)]
-
-        def receive(src: int) -> None:
-            self._enqueue(operation, self._message_port((True, src, tag, lane), lane))
-
-        found = AnyReceive(context, self._communicators, self.group, keys, operation, receive)
-        found.deadline_s = timeout_s
-        if get_ident() == context.thread:
-            found.start()
-        else:
-            context.from_thread(found.start)
-        return found
-
     def _start_message(
-        self, operation: CollectiveFuture[Any], receives: bool, peer: int, tag: int, stream: Stream | str | None
+        self, operation: CollectiveFuture[Any], receives: bool, peer: int | None, tag: int, stream: Stream | str | None
     ) -> CollectiveFuture[Any]:
         """Start one end of a message to or from a peer."""
         asked = receives, peer, tag, stream
@@ -284,7 +254,7 @@ class Issuer:
             elif (port := self._known_port(asked)) is not None:
                 self._enqueue(operation, port)
                 return operation
-        check_peer(self.group, "src" if receives else "dst", peer, tag)
+        check_peer(self.group, "src" if receives else "dst", 0 if receives and peer is None else peer, tag)
         within = self._streams.find(stream)
         if here:
             self._enqueue(operation, self._message_port(asked, within))
@@ -303,6 +273,8 @@ class Issuer:
     def _message_port(self, asked: _Asked, stream: Stream) -> Port:
         """Return this end of the messages of one (source, destination, tag): strict FIFO, in no stream's window."""
         receives, peer, tag, _ = asked
+        if peer is None:
+            return self._any_port(tag, stream)
         ends = (int(peer), self.group.rank) if receives else (self.group.rank, int(peer))
         src, dst = self._ranks[ends[0]], self._ranks[ends[1]]
         key = Key(self._ranks, self._occurrence, "", *ends, tag)
@@ -310,12 +282,27 @@ class Issuer:
         towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
         port = communicator.message_port(self.context, stream, int(receives), towards)
         port.group = self.group.name, communicator.members  # the timeline's group: sender and receiver
-        port.known = _remembered(self._messages, (receives, *ends, tag), Known)
+        port.known, port.src = _remembered(self._messages, (receives, *ends, tag), Known), ends[0]
         lane = port.stream
         if communicator.lasts and isinstance(lane, MessageLane) and lane.within is stream:
             self._lasting.pop(asked, None)
             _remembered(self._lasting, asked, lambda: (port, lane))
         return port
+
+    def _any_port(self, tag: int, stream: Stream) -> Port:
+        """Return this end of the messages of one tag from any source."""
+        ranks, mine = self._ranks, self.group.rank
+        keys = [Key(ranks, self._occurrence, "", src, mine, tag) for src in range(len(ranks))]
+        return self._communicators.any_port(self.context, stream, keys, partial(self._take, stream, tag))
+
+    def _take(self, stream: Stream, tag: int, operation: CollectiveFuture[Any], src: int) -> None:
+        """Let a receive from any source go on as a receive from the rank that it has chosen."""
+        chosen = self._message_port((True, src, tag, stream), stream)
+        self.context.flight.ended(operation.record, self.context.now_ns())
+        lane = operation.port.stream
+        lane.finished(operation, None)
+        operation.active, operation.priority = False, operation.priority - lane.priority
+        self._enqueue(operation, chosen)
 
     # -- all operations ------------------------------------------------------------------------------------------
 

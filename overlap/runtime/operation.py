@@ -107,17 +107,19 @@ class Port:
         stream: The lane that its operations take.
         next_seq: Number of its next operation.
         known: The calls that the flight record has words for.
+        src: Group rank that sends; None for collectives, and as long as a receive from any source has not chosen.
         towards: The peer of messages, for people to read.
         group: The name and ranks of the group, for the timeline.
     """
 
-    __slots__ = ("communicator", "group", "known", "next_seq", "place", "position", "stream", "towards")
+    __slots__ = ("communicator", "group", "known", "next_seq", "place", "position", "src", "stream", "towards")
 
     group: RawGroup
+    src: int | None
 
     def __init__(self, communicator: Matching, stream: Lane, *, position: int, place: int, towards: str = "") -> None:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
-        self.next_seq, self.towards = 0, towards
+        self.next_seq, self.towards, self.src = 0, towards, None
         self.known = Known()
 
 
@@ -205,6 +207,12 @@ class CollectiveFuture(Issued[T_co]):
         return str(self.kind.value)
 
     @property
+    def src(self) -> int | None:
+        """Group rank that the message of a receive comes from; None as long as it is not known, and for collectives."""
+        port = getattr(self, "port", None)  # a thread may have issued it a moment ago
+        return port.src if port is not None else None
+
+    @property
     def urgency(self) -> int:
         """The order of its messages on a wire: by priority, then by age."""
         return (self.priority << 64) + self.issued_ns
@@ -213,8 +221,10 @@ class CollectiveFuture(Issued[T_co]):
     def label(self) -> str:
         """Its name in messages."""
         port = getattr(self, "port", None)  # a thread may have issued it a moment ago
-        number = f" #{self.seq}{port.towards}" if port is not None else ""
-        return f"{self.name}{number} on group '{self.group.name}'"
+        which = ""
+        if port is not None:  # where no other rank has such an operation, its number says nothing
+            which = f" #{self.seq}{port.towards}" if port.communicator.members else port.towards
+        return f"{self.name}{which} on group '{self.group.name}'"
 
     @property
     def awaits(self) -> Sequence[int]:

@@ -221,8 +221,8 @@ class Deadlines:
         """
         if self._clock is None:
             self._clock = trio.lowlevel.current_clock()
-        due_s = self._clock.current_time() + timeout_s
-        self._queues.setdefault(timeout_s, {})[operation] = due_s
+        # An operation that moves to another port keeps its deadline.
+        due_s = self._queues.setdefault(timeout_s, {}).setdefault(operation, self._clock.current_time() + timeout_s)
         if due_s >= self._next_s:
             return
         self._next_s = due_s

@@ -119,10 +119,6 @@ class FaultyCommunicators(Communicators):
         """Make a communicator."""
         return _FaultyCommunicator(self, key, name, members, self._doom)
 
-    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when all tasks have done what they do in this instant, whatever their order."""
-        self._doom.kernel.at(self._doom.kernel.now_ns, context.rank, look, order=Order.SETTLE)
-
 
 class _FaultyCommunicator(Communicator):
     """A communicator to which not everybody finds the way."""

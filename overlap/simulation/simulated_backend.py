@@ -42,7 +42,6 @@ from . import (
     Faults,
     Interference,
     Kernel,
-    Order,
     Profile,
     Roofline,
     Traffic,
@@ -97,18 +96,6 @@ class Virtual:
             **({"faults": str(self.faults)} if self.faults else {}),
             "startup": str(self.startup) if isinstance(self.startup, Startup) else "yes" if self.startup else "no",
         }
-
-
-class SimulatedCommunicators(Communicators):
-    """Where the ranks of a simulation meet."""
-
-    def __init__(self, engine: BaseEngine, kernel: Kernel) -> None:
-        super().__init__(engine)
-        self._kernel = kernel
-
-    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when all tasks have done what they do in this instant, whatever their order."""
-        self._kernel.at(self._kernel.now_ns, context.rank, look, order=Order.SETTLE)
 
 
 class SimulatedBackend(Backend):
@@ -195,7 +182,7 @@ class SimulatedBackend(Backend):
             return FaultyCommunicators(engine, self._doom)
         if self._alike is not None:
             return SymmetricCommunicators(engine, self._alike)
-        return SimulatedCommunicators(engine, self.kernel)
+        return super().communicators(engine)
 
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a stream without a thread."""

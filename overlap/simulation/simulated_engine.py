@@ -17,6 +17,7 @@ from ..cost.option import Flat, Option
 from ..cost.parameters import Startup
 from ..cost.select import DIRECT
 from ..runtime.communicator import BaseEngine, Communicator
+from ..runtime.context import RankContext
 from ..runtime.engine.in_process import fit_all, run_here
 from ..runtime.future import Failure, call_when_done
 from ..runtime.match import Match
@@ -64,6 +65,11 @@ class SimulatedEngine(BaseEngine):
     def direct(self, members: tuple[int, ...]) -> bool:
         """All ranks meet; what happens then is a matter of the model."""
         return True
+
+    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
+        """Call `look` when all tasks have done what they do in this instant, whatever their order."""
+        kernel = self._traffic.kernel
+        kernel.at(kernel.now_ns, context.rank, look, order=Order.SETTLE)
 
     def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
         """Move the data of an operation that has met, and begin its time."""

@@ -90,6 +90,21 @@ def test_a_message_that_does_not_come_in_time(path: str) -> None:
     assert run(main, 2, path=path)[0] == ["recv #0 from rank 1 with tag 3 on group 'world'", 4.0]
 
 
+def test_a_receive_from_any_rank_keeps_its_deadline_when_it_has_chosen_a_message() -> None:
+    """The message takes 107 ms, and the receive has 5 ms left when it comes."""
+
+    async def main(rank: R) -> float:
+        if rank.rank == 0:
+            with pytest.raises(overlap.DeadlineError, match=r"recv #0 from rank 1 on group 'world'"):
+                await rank.recv(((1 << 27,), "float64"), None, timeout_s=0.5)
+            return trio.current_time()
+        await trio.sleep(0.495)
+        await rank.send(overlap.shape_only((1 << 27,), "float64"), 0)
+        return 0.0
+
+    assert overlap.run(main, ranks=2, clock=overlap.Virtual(shapes_only=True)) == [0.5, 0.0]
+
+
 def test_deadlines_are_in_virtual_time() -> None:
     async def main(rank: R) -> float:
         if rank.rank == 0:

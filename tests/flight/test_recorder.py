@@ -152,7 +152,7 @@ def test_messages_name_their_peer_and_their_ends(folder):
     assert [(op.words.name, op.words.towards, op.words.members) for op in sender.operations] == [
         ("send", " to rank 1 with tag 5", (0, 1))
     ]
-    assert [(op.words.name, op.words.towards) for op in receiver.operations][1:] == [("receive from any rank", "")]
+    assert [(op.words.name, op.words.towards) for op in receiver.operations][1:] == [("recv", " from any rank")]
     assert sender.operations[0].words.key == receiver.operations[0].words.key
 
 
