@@ -25,6 +25,7 @@ __all__ = ["COMMANDS", "main"]
 GROUPS = {
     "get to know it": {
         "demo": "train on handwritten digits without overlap and with it, and see the difference",
+        "doctor": "say what is missing, slow or wrong on this machine, and how to mend it",
     },
     "run a program": {
         "run": "run a program's ranks, with settings and a trace from the command line",

@@ -100,7 +100,7 @@ def test_options_of_another_subject_are_refused(overlap):
 
 
 PLAN = ["plan", "all_reduce", "--cluster", "trn1.32xlarge", "--bytes"]
-KNOWN = "known are demo, run, top, autopsy, timeline, bench, simulate, plan, calibrate"
+KNOWN = f"known are {', '.join(COMMANDS)}"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""`overlap doctor`: looks at the software, the machine and the network, and says what to mend."""
+
+# finding: one result;  software, machine, network: the checks
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain
+
+from ...settings import Option
+from ...units import switch, wrapped
+from ..console import Console
+from ..options import add_options
+from ..output import as_json
+from . import machine, network, software
+from .finding import Finding, State
+
+_DESCRIPTION = """\
+Look at the installation, the machine and the network: versions, cores, memory, sockets, clocks, limits, and what
+failed runs have left. A line for each thing, and below it the command that mends it. Nothing is changed.
+
+The exit code is 1 if something does not work; what is missing or slow does not count.
+"""
+
+_EPILOG = """\
+examples:
+  overlap doctor
+  overlap doctor --json >doctor.json      for a bug report
+"""
+
+_OPTIONS = {"json": Option(read=switch, help="print one JSON object instead")}
+
+_MARKS: dict[State, str] = {"good": "ok", "note": "note", "slow": "slow", "missing": "-", "wrong": "WRONG"}
+_LABEL = 26
+"""Columns of the state and the subject."""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the options of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    add_options(parser, _OPTIONS)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code."""
+    found = list(chain(software.findings(), machine.findings(), network.findings()))
+    if args.json:
+        print(as_json({"findings": [asdict(one) for one in found]}), end="")
+    else:
+        print("\n".join(page(found, min(Console().width, 100))))
+    return int(any(one.state == "wrong" for one in found))
+
+
+def page(found: Sequence[Finding], width: int) -> Iterator[str]:
+    """Yield the lines of the page: one finding after the other, and their count.
+
+    Args:
+        found: The findings.
+        width: Columns of the page.
+    """
+    for one in found:
+        first = f"{_MARKS[one.state]:<6}{one.subject:<{_LABEL - 6}}"
+        yield from wrapped(one.text, width, first=first if first.endswith(" ") else f"{first} ", rest=" " * _LABEL)
+        if one.mend:
+            yield f"{' ' * _LABEL}mend: {one.mend}"
+    counted = Counter(one.state for one in found)
+    told = ", ".join(f"{counted[state]} {state}" for state in _MARKS if counted[state])
+    yield ""
+    yield told

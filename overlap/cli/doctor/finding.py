@@ -1,0 +1,19 @@
+"""Findings of the doctor: a subject, its state, and the line that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["good", "note", "slow", "missing", "wrong"]
+"""good: as it should be. note: worth knowing. slow: works, but slower. missing: an extra. wrong: does not work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that the doctor has looked at."""
+
+    subject: str  # As the page names it
+    state: State
+    text: str  # What was found
+    mend: str = ""  # The command or the setting that mends it

@@ -1,0 +1,173 @@
+"""Machine: cores, memory and its bandwidth, memory between processes, clocks and limits."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from time import get_clock_info, perf_counter
+
+import numpy as np
+
+from transports.shared_memory import peer_memory
+from transports.shared_memory.segment import Segment
+
+from ...units import format_bytes
+from .finding import Finding
+
+_COPIED_BYTES, _COPIES = 64 << 20, 5
+_SLOWEST_COPY = 3e9
+"""Bytes per second; a slower copy means that other processes use the memory, or that the machine is emulated."""
+
+_LEAST_FILES = 1024
+"""Descriptors: a process needs about 8 for each process that it is joined to by sockets."""
+
+_LEAST_MEMORY = 1 << 30
+
+_GOOD_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page")
+"""Clock sources of Linux that are read without a system call."""
+
+
+def findings() -> Iterator[Finding]:
+    """Yield the findings about the machine; takes about a tenth of a second."""
+    yield cores(len(_own_cores()), os.cpu_count() or 1, os.getloadavg()[0], _quota())
+    yield from _memory()
+    yield _bandwidth()
+    yield from _between_processes()
+    yield from _clock()
+    yield from limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _own_cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _quota() -> float | None:
+    """Return the cores that a control group grants, or None."""
+    with suppress(OSError, ValueError, IndexError):
+        granted, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return int(granted) / int(period)
+    return None
+
+
+def cores(own: int, all_of_machine: int, load: float, quota: float | None) -> Finding:
+    """Return the finding about cores.
+
+    Args:
+        own: Cores that this process may use.
+        all_of_machine: Cores of the machine.
+        load: Processes that wanted a core in the last minute, in the mean.
+        quota: Cores that a control group grants; None: all.
+    """
+    text = f"{own} of {all_of_machine} cores, load {load:.1f}"
+    if quota is not None and quota < own:
+        mend = f"start at most {max(1, int(quota))} processes here"
+        return Finding(subject="cores", state="slow", text=f"{text}; a limit grants {quota:g}", mend=mend)
+    if load > own:
+        text = f"{text}: other processes take turns with ours, and times mean little"
+        return Finding(subject="cores", state="slow", text=text)
+    return Finding(subject="cores", state="good", text=text)
+
+
+def _memory() -> Iterator[Finding]:
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        told = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
+        free, total = told.get("MemAvailable", 0), told.get("MemTotal", 0)
+        text = f"{format_bytes(free)} of {format_bytes(total)} are available"
+        yield Finding(subject="memory", state="note" if free < _LEAST_MEMORY else "good", text=text)
+
+
+def _bandwidth() -> Finding:
+    source = np.ones(_COPIED_BYTES, np.uint8)
+    target = np.empty_like(source)
+    times: list[float] = []
+    for _ in range(_COPIES):
+        begin = perf_counter()
+        target[:] = source
+        times.append(perf_counter() - begin)
+    rate = _COPIED_BYTES / min(times)
+    text = f"one core copies {rate / 1e9:.1f} GB/s"
+    return Finding(subject="memory bandwidth", state="good" if rate >= _SLOWEST_COPY else "slow", text=text)
+
+
+def _between_processes() -> Iterator[Finding]:
+    subject = "shared memory"
+    try:
+        Segment.make(1 << 20).passed()
+    except (OSError, AttributeError) as error:
+        text = f"cannot be had ({error}); processes of this host are joined by sockets"
+        yield Finding(subject=subject, state="slow", text=text)
+        return
+    yield Finding(subject=subject, state="good", text="sealed memory without a name (memfd)")
+    scope = _yama()
+    if scope > 1:
+        mend = "sysctl kernel.yama.ptrace_scope=1"
+        text = f"Yama ({scope}) forbids processes to read each other's memory; large messages are copied twice"
+        yield Finding(subject="single copy", state="slow", text=text, mend=mend)
+    elif not _reads_a_child():
+        text = "the system forbids to read another process's memory; large messages are copied twice"
+        yield Finding(subject="single copy", state="slow", text=text, mend="a container needs SYS_PTRACE")
+    else:
+        text = "processes may read each other's memory (process_vm_readv)"
+        yield Finding(subject="single copy", state="good", text=text)
+
+
+def _yama() -> int:
+    with suppress(OSError, ValueError):
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+    return 0
+
+
+def _reads_a_child() -> bool:
+    """Whether this process may read the memory of one that it has started."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
+        try:
+            begin = int(Path(f"/proc/{child.pid}/maps").read_text(encoding="ascii").partition("-")[0], 16)
+            peer_memory.read(child.pid, begin, bytearray(8))
+        except (OSError, ValueError, AttributeError):
+            return False
+        finally:
+            child.kill()
+    return True
+
+
+def _clock() -> Iterator[Finding]:
+    resolution = get_clock_info("perf_counter").resolution
+    with suppress(OSError):
+        folder = Path("/sys/devices/system/clocksource/clocksource0")
+        source = (folder / "current_clocksource").read_text(encoding="ascii").strip()
+        yield clock(source, resolution, (folder / "available_clocksource").read_text(encoding="ascii").split())
+
+
+def clock(source: str, resolution_s: float, available: list[str]) -> Finding:
+    """Return the finding about the clock that spans are measured with.
+
+    Args:
+        source: The system's source of time.
+        resolution_s: Of `time.perf_counter`.
+        available: Sources that the system could use.
+    """
+    text = f"{source}, resolution {resolution_s * 1e9:.0f} ns"
+    better = [each for each in available if each in _GOOD_CLOCKS]
+    if source in _GOOD_CLOCKS or not better:
+        return Finding(subject="clock", state="good", text=text)
+    mend = f"echo {better[0]} >/sys/devices/system/clocksource/clocksource0/current_clocksource"
+    return Finding(subject="clock", state="slow", text=f"{text}: each look is a system call", mend=mend)
+
+
+def limits(files: int) -> Iterator[Finding]:
+    """Yield the finding about limits of the shell.
+
+    Args:
+        files: Descriptors that a process may have open.
+    """
+    if 0 <= files < _LEAST_FILES:  # RLIM_INFINITY is negative
+        text = f"{files} open files; a world of many processes needs more"
+        yield Finding(subject="limits", state="note", text=text, mend=f"ulimit -n {_LEAST_FILES}")
+    else:
+        yield Finding(subject="limits", state="good", text=f"{files if files >= 0 else 'any number of'} open files")

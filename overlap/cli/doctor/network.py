@@ -1,0 +1,124 @@
+"""Network: sockets of this host, its name, rails, congestion controls; and records that runs have left."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+
+from ...config import unknown_variables
+from ...errors import UsageError
+from ...flight.folder import ENDING, default_folder, runs
+from ...flight.reading import read_flight
+from ...units import format_bytes
+from .finding import Finding
+
+_SLOW_NAME_S = 0.5
+
+
+def findings() -> Iterator[Finding]:
+    """Yield the findings about sockets, names, rails, settings and records."""
+    yield from _sockets()
+    yield _name()
+    yield rails([name for _, name in socket.if_nameindex() if name != "lo"], Path("/sys/class/net"))
+    yield from _congestion()
+    yield from (Finding(subject="setting", state="note", text=text) for text in unknown_variables())
+    folder = os.environ.get("OVERLAP_FLIGHT_DIR")
+    yield from records(Path(folder) if folder else default_folder())
+
+
+def _sockets() -> Iterator[Finding]:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            socket.create_connection(listener.getsockname(), timeout=2).close()
+    except OSError as error:
+        text = f"127.0.0.1 cannot be reached: {error.strerror or error}"
+        yield Finding(subject="sockets", state="wrong", text=text, mend="ip link set lo up")
+        return
+    try:
+        with socket.socket(socket.AF_UNIX) as unix:
+            unix.bind(f"\0overlap-doctor-{os.getpid()}")
+    except OSError as error:
+        text = f"TCP works; Unix sockets do not ({error.strerror or error}), so TCP joins processes of this host"
+        yield Finding(subject="sockets", state="slow", text=text)
+    else:
+        yield Finding(subject="sockets", state="good", text="TCP and Unix sockets work")
+
+
+def _name() -> Finding:
+    name, begin = socket.gethostname(), perf_counter()
+    mend = f"add `127.0.1.1 {name}` to /etc/hosts"
+    try:
+        found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)[0][4][0]
+    except OSError as error:
+        text = f"{name!r} cannot be resolved ({error.strerror or error}); name other machines by address"
+        return Finding(subject="host name", state="note", text=text, mend=mend)
+    took = perf_counter() - begin
+    text = f"{name} is {found}"
+    if took > _SLOW_NAME_S:
+        return Finding(subject="host name", state="slow", text=f"{text}; to resolve it took {took:.1f} s", mend=mend)
+    return Finding(subject="host name", state="good", text=text)
+
+
+def rails(interfaces: Sequence[str], folder: Path) -> Finding:
+    """Return the finding about network interfaces.
+
+    Args:
+        interfaces: Their names, without the loopback interface.
+        folder: Where the system describes them.
+    """
+    told = [f"{name}{_speed(folder / name)}" for name in interfaces if _state(folder / name) != "down"]
+    if not told:
+        return Finding(subject="rails", state="note", text="no interface but loopback: other machines are out of reach")
+    more = f"; `--rails {','.join(name.split()[0] for name in told)}` uses each" if len(told) > 1 else ""
+    return Finding(subject="rails", state="good", text=", ".join(told) + more)
+
+
+def _state(interface: Path) -> str:
+    with suppress(OSError):
+        return (interface / "operstate").read_text(encoding="ascii").strip()
+    return ""
+
+
+def _speed(interface: Path) -> str:
+    with suppress(OSError, ValueError):
+        speed = int((interface / "speed").read_text(encoding="ascii"))
+        return f" ({speed / 1000:g} Gbit/s)" if speed > 0 else ""
+    return ""
+
+
+def _congestion() -> Iterator[Finding]:
+    with suppress(OSError):
+        found = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text(encoding="ascii").split()
+        text = f"TCP may use {', '.join(found)}"
+        if "bbr" not in found:
+            text = f"{text}; where packets are lost, bbr would be faster"
+            yield Finding(subject="congestion", state="note", text=text, mend="modprobe tcp_bbr")
+        else:
+            yield Finding(subject="congestion", state="good", text=text)
+
+
+def records(folder: Path) -> Iterator[Finding]:
+    """Yield the finding about flight records whose processes do not run.
+
+    Args:
+        folder: Where flight records lie.
+    """
+    dead = [path for path in folder.glob(f"*{ENDING}") if path.is_file() and not _runs(path)]
+    if dead:
+        size = format_bytes(sum(path.stat().st_size for path in dead))
+        text = f"{len(dead)} of runs that failed, {size}: `overlap autopsy` explains the last"
+        yield Finding(subject="flight records", state="note", text=text, mend=f"rm -r {folder}")
+    else:
+        yield Finding(subject="flight records", state="good", text="none of failed runs")
+
+
+def _runs(path: Path) -> bool:
+    try:
+        flight = read_flight(path)
+    except UsageError:
+        return False
+    return runs(flight.host, flight.pid, flight.born)
