@@ -12,7 +12,8 @@
 #   matched      the asynchronous shell around matching: a transport between processes only has to move bytes, over a
 #                link to each of the others
 #   frame        the form that this takes on a socket, and how hostile bytes are told from it
-#   handshake    how two processes prove to each other that they belong together;  tls: encrypted
+#   handshake    how two processes prove to each other that they belong together;  identity: what each says of itself;
+#                tls: encrypted;  meeting: doors, dialling, and who is let in
 #   efa          sockets between processes, several to each
 #   shared_memory  processes of one host, which read each other's memory
 #   nearest      shared memory inside a host, sockets beyond

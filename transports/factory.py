@@ -16,12 +16,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from transports.failures import ArgumentError
+from transports.identity import Identity
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from transports.base import Transport
-    from transports.tls import Tls
 
 #: All-gather among the processes of a world, before any transport is open: called with a name and bytes, returns what
 #: each process gave, in the order of their indices. All must call it with the same names. 48 KiB are always allowed.
@@ -37,18 +37,13 @@ def _none() -> Collection[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bootstrap:
-    """The knowledge of a process about its world before a transport joins it to the others."""
+class Bootstrap(Identity):
+    """A process, and its knowledge about its world before a transport joins it to the others."""
 
-    member: int  # Index of this process
+    members: int = field(init=False)  # How many processes there are: as many as are placed
     placement: Sequence[Sequence[int]]  # The ranks of each process, by index
     exchange: Exchange  # All-gather among the processes: how they tell each other their addresses
-    # Known to members only; at least one byte where processes meet over sockets.
-    secret: bytes = field(default=b"", repr=False)
-    job: str = ""  # Name of the world; a transport refuses connections of others
-    epoch: int = 0  # Which of the job's successive worlds
     host: str = "127.0.0.1"  # Address of this machine at which the other processes reach it
-    tls: Tls | None = None  # Encrypts what leaves the process; None: nothing is encrypted
     # Choices of the user, by name, such as ``rails``, ``peer_direct``, ``unix``; a transport takes those that it
     # has and leaves the rest alone.
     options: Mapping[str, object] = field(default_factory=dict)
@@ -62,6 +57,9 @@ class Bootstrap:
     # Whether somebody else notices which processes are lost and which are only busy. A transport need not judge their
     # silence then, and must not: a program may keep its event loop busy for as long as it wants.
     watched: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", len(self.placement))
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -22,13 +22,14 @@ import secrets
 import ssl
 import struct
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Literal, TypeAlias
 
 import msgpack
 import trio
 
 from transports.failures import ArgumentError, TransportError
+from transports.identity import Hello
 
 #: Version of all protocols on sockets. Processes of different versions refuse each other.
 VERSION = 11
@@ -59,18 +60,6 @@ class HandshakeError(TransportError):
     def __init__(self, reason: str, *, why: Why) -> None:
         super().__init__(reason)
         self.why: Why = why
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """The introduction of one side; at most `HELLO_LIMIT_BYTES` when packed."""
-
-    role: str  # The purpose of the connection
-    job: str  # Name of the world
-    epoch: int  # Which of the job's successive worlds
-    member: int  # Index of this process
-    members: int  # How many processes there are
-    detail: str = ""  # Further facts that the role needs
 
 
 async def greet(stream: trio.abc.Stream, mine: Hello, secret: bytes, *, deadline_s: float = 2.0) -> Hello:

@@ -10,14 +10,13 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Generic, TypeAlias, TypeVar
 
 import trio
 
 from transports.failures import ArgumentError, LinkLostError, TransportError
-from transports.handshake import Hello, greet, welcome
-from transports.tls import Tls
+from transports.handshake import greet, welcome
+from transports.identity import Hello, Identity
 
 Found = TypeVar("Found")
 Place: TypeAlias = "tuple[int, int]"  # (member, index): one of the connections to another process
@@ -28,10 +27,9 @@ class Meeting(Generic[Found]):
     """The meeting of one process with others of its world.
 
     Args:
-        mine: This process, as it introduces itself.
-        secret: Known to all members.
+        mine: This process.
+        role: The purpose of the connections.
         join_s: How long to wait for all processes.
-        tls: Encrypts the connections.
 
     Attributes:
         mine: As passed.
@@ -40,19 +38,19 @@ class Meeting(Generic[Found]):
         refused: Why connections were refused.
 
     Raises:
-        ArgumentError: The secret is empty, or a file of `tls` is wrong.
+        ArgumentError: The secret is empty, or a file of the certificates is wrong.
     """
 
-    def __init__(self, mine: Hello, secret: bytes, *, join_s: float, tls: Tls | None = None) -> None:
-        if not secret:
+    def __init__(self, mine: Identity, role: str, *, join_s: float) -> None:
+        if not mine.secret:
             raise ArgumentError("the secret is empty; without one anybody is a member")
-        if tls is not None:
-            tls.check()
+        if mine.tls is not None:
+            mine.tls.check()
         self.mine, self.join_s = mine, join_s
         self.door = Door((), unix=False, pending=0, stays=False)
         self.found: dict[Place, Found] = {}
         self.refused: list[str] = []
-        self._secret, self._tls = secret, tls
+        self._role = role
         self._wanted: frozenset[Place] = frozenset()
         self._reserved: set[Place] = set()
         self._complete = trio.Event()
@@ -115,7 +113,7 @@ class Meeting(Generic[Found]):
 
     def hello(self, detail: str = "") -> Hello:
         """Return the introduction of this process on a connection."""
-        return replace(self.mine, detail=detail)
+        return self.mine.hello(self._role, detail)
 
     async def greet(
         self, connection: socket.socket, member: int, where: object, detail: str = "", *, deadline_s: float
@@ -136,7 +134,7 @@ class Meeting(Generic[Found]):
         try:
             await trio.socket.from_stdlib_socket(connection).connect(where)
             stream = self._stream(connection, serving=False)
-            return stream, await greet(stream, self.hello(detail), self._secret, deadline_s=deadline_s)
+            return stream, await greet(stream, self.hello(detail), self.mine.secret, deadline_s=deadline_s)
         except OSError as error:
             raise LinkLostError(f"process {member} cannot be reached: {error.strerror}") from error
 
@@ -145,20 +143,16 @@ class Meeting(Generic[Found]):
     ) -> Stream:
         """Shake hands with a process that has dialled this one; arguments and errors as of `handshake.welcome`."""
         stream = self._stream(connection, serving=True)
-        await welcome(stream, self._secret, judge, deadline_s=deadline_s)
+        await welcome(stream, self.mine.secret, judge, deadline_s=deadline_s)
         return stream
 
     def _stream(self, connection: socket.socket, *, serving: bool) -> Stream:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-        return stream if self._tls is None else self._tls.wrap(stream, serving=serving)
+        return stream if self.mine.tls is None else self.mine.tls.wrap(stream, serving=serving)
 
     def stranger(self, hello: Hello) -> str:
         """Return why a process is no member of this world; empty if it is one."""
-        for name in ("role", "job", "epoch", "members"):
-            theirs, ours = getattr(hello, name), getattr(self.mine, name)
-            if theirs != ours:
-                return f"{name} {theirs!r} refused; here it is {ours!r}"
-        return ""
+        return self.mine.refusal(hello, self._role)
 
     def unexpected(self, hello: Hello) -> str:
         """Return the refusal of a member that has no reason to dial this process."""

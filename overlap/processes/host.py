@@ -15,7 +15,8 @@ from typing import TypeAlias
 import trio
 from trio.lowlevel import TrioToken
 
-from transports.handshake import HandshakeError, Hello, welcome
+from transports.handshake import HandshakeError, welcome
+from transports.identity import Hello
 
 from .coordinator import Coordinator, RefusedError
 from .identity import FRESH, LAUNCHER, WATCHER, JoinError, RendezvousConfig, name_absent, name_epoch

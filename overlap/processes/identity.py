@@ -6,8 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from transports.handshake import Hello
-from transports.tls import Tls
+from transports.identity import Hello, Identity
 
 from ..errors import OverlapError, UsageError
 from .silence import Patience
@@ -38,15 +37,8 @@ class JoinError(OverlapError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """A process among those of one world, with its proof of that; or a launcher among those of one job."""
-
-    job: str  # Name of the world, at most 128 bytes
-    member: int  # Index of this process; 0 is the host
-    members: int  # How many processes there are
-    secret: bytes = field(repr=False)  # Only members know it
-    epoch: int = 0  # Which of the job's successive worlds. One that ends makes room for the next at the same endpoint.
-    tls: Tls | None = None  # Certificates, if the connections are to be encrypted; all members or none
+class Joiner(Identity):
+    """A process that joins a world, or a launcher that joins a job."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.member < self.members:
@@ -60,13 +52,9 @@ class Identity:
         if not self.secret:
             raise UsageError("secret: is empty; without one anybody is a member")
 
-    def hello(self, role: str = MEMBER, detail: str = "") -> Hello:
-        """Return the introduction of this process on a connection."""
-        return Hello(role=role, job=self.job, epoch=self.epoch, member=self.member, members=self.members, detail=detail)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousConfig(Identity):
+class RendezvousConfig(Joiner):
     """A process that joins a world: who it is, where the world meets, and how long to wait."""
 
     endpoint: Endpoint  # Where the host listens
@@ -87,7 +75,7 @@ class RendezvousConfig(Identity):
     @property
     def greeting(self) -> Hello:
         """The introduction of this process to the others."""
-        return self.hello(detail=FRESH if self.fresh else "")
+        return self.hello(MEMBER, FRESH if self.fresh else "")
 
     def name(self, member: int) -> str:
         """Name a process, and its ranks if they are known."""

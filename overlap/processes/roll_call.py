@@ -16,9 +16,10 @@ from functools import partial
 import trio
 
 from transports.failures import TransportError
-from transports.handshake import HandshakeError, Hello, welcome
+from transports.handshake import HandshakeError, welcome
+from transports.identity import Hello
 
-from .identity import LAUNCHER, Identity, JoinError, name_processes
+from .identity import LAUNCHER, Joiner, JoinError, name_processes
 from .messages import FrameReader, Message, MessageError, Present, Refused, encode
 from .sockets import Endpoint, format_endpoint, meet, tune
 
@@ -32,7 +33,7 @@ _BITE_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollCall(Identity):
+class RollCall(Joiner):
     """A launcher among those of a job: `member` is its node, and `members` how many nodes there may be."""
 
     fewest: int  # With how few the job may go on

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import trio
 
-from transports.handshake import HandshakeError, Hello, greet
+from transports.handshake import HandshakeError, greet
+from transports.identity import Hello
 from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError

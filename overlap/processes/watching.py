@@ -12,7 +12,8 @@ from threading import Thread
 import trio
 from trio.lowlevel import TrioToken, current_trio_token
 
-from transports.handshake import HandshakeError, Hello
+from transports.handshake import HandshakeError
+from transports.identity import Hello
 from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError

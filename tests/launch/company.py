@@ -17,7 +17,8 @@ from overlap.processes.member import Membership
 from overlap.processes.messages import FrameReader, Join, Message, Ping, Pong, encode
 from overlap.processes.silence import Patience
 from overlap.processes.sockets import Endpoint
-from transports.handshake import Hello, greet, welcome
+from transports.handshake import greet, welcome
+from transports.identity import Hello
 
 SECRET = b"the secret of these tests"
 #: Nothing here waits on purpose; a test that reaches this hangs.

@@ -41,7 +41,8 @@ from overlap.processes.messages import (
 )
 from overlap.processes.watching import WatchedWorld, WorldOverError
 from tests.launch.company import SECRET, Puppet, wait_and_leave, with_company
-from transports.handshake import Hello, greet
+from transports.handshake import greet
+from transports.identity import Hello
 
 IN_THREAD = trio.to_thread.run_sync
 ROOM = 48 * 1024

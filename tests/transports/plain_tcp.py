@@ -10,7 +10,8 @@ import trio
 
 from transports.factory import Bootstrap
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, Frame, FrameKind, pack, parse
-from transports.handshake import Hello, greet, welcome
+from transports.handshake import greet, welcome
+from transports.identity import Hello
 from transports.matched import Link, MatchedTransport
 from transports.matching import Limits, ProtocolError
 

@@ -16,7 +16,8 @@ import trio
 from trio.testing import MemoryReceiveStream, MemorySendStream, MockClock
 
 from transports import ArgumentError, handshake
-from transports.handshake import HELLO_LIMIT_BYTES, VERSION, HandshakeError, Hello, greet, welcome
+from transports.handshake import HELLO_LIMIT_BYTES, VERSION, HandshakeError, greet, welcome
+from transports.identity import Hello
 
 SECRET = b"a secret of this test"
 DIALLER = Hello(role="rail", job="digits", epoch=3, member=1, members=2, detail="rail 0")

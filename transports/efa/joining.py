@@ -14,7 +14,8 @@ from transports.efa.address import PeerAddress, ends_of, host_identity, rail_add
 from transports.efa.tcp import prepare, shorten
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
-from transports.handshake import HandshakeError, Hello
+from transports.handshake import HandshakeError
+from transports.identity import Hello
 from transports.meeting import Door, Meeting, Place, Stream, family
 from transports.patience import usable
 

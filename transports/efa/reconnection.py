@@ -16,7 +16,8 @@ from transports.efa.joining import HANDSHAKE_S, Connection, Joining, discard
 from transports.efa.rail import Rail
 from transports.failures import TransportError
 from transports.frame import FrameError
-from transports.handshake import HandshakeError, Hello
+from transports.handshake import HandshakeError
+from transports.identity import Hello
 
 # The first pause before a rail is dialled again is short, for a connection that broke while its link is up; each later
 # one is twice as long, up to one that costs nothing while a link is down for hours.

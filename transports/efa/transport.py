@@ -18,7 +18,7 @@ from transports.efa.tcp import LOST_S
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError
 from transports.frame import EAGER_BYTES
-from transports.handshake import Hello
+from transports.identity import Identity
 from transports.matched import MatchedTransport
 from transports.meeting import Meeting
 from transports.patience import Crowding, Patience
@@ -117,9 +117,9 @@ class Efa(MatchedTransport):
         self._tick_s = min(_TICK_S, silence_s / _TICKS_OF_SILENCE)
         self._silence_s, self._watched = silence_s, watched
         say = report or (lambda _: None)
-        mine = Hello(role="rail", job=job, epoch=epoch, member=member, members=len(placement))
+        mine = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret, tls=tls)
         self._joining = Joining(
-            Meeting(mine, secret, join_s=join_s, tls=tls),
+            Meeting(mine, "rail", join_s=join_s),
             rails=rails,
             host=host,
             unix=unix,

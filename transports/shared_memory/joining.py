@@ -18,7 +18,8 @@ import trio
 from transports.efa.address import host_identity
 from transports.factory import Exchange
 from transports.failures import LinkLostError, TransportError
-from transports.handshake import HandshakeError, Hello
+from transports.handshake import HandshakeError
+from transports.identity import Hello
 from transports.meeting import Door, Meeting, Place
 from transports.shared_memory.memory_link import Peer
 from transports.shared_memory.peer_memory import address_of, allow, read

@@ -13,7 +13,7 @@ import trio
 from transports.common import Board
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportError
-from transports.handshake import Hello
+from transports.identity import Identity
 from transports.matched import MatchedTransport
 from transports.meeting import Meeting
 from transports.patience import usable
@@ -88,8 +88,8 @@ class SharedMemory(MatchedTransport):
         self._report = report or (lambda _: None)
         self._everybody = everybody
         self._member_of = {rank: member for member, placed in enumerate(placement) for rank in placed}
-        mine = Hello(role="memory", job=job, epoch=epoch, member=member, members=len(placement))
-        self._joining = Joining(Meeting(mine, secret, join_s=join_s), limit_bytes=limit_bytes, reads=reads)
+        mine = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret)
+        self._joining = Joining(Meeting(mine, "memory", join_s=join_s), limit_bytes=limit_bytes, reads=reads)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
         self._asleep: dict[int, memoryview] = {}

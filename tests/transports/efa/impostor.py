@@ -11,7 +11,8 @@ import trio
 from transports import Efa
 from transports.efa.address import PeerAddress
 from transports.frame import Frame, FrameKind, pack, parse
-from transports.handshake import Hello, greet
+from transports.handshake import greet
+from transports.identity import Hello
 
 from .processes import SECRET, Table
 

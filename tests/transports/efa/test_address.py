@@ -10,7 +10,7 @@ import pytest
 from transports.efa.address import PeerAddress
 from transports.efa.joining import Connection, Joining
 from transports.failures import TransportError
-from transports.handshake import Hello
+from transports.identity import Identity
 from transports.meeting import Meeting
 from transports.patience import usable
 
@@ -32,8 +32,8 @@ def test_nonsense_is_refused(place: int, nonsense: object) -> None:
 
 def joined(mine: PeerAddress, *others: PeerAddress) -> Joining:
     """Return the first process's way in, once it has met the others."""
-    hello = Hello(role="rail", job="job", epoch=0, member=0, members=1 + len(others))
-    meeting = Meeting[Connection](hello, b"s", join_s=1.0)
+    me = Identity(job="job", member=0, members=1 + len(others), secret=b"s")
+    meeting = Meeting[Connection](me, "rail", join_s=1.0)
     joining = Joining(meeting, rails=1, host="", unix=True, silence_s=None, report=print)
     joining.identity, joining._mine, joining._others = mine.host, mine, dict(enumerate(others, start=1))
     return joining
