@@ -34,6 +34,7 @@
 #   planning/   training steps from a configuration or a recorded run, and machine files; only the command imports it
 #   cli/        the `overlap` command, a file or a folder for each of its words
 #   diagnostics   from an error to its culprit;  uncaught: the interpreter's hook, which shows it by launch/report
+#   hints         sentences on common mistakes: names that are almost right
 #   trace_files paths of the trace files of runs
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, units, version   small things the others stand on

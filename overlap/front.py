@@ -15,6 +15,7 @@ import trio
 from .config import ARGUMENT, RunConfig, requested
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
+from .hints import suggesting
 from .processes.life import Keeper, alone, among, cluster_of, live
 from .runtime.world import World
 from .settings import Wires
@@ -33,6 +34,7 @@ T = TypeVar("T")
 _SIGNS = {"OVERLAP_NODE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}
 
 
+@suggesting
 def run(
     main: Callable[..., Awaitable[T]],
     *args: object,
@@ -100,6 +102,7 @@ def run(
     return results
 
 
+@suggesting
 async def run_async(
     main: Callable[..., Awaitable[T]],
     *args: object,
@@ -122,6 +125,8 @@ async def run_async(
             on a clock of its own.
     """
     report_uncaught()
+    if not trio.lowlevel.in_trio_run():
+        raise UsageError("run_async: no Trio program runs here; use overlap.run, or overlap.connect beside asyncio")
     asked = _asked(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check,

@@ -40,6 +40,7 @@ class Option:
     nodes: bool = False  # Whether it concerns several processes
     wire: bool = False  # Whether it is passed on to the transport that joins them
     hidden: bool = False  # Whether the help leaves it out
+    rare: bool = False  # Whether only `--help-all` shows it
     repeated: bool = False  # Whether the option may be given several times; its value is a list
     check: Callable[[Any], object] | None = None  # Raises `UsageError` for values that cannot be used, from any source
 
@@ -214,6 +215,7 @@ class Settings:
         help="write the timeline there (.json or .json.gz)",
     )  # fmt: skip
     trace_steps: str | None = option(
+        rare=True,
         default="what fits into 20,000 spans a rank",
         read=str, metavar="WHICH", check=check_trace_steps,
         help="which steps of a long run the trace keeps: last:N, every:N, or both with a comma between",
@@ -229,22 +231,26 @@ class Settings:
         help="give up after S seconds; say who waits for whom",
     )  # fmt: skip
     stall_s: float | None = option(
+        rare=True,
         default="10",
         read=seconds, metavar="S", flag="--stall", check=partial(check_seconds, "stall_s"),
         help="say who waits for whom after S seconds without progress; default: 10",
     )  # fmt: skip
     give_up_s: float | None = option(
+        rare=True,
         default="300 if nobody can go on",
         read=seconds, metavar="S", flag="--give-up", check=partial(check_seconds, "give_up_s"),
         help="end the run after S seconds without progress; default: 300, and only if no rank can ever go on",
     )  # fmt: skip
     outage_s: float | None = option(
+        rare=True,
         default="4",
         read=seconds, metavar="S", flag="--outage", check=check_outage, nodes=True, wire=True,
         help="outages of the network that the run lasts through, up to 15 s; who cannot be reached for longer is lost; "
         "default: 4",
     )  # fmt: skip
     algorithm: str | None = option(
+        rare=True,
         default="the fastest",
         read=str,
         metavar="A",
@@ -280,6 +286,7 @@ class Settings:
         variable=False,
     )  # fmt: skip
     job_id: str | None = option(
+        rare=True,
         default="a name of its own",
         read=str,
         metavar="NAME",
@@ -295,6 +302,7 @@ class Settings:
         nodes=True,
     )  # fmt: skip
     rails: int | tuple[str, ...] | None = option(
+        rare=True,
         default="1",
         read=parse_rails,
         metavar="R",
@@ -303,6 +311,7 @@ class Settings:
         wire=True,
     )
     peer_direct: bool | None = option(
+        rare=True,
         default="1",
         read=switch,
         help="sockets read and write the arrays (default)",
@@ -311,6 +320,7 @@ class Settings:
         wire=True,
     )
     checksums: bool | None = option(
+        rare=True,
         default="between hosts",
         read=switch,
         help="sockets check all that arrives (default: between hosts)",
@@ -319,6 +329,7 @@ class Settings:
         wire=True,
     )
     unix: bool | None = option(
+        rare=True,
         default="1",
         read=switch,
         help="Unix sockets inside one machine (default)",
@@ -327,6 +338,7 @@ class Settings:
         wire=True,
     )
     shared_memory: int | None = option(
+        rare=True,
         default="half the machine's, together",
         read=partial(parse_bytes, argument="shared_memory"),
         metavar="SIZE",
@@ -334,6 +346,7 @@ class Settings:
         nodes=True, wire=True,
     )  # fmt: skip
     bind: bool | None = option(
+        rare=True,
         default="1",
         read=switch,
         help="each node keeps to its share of this machine's cores (default)",
@@ -341,10 +354,13 @@ class Settings:
         nodes=True,
     )
     tls_cert: str | None = option(
-        default="no encryption", read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True
+        rare=True, default="no encryption", read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True
     )
-    tls_key: str | None = option(default="no encryption", read=str, metavar="FILE", help="its private key", nodes=True)
+    tls_key: str | None = option(
+        rare=True, default="no encryption", read=str, metavar="FILE", help="its private key", nodes=True
+    )
     tls_ca: str | None = option(
+        rare=True,
         default="no encryption",
         read=str,
         metavar="FILE",
@@ -352,6 +368,7 @@ class Settings:
         nodes=True,
     )
     join_timeout_s: float | None = option(
+        rare=True,
         default="60",
         read=seconds, metavar="S", flag="--join-timeout", help="all must have met after S seconds; default: 60",
         nodes=True,
@@ -367,6 +384,7 @@ class Settings:
         variable=False,
     )  # fmt: skip
     prefix: bool | None = option(
+        rare=True,
         default="1 with several nodes",
         read=switch, help="[node I] before each line (default with several nodes, but for mpi)",
         off="lines as they are", nodes=True, variable=False,
@@ -375,6 +393,7 @@ class Settings:
         read=switch, nodes=True, variable=False, hidden=True
     )  # a command that starts this one reports the end
     grace_s: float | None = option(
+        rare=True,
         default="10",
         read=seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10", nodes=True,
         variable=False,
@@ -384,6 +403,7 @@ class Settings:
         help="fail the first rank that sends a NaN or an infinity: nan",
     )  # fmt: skip
     flight_dir: str | None = option(
+        rare=True,
         default="in the temporary folder",
         read=str, metavar="DIR", help="where the flight records of a run that fails are (see `overlap autopsy`)",
         check=partial(check_folder, "flight_dir"),

@@ -11,6 +11,7 @@ from .. import units
 from ..config import RunConfig, variable_of
 from ..errors import UsageError
 from ..settings import Option, parse_transport
+from .parser import HelpAll, mark_rare
 
 
 def as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -69,21 +70,32 @@ def flag_of(name: str, one: Option) -> str:
     return one.flag or f"--{name.replace('_', '-')}"
 
 
-def _add(add: Callable[..., object], name: str, one: Option, dest: str) -> None:
+def _add(add: Callable[..., argparse.Action], name: str, one: Option, dest: str) -> None:
     help = argparse.SUPPRESS if one.hidden else one.help
     flag = flag_of(name, one)
     if one.metavar is None:
-        _put(add, flag, dest=dest, action="store_true", default=None, help=help)
+        _put(add, flag, rare=one.rare, dest=dest, action="store_true", default=None, help=help)
         if one.off is not None:
-            _put(add, f"--no-{flag[2:]}", dest=dest, action="store_false", default=None, help=one.off)
+            _put(add, f"--no-{flag[2:]}", rare=one.rare, dest=dest, action="store_false", default=None, help=one.off)
     else:
         assert one.read is not None
         action = "append" if one.repeated else "store"
-        _put(add, flag, dest=dest, type=as_argument(one.read), metavar=one.metavar, action=action, help=help)
+        _put(
+            add,
+            flag,
+            rare=one.rare,
+            dest=dest,
+            type=as_argument(one.read),
+            metavar=one.metavar,
+            action=action,
+            help=help,
+        )
 
 
-def _put(add: Callable[..., object], flag: str, **details: Any) -> None:
-    add(flag, **details)
+def _put(add: Callable[..., argparse.Action], flag: str, *, rare: bool, **details: Any) -> None:
+    action = add(flag, **details)
+    if rare:
+        mark_rare(action)
     if "-" in flag[2:]:
         add(f"--{flag[2:].replace('-', '_')}", **details | {"help": argparse.SUPPRESS})
 
@@ -94,6 +106,8 @@ def _put(add: Callable[..., object], flag: str, **details: Any) -> None:
 def add_settings(parser: argparse.ArgumentParser, config: type[RunConfig] = RunConfig) -> None:
     """Add an option for each setting that text can set, those of several processes in a group of their own."""
     told = config.options()
+    variables = ", ".join(variable_of(name) for name, one in told.items() if one.variable and one.read is not None)
+    parser.add_argument("--help-all", action=HelpAll, more=f"Variables: {variables}.\n")
     add_options(parser, {name: one for name, one in told.items() if not one.nodes})
     group = parser.add_argument_group("several processes, one for each node")
     add_options(group, {name: one for name, one in told.items() if one.nodes})
@@ -106,8 +120,3 @@ def given(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunC
     flags = {name: flag_of(name, one) for name, one in told.items()}
     negated = {name: f"--no-{flags[name][2:]}" for name, value in said.items() if value is False}
     return replace(config.given(**said), sources={name: negated.get(name, flags[name]) for name in said})
-
-
-def variables(config: type[RunConfig] = RunConfig) -> list[str]:
-    """Return the names of the environment variables, in order."""
-    return [variable_of(name) for name, one in config.options().items() if one.variable and one.read is not None]

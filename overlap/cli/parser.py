@@ -1,13 +1,14 @@
-"""Parser of command lines, and the layout of help: lines that do not fit the terminal are wrapped."""
+"""Parser of command lines, and the layout of help: lines are wrapped, and rare options are shown by `--help-all`."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from itertools import groupby
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import UsageError
 from ..units import wrapped
@@ -27,16 +28,75 @@ class Parser(argparse.ArgumentParser):
         sys.stdout.write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
-        """Raise a `UsageError`."""
-        raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message} (`{self.prog} --help` explains)")
+        """Raise a `UsageError`; an option that does not exist is told with the one that was probably meant."""
+        meant = self._meant(message.partition("unrecognized arguments: ")[2])
+        raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message}{meant} (`{self.prog} --help` explains)")
+
+    def _meant(self, words: str) -> str:
+        """Return "; did you mean --ranks?" for the first of some words, or nothing."""
+        option = words.partition(" ")[0].partition("=")[0]
+        self.formatter_class = FullHelpFormatter
+        close = get_close_matches(option, re.findall(r"(?<!\S)--[a-z-]+", self.format_help()), n=1)
+        return f"; did you mean {close[0]}?" if option.startswith("--") and close else ""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Layout of help: paragraphs are wrapped; of an indented line, the explanation goes below the example."""
 
+    everything = False
+    """Whether rare options are shown."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Show an option, unless it is a rare one."""
+        if self.everything or not is_rare(action):
+            super().add_argument(action)
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        """Show the line of usage without rare options."""
+        shown = [action for action in actions if self.everything or not is_rare(action)]
+        super().add_usage(usage, shown, groups, prefix)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         groups = groupby(text.splitlines(), key=lambda line: bool(line) and not line.startswith(" "))
         return "\n".join(indent + line for prose, lines in groups for line in _fitted(list(lines), width, prose))
+
+
+class FullHelpFormatter(HelpFormatter):
+    """Layout of help with all options."""
+
+    everything = True
+
+
+class HelpAll(argparse.Action):
+    """The option `--help-all`: shows the help with all options, and exits."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, more: str = "", **_: object) -> None:
+        self._more = more  # A paragraph at the end
+        text = "show the options of wires and machines too, and exit"
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=text)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the help and exit."""
+        parser.formatter_class = FullHelpFormatter
+        parser.epilog = f"{parser.epilog}\n{self._more}"
+        parser.print_help()
+        parser.exit()
+
+
+def mark_rare(action: argparse.Action) -> None:
+    """Let only `--help-all` show an option."""
+    action.rare = True  # type: ignore[attr-defined]
+
+
+def is_rare(action: argparse.Action) -> bool:
+    """Whether only `--help-all` shows an option."""
+    return getattr(action, "rare", False)
 
 
 def _fitted(lines: list[str], width: int, prose: bool) -> Iterator[str]:

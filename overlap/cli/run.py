@@ -19,7 +19,7 @@ from ..processes.place import find_place
 from ..processes.status import Status, status_of, tell_launcher
 from ..signals import Terminated, obeying
 from .nodes import among_nodes, boot, fitted, run_nodes, starts_nodes
-from .options import add_settings, given, variables
+from .options import add_settings, given
 from .output import output_path
 from .program import add_program, as_main, named, told_traces
 
@@ -28,7 +28,7 @@ Run a program: all ranks in this process, or with --nnodes in one process for ea
 of its overlap.run(...), so the same file runs with other ranks, on another machine or with a trace, unchanged.
 """
 
-_EPILOG = f"""\
+_EPILOG = """\
 examples:
   overlap run --ranks 4 train.py --epochs 3                 what follows the script is the script's
   overlap run --trace run.json --timeout 60 -m mypackage.train
@@ -39,7 +39,7 @@ examples:
   overlap run --nnodes 2 --nproc-per-node 4 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 train.py
                                                             the first of two machines; the other has --node-rank 1
 
-Settings can also be environment variables; the option wins: {", ".join(variables())}.
+Settings can also be environment variables, such as OVERLAP_TRACE, which --help-all lists; the option wins.
 
 Nodes on several machines need the same OVERLAP_SECRET, or OVERLAP_SECRET_FILE.
 

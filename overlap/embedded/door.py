@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
+from ..hints import suggesting
 from ..processes.connect import JOIN_TIMEOUT_S
 from ..processes.identity import RendezvousConfig
 from ..processes.life import Keeper, alone, among, live
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import topology
 
 
+@suggesting
 def connect(
     rank: int,
     size: int,

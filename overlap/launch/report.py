@@ -39,6 +39,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # errors of a full
 _PACKAGES = (sys.modules[__package__.partition(".")[0]], topology, transports, trio, outcome)
 _MACHINERY = (
     *(os.path.dirname(str(package.__file__)) + os.sep for package in _PACKAGES),
+    os.path.join(os.path.dirname(os.__file__), "asyncio", ""),
     runpy.__file__,
     contextlib.__file__,
     "<frozen ",

@@ -16,6 +16,7 @@ from transports import LinkLostError, Transport, TransportError
 from ..diagnostics import is_interrupt, only, origin, parted, tellable, where
 from ..errors import PeerError, RemoteError, StallError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
+from ..hints import hint_of
 from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import Timeline
 from .backend import Backend, RealBackend
@@ -221,6 +222,8 @@ class World:
                     BaseException
                 ) as raised:  # while the nursery is open: what has not ended may still want a program
                     error = tellable(raised)
+                    if hint := hint_of(error):
+                        error.add_note(hint)
                     self._take_stock(member, error)
                     self._abandon(member)
                     if error is raised:

@@ -9,7 +9,7 @@ import pytest
 
 import overlap
 from overlap import UsageError, trace_files
-from overlap.cli.options import add_settings, flag_of, given, variables
+from overlap.cli.options import add_settings, flag_of, given
 from overlap.config import RunConfig, imposed, requested, unknown_variables
 from overlap.processes.place import member_variables
 from overlap.settings import check_outage, option
@@ -280,7 +280,6 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
     assert (told.colour_depth, told.sources) == (8, {"colour_depth": "--colour-depth"})
     assert told.variables() == {"OVERLAP_COLOUR_DEPTH": "8"}
     assert More.from_environment({"OVERLAP_COLOUR_DEPTH": "24"}).over(told).colour_depth == 24
-    assert "OVERLAP_COLOUR_DEPTH" in variables(More)
     assert f"{'colour_depth':<16} {'8':<32} --colour-depth" in told.lines()
     with pytest.raises(UsageError, match=r"^OVERLAP_COLOUR_DEPTH: expected a positive integer, got 'x'$"):
         More.from_environment({"OVERLAP_COLOUR_DEPTH": "x"})
@@ -291,7 +290,7 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
 
 
 def test_the_help_lists_every_option_and_every_variable(overlap):
-    out = overlap("run", "--help")[1]
+    out = overlap("run", "--help-all")[1]
     for name, one in RunConfig.options().items():
         if one.read is not None and not one.hidden:
             assert f" {flag_of(name, one)}" in out

@@ -419,3 +419,30 @@ def test_a_hook_of_the_program_stays(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(f"import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\n{_PROGRAM}")
     assert _python(program).stderr == "mine\n"
+
+
+# -- help --------------------------------------------------------------------------------------------------------
+
+
+def test_rare_options_are_shown_by_help_all_alone(overlap):
+    short, full = overlap("run", "--help")[1], overlap("run", "--help-all")[1]
+    assert "--ranks" in short
+    assert "--nnodes" in short
+    assert "--checksums" not in short
+    assert "--no-checksums" in full
+    assert set(re.findall(r"^  (--[a-z-]+)", short, re.M)) < set(re.findall(r"^  (--[a-z-]+)", full, re.M))
+    assert overlap("run", "--ranks", "2", "--help-all")[1] == full
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["run", "--nnode=2", "x.py"], "--nnodes"),
+        (["run", "--checksum", "x.py"], "--checksums"),
+        (["doctor", "--jsn"], "--json"),
+    ],
+)
+def test_a_misspelt_option_is_told_with_the_right_one(overlap, argv, meant):
+    code, out, err = overlap(*argv)
+    assert (code, out) == (2, "")
+    assert f"; did you mean {meant}? (" in err

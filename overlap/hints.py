@@ -1,0 +1,108 @@
+"""Hints for common mistakes: names that are almost right, and functions of another event loop."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import wraps
+from traceback import walk_tb
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
+
+_OTHER_WORDS = {
+    "nranks": "ranks",
+    "num_ranks": "ranks",
+    "n": "ranks",
+    "world_size": "ranks",
+    "timeout": "timeout_s",
+    "operation": "op",
+    "reduce_op": "op",
+    "dest": "dst",
+    "source": "src",
+    "async_op": "",
+}
+"""Keyword arguments of other libraries, and ours; "" where there is none, because every call returns at once."""
+
+_OTHER_ATTRIBUTES = {
+    "size": "world_size",
+    "nranks": "world_size",
+    "get_world_size": "world_size",
+    "Get_size": "world_size",
+    "id": "rank",
+    "index": "rank",
+    "get_rank": "rank",
+    "Get_rank": "rank",
+    "new_group": "group",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "isend": "send",
+    "irecv": "recv",
+    "wait": "result",
+}
+"""Attributes of other libraries, and ours."""
+
+_ASYNCIO = "a rank runs on Trio, where functions of asyncio do not work: `trio.sleep(s)` in place of `asyncio.sleep(s)`"
+
+
+def close_name(name: str, known: Iterable[str], words: Mapping[str, str] = _OTHER_WORDS) -> str | None:
+    """Return the known name that was probably meant, or None.
+
+    Args:
+        name: The name that is not known.
+        known: Names that are.
+        words: Names of other libraries, each with ours.
+    """
+    names = list(known)
+    if words.get(name) in names:
+        return words[name]
+    return next(iter(get_close_matches(name, names, n=1)), None)
+
+
+def hint_of(error: BaseException) -> str | None:
+    """Return a sentence on an error that a common mistake has caused, or None."""
+    if isinstance(error, TypeError) and (found := _UNEXPECTED.search(str(error))) and "mean" not in str(error):
+        if found[2] == "async_op":
+            return "every call returns a future at once; there is no async_op"
+        meant = close_name(found[2], _arguments(error, found[1].rpartition(".")[2]))
+        return f"did you mean {meant}=?" if meant else None
+    if isinstance(error, AttributeError) and type(error.obj).__module__.partition(".")[0] == __package__:
+        known = (each for each in dir(error.obj) if not each.startswith("_"))
+        name = error.name or "_"
+        meant = None if name.startswith("_") else close_name(name, known, _OTHER_ATTRIBUTES)
+        return f"did you mean {meant}?" if meant else None
+    if isinstance(error, RuntimeError) and str(error) == "no running event loop":
+        return _ASYNCIO
+    return None
+
+
+def _arguments(error: BaseException, function: str) -> Iterable[str]:
+    """Return the keyword arguments of a function that the innermost frame of an error can call."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    for value in [*frames[-1].f_locals.values(), *frames[-1].f_globals.values()] if frames else []:
+        named = value if getattr(value, "__name__", None) == function else getattr(type(value), function, None)
+        if callable(named):
+            return [each.name for each in inspect.signature(named).parameters.values()]
+    return []
+
+
+def suggesting(call: Callable[P, T]) -> Callable[P, T]:
+    """Let a function name the keyword argument that was probably meant, as Python 3.13 and later do."""
+    known = [each.name for each in inspect.signature(call).parameters.values()]
+    usual = frozenset(known)
+
+    @wraps(call)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs.keys() - usual:
+            meant = close_name(name, known)
+            more = f"; did you mean {meant}=?" if meant else f"; known are {', '.join(known)}"
+            raise TypeError(f"{call.__name__}() got an unexpected keyword argument {name!r}{more}")
+        return call(*args, **kwargs)
+
+    return checked
