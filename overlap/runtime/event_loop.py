@@ -7,13 +7,25 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
+T = TypeVar("T")
+
 # A turn of the loop in which little is to do takes 50 to 100 us, and to wake a loop that sleeps 100 to 300.
 _ABOUT_TO_SLEEP_S = 100e-6
+
+
+class _Turn(Protocol):
+    """A lock that knows which thread holds it."""
+
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
+        """Take it."""
+
+    def release(self) -> None:
+        """Give it back; raises `RuntimeError` in a thread that does not hold it."""
 
 
 class Handover:
@@ -28,18 +40,24 @@ class Handover:
         token: Of the loop.
     """
 
-    __slots__ = ("_called", "_queue", "_token", "_turn")
+    __slots__ = ("_called", "_interrupted", "_queue", "_token", "_turn")
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self._token = token
         self._queue: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._called = False  # the loop has been called, and has not begun to look
-        self._turn: threading.Lock | None = None  # guards the loop's data; held while the loop runs
+        self._turn: _Turn | None = None  # guards the loop's data; held while the loop runs
+        self._interrupted: Callable[[BaseException], None]
 
-    def let_threads_in(self) -> None:
-        """Allow threads to do the loop's work while it sleeps; the loop's thread only."""
+    def let_threads_in(self, interrupted: Callable[[BaseException], None]) -> None:
+        """Allow threads to do the loop's work while it sleeps; the loop's thread only.
+
+        Args:
+            interrupted: Called on the loop's thread once a thread has left the loop's work half done, for good.
+        """
+        self._interrupted = interrupted
         if self._turn is None:
-            self._turn = threading.Lock()
+            self._turn = threading.RLock()  # which knows its thread, so that `in_place` can tell
             self._turn.acquire()
             trio.lowlevel.add_instrument(_Sleep(self._turn))
 
@@ -60,6 +78,34 @@ class Handover:
         """Give the loop its place back."""
         assert self._turn is not None, "`enter` comes first"
         self._turn.release()
+
+    def in_place(self, work: Callable[[], T], otherwise: T) -> T:
+        """Do work of the sleeping loop in this thread, if it can `enter`, and return its result, else `otherwise`.
+
+        A Ctrl-C, and any other error that a handler of signals raises, comes between any two instructions of the main
+        thread. Then the loop gets its place back all the same, and is told that the work is half done.
+        """
+        turn = self._turn
+        if turn is None:
+            return otherwise
+        leave, works = turn.release, False
+        try:
+            if not self.enter():
+                return otherwise
+            works = True
+            result = work()
+            works = False
+            return result
+        except BaseException as error:
+            if works and not isinstance(error, Exception):
+                self._turn = None  # lest another thread goes on from there
+                self.post(self._interrupted, error)
+            raise
+        finally:
+            try:  # noqa: SIM105 - a function in Python could be interrupted before it does anything
+                leave()
+            except RuntimeError:  # it has not entered
+                pass
 
     def post(self, function: Callable[..., object], *args: object) -> None:
         """Let the loop call a function, soon; any thread.
@@ -110,7 +156,7 @@ class Looks(ABC):
 class _Sleep(trio.abc.Instrument):
     """Gives the turn away while the loop waits, and takes it back before anything of it runs."""
 
-    def __init__(self, turn: threading.Lock) -> None:
+    def __init__(self, turn: _Turn) -> None:
         self._turn, self._away = turn, False
 
     def before_io_wait(self, timeout: float) -> None:

@@ -360,24 +360,23 @@ class Issuer:
 
     def _enqueue_here(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port | None]) -> bool:
         """Issue from another thread an operation that starts no task, if the loop sleeps; False: the loop must."""
-        context = self.context
-        if isinstance(operation.input, Future) or not context.handover.enter():
+        if isinstance(operation.input, Future):
             return False
-        try:
-            port = find_port()
-            here = (
-                port is not None
-                and not context.closed
-                and port.stream.has_room
-                and not port.stream.listens
-                and not context.deadlines.wakes(operation.deadline_s)
-                and port.communicator.at_once(operation)
-            )
-            if here and port is not None:
-                self._enqueue(operation, port)
-            return here
-        finally:
-            context.handover.leave()
+        return self.context.handover.in_place(partial(self._enqueue_in_place, operation, find_port), False)
+
+    def _enqueue_in_place(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port | None]) -> bool:
+        context, port = self.context, find_port()
+        here = (
+            port is not None
+            and not context.closed
+            and port.stream.has_room
+            and not port.stream.listens
+            and not context.deadlines.wakes(operation.deadline_s)
+            and port.communicator.at_once(operation)
+        )
+        if here and port is not None:
+            self._enqueue(operation, port)
+        return here
 
     def _enqueue_soon(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port]) -> None:
         """Issue from another thread: the arrays are locked at once, and the loop does the rest."""

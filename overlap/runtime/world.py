@@ -14,7 +14,7 @@ import trio
 from transports import LinkLostError, Transport, TransportError
 
 from ..diagnostics import is_interrupt, only, origin, parted, tellable, where
-from ..errors import PeerError, RemoteError, StallError, in_one_line
+from ..errors import PeerError, RemoteError, StallError, in_one_line, text_of, type_name
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..hints import hint_of
 from ..timeline.recording import KeptSteps, Recorder
@@ -310,7 +310,14 @@ class World:
 
     def let_threads_in(self) -> None:
         """Let threads issue and end small operations without waking the loop, while it sleeps; on the loop's thread."""
-        self._handover.let_threads_in()
+        self._handover.let_threads_in(self._interrupted)
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Fail: a Ctrl-C has come while a thread was in the midst of that."""
+        member = self._members[0]
+        text = text_of(error) or "it came in the midst of an operation"
+        self.fail(member.context.rank, RemoteError(type_name(error), text))
+        self._abandon(member)
 
     def runs_elsewhere(self, place: Callable[[], str]) -> None:
         """Note that the programs of the ranks here run in another thread.

@@ -151,21 +151,93 @@ def test_a_napping_thread_leaves_to_the_loop_what_wakes_tasks(monkeypatch: pytes
     assert found[0] == [[*range(ROUNDS)]] * 2
 
 
+entered = Handover.enter
+
+
+def entering(handover: Handover) -> bool:
+    """Enter as soon as the loop sleeps, however long that takes."""
+    gate = threading.Event()
+    while not entered(handover):
+        gate.wait(0.001)
+    return True
+
+
+@pytest.mark.parametrize("order", ["message first", "receive first"])
+def test_a_long_message_that_a_thread_has_accepted_is_read_though_it_waits_no_more(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread meets its announcement, and turns to other things: the loop is to read it, or its sender waits."""
+
+    def sender(world: overlap.Connection) -> list[bool]:
+        for number in range(ROUNDS):
+            meeting.wait(TIMEOUT_S)
+            sent = world.rank.send(np.full(300_000, number), 1, tag=1)
+            world.rank.send(np.array([number]), 1, tag=2).result(TIMEOUT_S)
+            announced.release()
+            sent.result(TIMEOUT_S)
+            taken.release()
+        return []
+
+    def receiver(world: overlap.Connection) -> list[bool]:
+        rank, found = world.rank, list[bool]()
+        for number in range(ROUNDS):
+            if number == 5:
+                monkeypatch.setattr(Handover, "enter", entering)
+            meeting.wait(TIMEOUT_S)
+            if order == "message first":
+                assert announced.acquire(timeout=TIMEOUT_S)
+            long = rank.recv(np.empty(300_000, int), 0, tag=1)
+            assert rank.recv(np.empty(1, int), 0, tag=2).result(TIMEOUT_S)[0] == number
+            found.append(taken.acquire(timeout=TIMEOUT_S / 4))
+            assert (long.result(TIMEOUT_S) == number).all()
+        return found
+
+    meeting = threading.Barrier(2)
+    announced, taken = threading.Semaphore(0), threading.Semaphore(0)
+    found = connected(lambda world: receiver(world) if world.rank.rank else sender(world), 2)
+    assert found[1] == [True] * ROUNDS
+
+
+def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that leaves clears the mark of its process; the other one would not be woken."""
+    naps, sleeping, most = threading.Event(), set[int](), list[int]()
+    wait = Word.wait
+
+    def napping(word: Word, seen: int, timeout_s: float) -> None:
+        sleeping.add(threading.get_ident())
+        most.append(len(sleeping))
+        naps.set()
+        wait(word, seen, timeout_s)
+        sleeping.discard(threading.get_ident())
+
+    def receiver(world: overlap.Connection) -> int:
+        first = world.rank.recv(np.empty(1, int), 1)
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(first.result, TIMEOUT_S)
+            assert naps.wait(TIMEOUT_S)
+            with pytest.raises(TimeoutError):
+                first.result(0.1)
+            waited.set()
+            return int(other.result(TIMEOUT_S)[0])
+
+    def sender(world: overlap.Connection) -> int:
+        assert waited.wait(TIMEOUT_S)
+        return int(world.rank.send(np.array([7]), 0).result(TIMEOUT_S) is None)
+
+    waited = threading.Event()
+    monkeypatch.setattr(Word, "wait", napping)
+    assert connected(lambda world: sender(world) if world.rank.rank else receiver(world), 2)[0] == 7
+    assert max(most) == 1
+
+
 def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a peer and a size are known, a thread begins and ends its messages itself, if its loop sleeps."""
     asked: list[str] = []
-    post, entered = Handover.post, Handover.enter
+    post = Handover.post
 
     def posting(handover: Handover, function: Callable[..., object], *args: object) -> None:
         asked.append(function.__name__)
         post(handover, function, *args)
-
-    def entering(handover: Handover) -> bool:
-        """As soon as the loop sleeps, however long that takes."""
-        gate = threading.Event()
-        while not entered(handover):
-            gate.wait(0.001)
-        return True
 
     def program(world: overlap.Connection) -> None:
         rank = world.rank

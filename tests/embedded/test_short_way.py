@@ -37,7 +37,7 @@ def looping() -> Iterator[Handover]:
 
     async def main() -> None:
         handover, end = Handover(trio.lowlevel.current_trio_token()), trio.Event()
-        handover.let_threads_in()
+        handover.let_threads_in(lambda _: None)
         found.append(handover)
         begun.set()
         await trio.to_thread.run_sync(over.wait)
@@ -96,12 +96,11 @@ def test_a_loop_that_is_about_to_sleep_is_waited_for(monkeypatch: pytest.MonkeyP
 
         handover.post(keep)
         assert awake.wait(TIMEOUT_S)
-        thread = threading.Thread(target=lambda: seen.append(handover.enter()))
+        thread = threading.Thread(target=lambda: seen.append(handover.in_place(lambda: True, False)))
         thread.start()
         thread.join(0.05)  # it has not given up by then
         busy.set()
         thread.join(TIMEOUT_S)
-        handover.leave()
         assert seen == [True]
 
 

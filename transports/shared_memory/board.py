@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place
 from transports.failures import LinkLostError
 from transports.shared_memory.memory_link import MemoryLink
+from transports.shared_memory.ordering import FENCE, FENCED, fence, keep_order
 from transports.shared_memory.peer_memory import address_of, read
 from transports.shared_memory.segment import Heap, Segment, Shelf, leaver
-from transports.shared_memory.waiting import FENCE, Waiting, fence
+from transports.shared_memory.waiting import Waiting
 
 _ROW_BYTES, _ROW_WORDS = 64, 8
 _HEAD_BYTES = 32  # the word, `where`, `mode` and `result`; the rest of a row is for a payload that fits
@@ -167,6 +168,8 @@ class _SharedBoard(Board):
         words[first + 2] = mode
         if result:
             words[first + 3] = result
+        if not FENCED:
+            keep_order()
         words[first] = tag | 1
         FENCE.acquire()  # without a call of `fence`, on the path of every operation
         FENCE.release()
@@ -175,14 +178,18 @@ class _SharedBoard(Board):
         words, first = self._words[position], number % OPERATIONS * _ROW_WORDS
         if result:
             words[first + 3] = result
+        if not FENCED:
+            keep_order()
         words[first] = tag | phase
         fence()
 
     def reached(self, number: int, tag: int, phase: int) -> bool:
         first, least, limit = number % OPERATIONS * _ROW_WORDS, tag + phase, tag + 256
-        for words in self._words:  # noqa: SIM110 - on the path of every operation, and twice as fast
+        for words in self._words:
             if not least <= words[first] < limit:
                 return False
+        if not FENCED:
+            keep_order()
         return True
 
     def passed(self, number: int, tag: int, phase: int) -> bool:

@@ -22,11 +22,11 @@ from transports.buffers import BounceBuffers
 from transports.matched import Link
 from transports.matching import Lane, Limits, MessageKind, ProtocolError
 from transports.packets import Packets
+from transports.shared_memory.ordering import fence
 from transports.shared_memory.peer_memory import address_of, read
 from transports.shared_memory.ring import InRing, OutRing
 from transports.shared_memory.segment import Segment
 from transports.shared_memory.slots import SLOT_BYTES, Slots
-from transports.shared_memory.waiting import fence
 
 #: Messages up to this length travel in a packet. Longer ones are read where they lie, which takes a packet back.
 EAGER_BYTES = 64 << 10
@@ -223,7 +223,7 @@ class MemoryLink(Link):
         """Act on packets that have come, and read a piece of a long message."""
         before = self._count
         self.look()
-        if self._fetching and not self._dead:
+        if self._fetching and not self._dead and (get_ident() == self._thread or self.takes_threads):
             self._read_next()
         return self._count > before
 
@@ -239,10 +239,10 @@ class MemoryLink(Link):
 
     def look(self) -> None:
         """Act on packets that have come."""
-        if not self._reading:
-            self._drain(here=get_ident() == self._thread)
-            if self._fetching:
-                self._read_on()
+        here = get_ident() == self._thread
+        self._drain(here=here)
+        if here and self._fetching:
+            self._read_on()
 
     def _drain(self, *, here: bool = True) -> bool:
         """Act on the packets that are there; False if there may be more.
@@ -250,10 +250,10 @@ class MemoryLink(Link):
         Args:
             here: Whether this is the loop's thread; another one leaves to it whatever may wake a task.
         """
-        if not (here or self.takes_threads):
-            return False
+        if self._reading or not (here or self.takes_threads):
+            return self._reading
         self._reading = True
-        wanted = False
+        dropped = broken = False
         try:
             for _ in range(_PACKETS_AT_ONCE):
                 packet = None if self._dead else self._packets_in.peek()
@@ -264,14 +264,18 @@ class MemoryLink(Link):
                     return False
                 self._count += 1
                 self._hear(kind, fields, payload)
-                wanted = self._packets_in.drop() or wanted
+                self._packets_in.drop()
+                dropped = True
         except ProtocolError as error:
             if here:  # the loop comes to it, too
                 self._ended(f"a bad packet: {error}", evident=True)
             return True
+        except BaseException as error:
+            broken = not isinstance(error, Exception)  # by a handler of signals: the packet may be half done
+            raise
         finally:
-            self._reading = False
-            self._rings = self._rings or wanted
+            self._reading = broken
+            self._rings = self._rings or (dropped and self._packets_in.wanted)
             self.settle()
         return False
 
@@ -315,9 +319,11 @@ class MemoryLink(Link):
         self._read_on()
 
     def _read_on(self) -> None:
-        """Let a task read what is left of long messages, unless a thread does."""
+        """Let a task read the rest of long messages; a thread may read pieces as well, as long as it looks."""
         if get_ident() == self._thread:
             self._work.set()
+        else:
+            self._token.run_sync_soon(self._read_on, idempotent=True)
 
     def _read_piece(self, number: int, offset: int) -> bool:
         """Read the next piece of a message; return whether more are left."""

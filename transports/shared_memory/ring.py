@@ -8,6 +8,7 @@ the memory, a mark takes the rest of the memory, and the packet begins anew.
 from __future__ import annotations
 
 from transports.matching import ProtocolError
+from transports.shared_memory.ordering import FENCED, fence, keep_order
 
 #: Memory of the packets from one process to another: room for some fifteen of the longest.
 RING_BYTES = 1 << 20
@@ -54,6 +55,8 @@ class OutRing:
         self._bytes[first:middle] = head
         if payload:
             self._bytes[middle : first + nbytes] = payload
+        if not FENCED:
+            keep_order()
         self._written += skipped + taken
         self._words[_WRITTEN] = self._written
         return True
@@ -97,6 +100,8 @@ class InRing:
         left = self._words[_WRITTEN] - self._read
         if not left:
             return None
+        if not FENCED:
+            keep_order()
         at = self._read % _ROOM
         nbytes = self._lengths[at // _WORD]
         if nbytes == _REST:
@@ -109,7 +114,14 @@ class InRing:
         self._next = self._read + taken
         return self._bytes[at + _WORD : at + _WORD + nbytes]
 
-    def drop(self) -> bool:
-        """Let the oldest packet's place be used again; return whether the other process waits for room."""
+    def drop(self) -> None:
+        """Let the oldest packet's place be used again."""
+        if not FENCED:
+            keep_order()
         self._read = self._words[_READ] = self._next
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the other process waits for room, of which it may not know yet."""
+        fence()  # either the writer sees the room, or this process sees that the writer waits for it
         return bool(self._words[_FULL])

@@ -32,11 +32,12 @@ _WORD_AT = 64  # of the word on which threads sleep, in another cache line than 
 class SharedMemory(MatchedTransport):
     """Joins the ranks of this process to those of other processes of this host, through memory.
 
-    Messages of up to `memory_link.EAGER_BYTES` travel in packets of a Unix socket, and wait at the receiver if it is
-    late (up to `Limits.budget_bytes` for each pair of processes). The sender of a longer one names its address, and the
-    receiver reads it there in one copy, once it wants the message; where the system does not allow that, the message
-    goes through slots of memory that both map. A send of it returns when the receiver has taken all of it. Memory has
-    no name and cannot outlive the processes that use it; the death of a process is noticed by the end of its socket.
+    Messages of up to `memory_link.EAGER_BYTES` travel in packets, through rings of memory, and wait at the receiver if
+    it is late (up to `Limits.budget_bytes` for each pair of processes). The sender of a longer one names its address,
+    and the receiver reads it there in one copy, once it wants the message; where the system does not allow that, the
+    message goes through slots of memory that both map. A send of it returns when the receiver has taken all of it.
+    Memory has no name and cannot outlive the processes that use it; the death of a process is noticed by the end of its
+    socket.
 
     Processes are on one host if they reach each other's Unix sockets, and belong to one user. `peers` are the ranks of
     all other processes before it is open, and afterwards of the processes that were found on this host.

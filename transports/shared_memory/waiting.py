@@ -9,8 +9,6 @@ poster sees the sleeper.
 from __future__ import annotations
 
 import os
-import platform
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +21,7 @@ import trio
 
 from transports.common import Waits, Watcher
 from transports.patience import LONG_TURN_S, Patience
+from transports.shared_memory.ordering import FENCED, fence
 from transports.shared_memory.peer_memory import Word
 
 # A look is longer than waking a process takes (0.1 to 0.3 ms on virtual cores): otherwise two processes, of which one
@@ -39,18 +38,6 @@ SLEEPS, NAPS = 1, 2
 POSTS, PACKETS = 0, 1
 #: Says whether the scheduler groups processes by session (sched(7)).
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
-
-#: Whether taking and releasing a lock orders reads after writes.
-FENCED = platform.machine() in ("x86_64", "AMD64")
-
-#: A processor may read the others' words before its own is written; taking and releasing a lock forbids that.
-FENCE = threading.Lock()
-
-
-def fence() -> None:
-    """Make earlier writes visible before anything more is read."""
-    with FENCE:
-        pass
 
 
 def sleepers(asleep: Mapping[int, memoryview], members: Sequence[int], what: int) -> Sequence[int]:
@@ -194,8 +181,8 @@ class Waiting(Waits, trio.abc.Instrument):
     # -- a thread in place of the event loop ---------------------------------------------------------------------------
 
     def rouse(self, watcher: Watcher) -> bool:
-        """Clear the marks, because a thread looks in place of the sleeping loop; False if there are more watchers."""
-        alone = self._watchers.keys() <= {watcher}
+        """Clear the marks, because a thread looks in place of the sleeping loop; False if more wait, or one naps."""
+        alone = self._watchers.keys() <= {watcher} and not self._naps
         if alone:
             self._asleep[POSTS] = self._asleep[PACKETS] = 0
         return alone
@@ -223,7 +210,7 @@ class Waiting(Waits, trio.abc.Instrument):
         """Sleep on the word while the watcher is the only one; return whether it can go on."""
         word = self._word
         until = perf_counter() + (_NAP_S if longest_s is None else min(_NAP_S, longest_s))
-        if word is None:
+        if word is None or self._naps:  # a second thread that waits for the same operation
             return False
         self._naps = True
         try:

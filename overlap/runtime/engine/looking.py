@@ -47,52 +47,36 @@ class Looking(Looks):
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
         """Look for a while, in a thread that waits for the operation, and go on whenever all have come as far."""
-        if not self._roused(handover):
-            return
         until_s = None if longest_s is None else perf_counter() + longest_s
+        roused = True  # unless it is known not to be: this thread may be interrupted anywhere
         try:
-            while self.waiting.linger(self, None if until_s is None else max(0.0, until_s - perf_counter())):
-                if not self._goes_on(handover):
+            roused = handover.in_place(self._roused, False)
+            while roused and self.waiting.linger(self, None if until_s is None else max(0.0, until_s - perf_counter())):
+                if not handover.in_place(self._goes_on, False):
                     break
         finally:
-            self._dozed(handover)
+            if roused and not handover.in_place(self._dozed, False):
+                with suppress(RunFinishedError):  # nobody waits any more
+                    handover.post(self._doze)
 
-    def _roused(self, handover: Handover) -> bool:
+    def _roused(self) -> bool:
         """Take the place of the sleeping loop, which need not be rung then; False if more is waited for here."""
-        if not handover.enter():
-            return False
-        try:
-            return self._ready() and self.waiting.rouse(self)
-        finally:
-            handover.leave()
+        return self._ready() and self.waiting.rouse(self)
 
     def _ready(self) -> bool:
         """Get ready to look, in a thread that has the loop's place; return whether there is anything to wait for."""
         return self.waits
 
-    def _goes_on(self, handover: Handover) -> bool:
+    def _goes_on(self) -> bool:
         """Go on; return whether it waits again, and nothing else is to be done."""
-        if not handover.enter():
-            return False
-        try:
-            self.look_in_thread()
-            return self.waits and self.waiting.alone(self)
-        finally:
-            handover.leave()
+        self.look_in_thread()
+        return self.waits and self.waiting.alone(self)
 
-    def _dozed(self, handover: Handover) -> None:
-        """Let this process be rung again, and look who has come before that could be known."""
-        alone = False
-        if handover.enter():
-            try:
-                self.waiting.doze()
-                self.look_in_thread()
-                alone = self.waiting.alone(self)
-            finally:
-                handover.leave()
-        if not alone:
-            with suppress(RunFinishedError):  # nobody waits any more
-                handover.post(self._doze)
+    def _dozed(self) -> bool:
+        """Let this process be rung again, and look who has come before that could be known; False if others wait."""
+        self.waiting.doze()
+        self.look_in_thread()
+        return self.waiting.alone(self)
 
     def _doze(self) -> None:
         self.waiting.doze()

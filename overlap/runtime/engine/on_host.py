@@ -237,13 +237,12 @@ class HostRun(BoardRun):
     def _worked_there(self, error: BaseException | None) -> None:
         """Go on in the thread that did the last piece, if the loop sleeps: it need not be woken for every step."""
         handover = self._operation.context.handover
-        if error is not None or not handover.enter():
+        if error is not None or not handover.in_place(self._worked_here, False):
             self._meeting.common.token.run_sync_soon(self._worked, error)
-            return
-        try:
-            self._worked(None)
-        finally:
-            handover.leave()
+
+    def _worked_here(self) -> bool:
+        self._worked(None)
+        return True
 
     def _worked(self, error: BaseException | None) -> None:
         if self._cancelled and get_ident() != self._operation.context.thread:

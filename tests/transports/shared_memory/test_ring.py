@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transports.matching import ProtocolError
+from transports.shared_memory import ring
 from transports.shared_memory.ring import RING_BYTES, InRing, OutRing
 
 # The last words of the head of a ring, and the first of its packets.
-_WRITTEN, _FIRST_LENGTH = 0, 32
+_WRITTEN, _READ, _FIRST_LENGTH = 0, 8, 32
 
 
 def ends() -> tuple[OutRing, InRing, memoryview]:
@@ -52,13 +53,43 @@ def test_a_full_ring_takes_nothing_until_a_packet_is_dropped() -> None:
     assert not writer.drained
     writer.say_full(True)
     assert reader.peek() == packet(0, 5000)
-    assert reader.drop()  # tells that the writer waits
+    reader.drop()
+    assert reader.wanted
     assert writer.drained
     assert writer.write(packet(number, 5000))
     writer.say_full(False)
     for expected in range(1, number + 1):
         assert reader.peek() == packet(expected, 5000)
-        assert not reader.drop()
+        reader.drop()
+        assert not reader.wanted
+    assert reader.peek() is None
+
+
+def test_a_writer_that_begins_to_wait_as_room_is_made_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has looked before the room could be seen; so the reader looks whether it waits after that can be seen."""
+    writer, reader, words = ends()
+    assert writer.write(b"packet")
+    reader.peek()
+
+    def meanwhile() -> None:
+        assert words[_READ] == 16
+        writer.say_full(True)
+
+    reader.drop()
+    monkeypatch.setattr(ring, "fence", meanwhile)
+    assert reader.wanted
+
+
+def test_order_is_kept_where_the_processor_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packet is there before it is counted, read after that, and read to its end before its room is given back."""
+    writer, reader, words = ends()
+    seen: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(ring, "FENCED", False)
+    monkeypatch.setattr(ring, "keep_order", lambda: seen.append((words[_WRITTEN], words[_READ], words[_FIRST_LENGTH])))
+    assert writer.write(b"packet")
+    assert reader.peek() == b"packet"
+    reader.drop()
+    assert seen == [(0, 0, 6), (16, 0, 6), (16, 0, 6)]
     assert reader.peek() is None
 
 

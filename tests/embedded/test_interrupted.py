@@ -1,0 +1,112 @@
+"""Ctrl-C in a thread that moves data for its sleeping loop: no hang, and nobody else is blamed."""
+
+import random
+import signal
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import overlap
+from transports.shared_memory.ring import InRing
+
+from .connecting import TIMEOUT_S, MemoryStore
+
+ROUNDS = 600
+WHY = "rank 0 failed: KeyboardInterrupt"
+
+
+def answer(store: MemoryStore) -> int:
+    """Be rank 1, which answers every message of rank 0; return how many came."""
+    came = 0
+    with overlap.connect(1, 2, store=store) as world:
+        for number in range(ROUNDS):
+            assert world.rank.recv(np.empty(1, int), 0).result(TIMEOUT_S)[0] == number
+            world.rank.send(np.array([number]), 0).result(TIMEOUT_S)
+            came += 1
+    return came
+
+
+def ended(other: Future[int]) -> str:
+    """Wait for rank 1; return why it has failed."""
+    error = other.exception(TIMEOUT_S)
+    return "" if error is None else str(error)
+
+
+def test_in_the_midst_of_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packet has been acted upon, and still lies in the ring."""
+    drop, main, interrupted = InRing.drop, threading.main_thread(), list[int]()
+
+    def interrupting(ring: InRing) -> None:
+        if threading.current_thread() is main and not interrupted:
+            interrupted.append(1)
+            signal.raise_signal(signal.SIGINT)
+        drop(ring)
+
+    def program() -> None:
+        with overlap.connect(0, 2, store=store) as world:
+            with pytest.raises(KeyboardInterrupt):
+                talk(world.rank)
+            with pytest.raises(overlap.PeerFailedError, match=WHY):
+                world.rank.recv(np.empty(1, int), 1).result(TIMEOUT_S)
+
+    def talk(rank: overlap.Rank) -> None:
+        for number in range(ROUNDS):
+            rank.send(np.array([number]), 1).result(TIMEOUT_S)
+            rank.recv(np.empty(1, int), 1).result(TIMEOUT_S)
+
+    monkeypatch.setattr(InRing, "drop", interrupting)
+    store = MemoryStore()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(answer, store)
+        with pytest.raises(overlap.RankFailedError, match=WHY):
+            program()
+        assert WHY in ended(other)
+
+
+def test_anywhere() -> None:
+    """A program that catches it and waits again either goes on, or hears that its own rank was interrupted."""
+    store, over, waits = MemoryStore(), threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        chance = random.Random(1)
+        while not over.wait(chance.uniform(0.0002, 0.003)):
+            if waits.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def patiently(future: overlap.Future[np.ndarray]) -> np.ndarray:
+        while True:
+            try:
+                waits.set()
+                found = future.result(TIMEOUT_S)
+                waits.clear()
+            except KeyboardInterrupt:
+                continue
+            return found
+
+    told = ""
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(answer, store)
+        try:
+            with overlap.connect(0, 2, store=store) as world:
+                hitting = pool.submit(interrupt)
+                try:
+                    for number in range(ROUNDS):
+                        sent = world.rank.send(np.array([number]), 1)
+                        came = world.rank.recv(np.empty(1, int), 1)
+                        patiently(sent)
+                        assert patiently(came)[0] == number
+                finally:
+                    waits.clear()
+                    over.set()
+                    hitting.result(TIMEOUT_S)
+        except overlap.OverlapError as error:
+            told = str(error)
+        finally:
+            over.set()
+        if told:
+            assert WHY in told
+            assert WHY in ended(other)
+        else:
+            assert other.result(TIMEOUT_S) == ROUNDS
