@@ -364,7 +364,7 @@ class _MatchedEndpoint(StartingEndpoint):
 
     @property
     def waiting(self) -> Waits | None:
-        """How this process waits for its neighbours on the host."""
+        """The way to wait for the other processes of the host."""
         return self._transport.waiting
 
     def takes_threads(self, peer: int) -> bool:

@@ -104,7 +104,7 @@ class Starter(ABC):
 
     @property
     def waiting(self) -> Waits | None:
-        """How this process waits for its neighbours on the host, which wake a sleeping thread; None: not so."""
+        """The way to wait for the other processes of the host, which wake a sleeping thread; None: they cannot."""
         return None
 
     def takes_threads(self, peer: int) -> bool:

@@ -82,7 +82,7 @@ def rooted_options(
     return _Levels(request=request, placement=placement, parameters=parameters, nodes=nodes).options(), []
 
 
-_Names = Mapping[Level, str]  # of the algorithms of a combination, by level
+_Names = Mapping[Level, str]  # names of the algorithms of a combination, by level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class _Levels:
     request: PlanRequest
     placement: Placement
     parameters: Parameters
-    nodes: tuple[tuple[int, ...], ...]  # group ranks of each
+    nodes: tuple[tuple[int, ...], ...]  # group ranks of each node
     _near: dict[tuple[Phase, bool], dict[str, Part]] = field(default_factory=dict)
 
     @property

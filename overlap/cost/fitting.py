@@ -25,12 +25,12 @@ from .select import plan
 class Sample:
     """One measured collective."""
 
-    collective: str  # its name
-    nbytes: int  # of the whole vector
-    dtype: str = "float32"  # of the elements
+    collective: str  # name of the collective
+    nbytes: int  # size of the whole vector
+    dtype: str = "float32"  # type of the elements
     ranks: tuple[int, ...]  # world ranks that took part
-    processes: int = 1  # that the ranks were in, where they are ranks of this computer
-    time_s: float  # that it took
+    processes: int = 1  # how many processes the ranks were in, if they ran on this computer
+    time_s: float  # measured time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Fitted:
 
     sample: Sample  # what was measured
     predicted_s: float  # what is predicted
-    left_out: bool  # whether the figures have not seen it
+    left_out: bool  # whether no figure was fitted to this sample
 
     @property
     def error(self) -> float:
@@ -96,17 +96,17 @@ _TURNS = 2
 class Fit(FittedRows):
     """Fitted figures of a machine, with the rows."""
 
-    launches: Launches  # of an operation
-    shares: Mapping[str, float]  # of their bandwidth that wires give, by kind
+    launches: Launches  # time to launch an operation
+    shares: Mapping[str, float]  # share of the bandwidth that wires give, by kind of wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
     """Launches of an operation, inside nodes and between them."""
 
-    # anywhere; None if no row stayed inside a node, so that what the machine's file says remains.
+    # launch of every operation; None if no row stayed inside a node: the figure of the machine's file stays then.
     inside_s: float | None
-    between_s: float | None  # besides that, where it needs the network; None if no row did
+    between_s: float | None  # the further time of an operation that needs the network; None if no row needed it
 
 
 def with_shares(machine: Machine, launches: Launches, shares: Mapping[str, float], source: str) -> Machine:

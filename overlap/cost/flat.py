@@ -35,12 +35,12 @@ _MOST_LEVEL = 1024
 class PlanRequest:
     """Request for a plan, without the number of bytes."""
 
-    collective: str  # its name
-    geometry: Geometry  # of the group
-    root: int = 0  # of a rooted collective
-    pairs: tuple[tuple[int, int], ...] = ()  # of a permute
-    algorithm: str | None = None  # the only one to consider; any if None
-    exact: bool = False  # whether only those are considered that reduce in the order of ranks
+    collective: str  # name of the collective
+    geometry: Geometry  # machine and ranks of the group
+    root: int = 0  # root of a rooted collective
+    pairs: tuple[tuple[int, int], ...] = ()  # pairs of a permute
+    algorithm: str | None = None  # the only algorithm to consider; None: all
+    exact: bool = False  # whether to consider only algorithms that reduce in the order of ranks
 
     def considers(self, algorithm: str) -> bool:
         """Return whether an algorithm is asked for."""
@@ -54,7 +54,7 @@ class Expansion:
     """An algorithm fitted to a group."""
 
     detail: str  # what distinguishes it on this group; may be empty
-    rounds: Rounds  # what it does
+    rounds: Rounds  # messages of the algorithm
     make: Callable[..., Schedule]  # generates its table; takes further options of the algorithm
 
 

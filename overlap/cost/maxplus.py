@@ -42,13 +42,13 @@ PICOSECONDS = Resolution()
 class CostBreakdown:
     """Where the time of the last rank to finish goes, along the chain of messages that it waited for."""
 
-    waiting_s: float  # for the rank at the start of that chain to arrive
+    waiting_s: float  # until the rank at the start of the chain arrives
     launch_s: float  # to start the operation
     start_s: float  # to start steps: descriptors, semaphores, and messages issued one after another
-    latency_s: float  # of wires
-    wire_s: float  # of bytes on the busiest wire of each step
-    memory_s: float  # of copies, beyond what the wires take
-    reduction_s: float  # of reductions, beyond what wires and copies take
+    latency_s: float  # latency of wires
+    wire_s: float  # bytes on the busiest wire of each step
+    memory_s: float  # copies that take longer than the wires
+    reduction_s: float  # reductions that take longer than wires and copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,7 +56,7 @@ class Cost:
     """Cost of a collective."""
 
     finish_s: Floats  # (size,) when each rank is done, on the clock of the arrivals
-    breakdown: CostBreakdown | None = None  # of the latest of them, None if it was not asked for
+    breakdown: CostBreakdown | None = None  # breakdown for the rank that finishes last; None if it was not asked for
 
     @property
     def total_s(self) -> float:
@@ -155,9 +155,9 @@ class _Segments:
 class _Times:
     """Times of all clocks."""
 
-    ready: Ints  # (ranks,) when all that a rank was sent is there
-    free: Ints  # (ranks,) when it has started its last message
-    left: Ints  # (ranks,) when its last message has left, and what it copies beside its messages is copied
+    ready: Ints  # (ranks,) when all messages to the rank have arrived
+    free: Ints  # (ranks,) when the rank has started its last message
+    left: Ints  # (ranks,) when its last message has left and its copies beside messages have ended
     port: Ints  # (wires,) when the last message on a wire has left
 
     def plus(self, other: _Times, times: int) -> _Times:

@@ -20,13 +20,13 @@ class Measurement:
     """One collective that somebody measured."""
 
     machine: str  # as `topology.cluster` spells it; machines of GPUs are the cost model's own
-    ranks: int  # that took part
-    group: tuple[int, ...] = ()  # which, in world ranks; all of the machine if empty
+    ranks: int  # how many took part
+    group: tuple[int, ...] = ()  # the world ranks that took part; all ranks of the machine if empty
     collective: str  # its name
-    nbytes: int  # of the whole vector: the larger one of a rank's input and output
-    # if not 0, the figure is the time beyond that of so many bytes: of software whose fixed costs are others by now.
+    nbytes: int  # size of the whole vector: the larger one of a rank's input and output
+    # if not 0, the figure is the time minus that of so many bytes: the fixed costs of this software have changed since.
     beyond_bytes: int = 0
-    dtype: str = "float32"  # of the elements
+    dtype: str = "float32"  # type of the elements
     peer_direct: bool = True  # whether adapters read device memory themselves
     figure: float  # as published
     # of the figure. "algbw GB/s" is bytes over time (nccl-tests), "nw_bw MB/s" that times 2(n-1)/n for an all-reduce
@@ -61,7 +61,7 @@ class Start:
     """One execution of a program that holds collectives, with its launch and the barrier of its ranks."""
 
     machine: str  # as `topology.cluster` spells it
-    ranks: int  # in the largest group
+    ranks: int  # size of the largest group
     operations: int  # all-reduces of 32 KiB bfloat16 in the program; 0 means no barrier either
     figure_ms: float  # as published
     source: str  # where
@@ -73,13 +73,13 @@ class Knee:
     """The size from which an algorithm wins."""
 
     machine: str  # as `topology.cluster` spells it
-    ranks: int  # the group is the first ones
+    ranks: int  # how many; the group consists of the first ranks of the machine
     collective: str  # its name
-    below: str  # what wins below
-    above: str  # what wins above
+    below: str  # the algorithm that is faster below the knee
+    above: str  # the algorithm that is faster above the knee
     least_bytes: int  # the knee is not below this size
-    most_bytes: int  # nor above this one
-    seen: str  # what is known of it, in words: a measured range, or what documents say and how near it has to come
+    most_bytes: int  # the knee is not above this size
+    seen: str  # what is known: a measured range, or the statement of a document and the accuracy asked of the model
     source: str  # where
 
 
@@ -88,10 +88,10 @@ class Training:
     """The throughput of a training run with one setting over that with another."""
 
     machine: str  # as `topology.cluster` spells it
-    parameters: float  # of the model that is trained
+    parameters: float  # number of parameters of the trained model
     itemsize: int  # bytes of a gradient and of a parameter
     host_copies: float  # samples per second with network traffic staged in host memory
-    peer_direct: float  # samples per second without
+    peer_direct: float  # samples per second with traffic directly from and to device memory
     source: str  # where
 
 
@@ -99,8 +99,8 @@ class Training:
 class Given:
     """A published figure that the model takes as it is."""
 
-    name: str  # what it is
-    figure: str  # with its unit
+    name: str  # name of the figure
+    figure: str  # value, with its unit
     source: str  # where
 
 

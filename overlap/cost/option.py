@@ -23,7 +23,7 @@ _REMEMBERED = 64
 class Price:
     """Price of an option for one number of bytes."""
 
-    total_s: float  # until the last rank is done
+    total_s: float  # time until the last rank is done
     slices: int = 1  # pieces that the data is cut in, to be pipelined through the phases
 
 

@@ -61,8 +61,8 @@ _SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # of one processor, w
 class OwnFit(FittedRows):
     """Fitted figures of this computer, with the rows."""
 
-    inside: Mapping[str, float]  # figures by name, of ranks of one process
-    # the same of ranks of several; empty if none were measured. With `phase_s`, they share memory.
+    inside: Mapping[str, float]  # figures by name, for ranks of one process
+    # figures by name, for ranks of several processes; empty if none were measured. With `phase_s`, they share memory.
     between: Mapping[str, float]
 
 
@@ -162,7 +162,7 @@ def _found(starts: Mapping[str, float], loss: Callable[[dict[str, float]], float
 
 def _loss(samples: Sequence[Sample], machine: Machine) -> float:
     errors = np.array([log(_predicted_s(each, machine) / each.time_s) for each in samples])
-    return float(np.abs(errors).sum())  # what else ran meanwhile spoils single rows, which must not draw the others
+    return float(np.abs(errors).sum())  # other programs spoil single rows, which must not pull the rest
 
 
 def _predicted_s(sample: Sample, machine: Machine) -> float:
@@ -170,6 +170,6 @@ def _predicted_s(sample: Sample, machine: Machine) -> float:
     between = machine.collectives.between_nodes
     if sample.processes > 1 and not (between is not None and between.shared_memory):
         return plan(sample.collective, sample.nbytes, where).predicted_s
-    geometry = Geometry(cluster=where, ranks=sample.ranks)  # what ranks that share memory take if they can
+    geometry = Geometry(cluster=where, ranks=sample.ranks)  # ranks that share memory use the direct path where they can
     (option,), _ = short_cut_options(PlanRequest(collective=sample.collective, geometry=geometry))
     return option.price(sample.nbytes).total_s

@@ -48,8 +48,8 @@ def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
     same wires, slices * sum(phases_s).
     """
     now_s, count = 0.0, len(phases_s)
-    done = [0] * count  # slices that each phase is through with
-    left_s = list(phases_s)  # of the slice that it works on
+    done = [0] * count  # how many slices each phase has finished
+    left_s = list(phases_s)  # time left of the slice that each phase works on
     while done[-1] < slices:
         at_work = tuple(p for p in range(count) if done[p] < slices and (p == 0 or done[p] < done[p - 1]))
         rate = _rates(at_work, shared)

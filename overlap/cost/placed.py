@@ -18,24 +18,24 @@ from .rounds import Round, Rounds
 class PlacedRound:
     """One round on the machine. Times for each slot are to be multiplied by the bytes of a slot."""
 
-    round: Round  # what travels
-    latency_s: Floats  # (messages,) of the wires of each message
+    round: Round  # the messages
+    latency_s: Floats  # (messages,) latency of the wires of each message
     start_s: Floats  # (messages,) to start a step on the sender, and to issue all its messages
     wire_s_per_byte: Floats  # (messages,) on the busiest wire of each message, for each byte of a slot
-    moving_s_per_byte: Floats  # (messages,) in the busier one of the two memories, for copies
-    adding_s_per_byte: Floats  # (messages,) in the same memory, for reductions
-    reducing_s_per_byte: Floats  # (messages,) in the reducer of the receiver
-    local_s_per_byte: Floats  # (size,) in each rank's memory, and its reducer, before its first message
-    beside_s_per_byte: Floats  # (size,) in each rank's memory, beside its messages
-    load_s_per_byte: Floats  # (wires,) on every wire, for the whole round once
-    # (cores,) of each processor that ranks share, for the whole round once; of none if there are no such.
+    moving_s_per_byte: Floats  # (messages,) time for copies in the busier one of the two memories
+    adding_s_per_byte: Floats  # (messages,) time for reductions in that memory
+    reducing_s_per_byte: Floats  # (messages,) time in the reducer of the receiver
+    local_s_per_byte: Floats  # (size,) time in a rank's memory and reducer before its first message
+    beside_s_per_byte: Floats  # (size,) time in a rank's memory beside its messages
+    load_s_per_byte: Floats  # (wires,) time on each wire, for one pass of the whole round
+    # (cores,) time of each processor that ranks share, for one pass of the whole round; empty if ranks share none.
     core_s: Floats
-    core_s_per_byte: Floats  # (cores,) the same, for each byte of a slot
+    core_s_per_byte: Floats  # (cores,) that time for each byte of a slot
     hops: dict[str, int]  # wires crossed by the message with the longest way, by kind
     port: Ints  # (messages,) number, among all that the schedule uses, of the wire that each leaves its sender on
-    gap_s: Floats  # (messages,) until the same sender could start another one
-    reduce_s: Floats  # (messages,) to start reducing what each brings
-    # which messages get a share of their wires that depends on their size, and (bytes, share) of that.
+    gap_s: Floats  # (messages,) time until the sender can start its next message
+    reduce_s: Floats  # (messages,) time to start the reduction of a message
+    # messages whose share of their wires depends on their size, with the curve of that share as (bytes, share).
     curves: tuple[tuple[Ints, Floats, Floats], ...] = ()
 
     def wire_s(self, slot_bytes: float) -> Floats:
@@ -73,9 +73,9 @@ class PlacedRound:
 class Placed:
     """All rounds of a schedule on a machine."""
 
-    rounds: Rounds  # what was placed
-    placement: Placement  # where
-    parameters: Parameters  # the model's
+    rounds: Rounds  # the schedule
+    placement: Placement  # the machine, and where the ranks are on it
+    parameters: Parameters  # parameters of the cost model
     each: tuple[PlacedRound, ...]  # one for each round
 
     @property

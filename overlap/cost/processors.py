@@ -19,8 +19,8 @@ from .rounds import Round
 class Work(NamedTuple):
     """Busy time of each processor."""
 
-    once_s: Floats  # (cores,) whatever the size
-    s_per_byte: Floats  # (cores,) for each byte of a slot
+    once_s: Floats  # (cores,) time for a message of any size
+    s_per_byte: Floats  # (cores,) time for each byte of a slot
 
 
 def processors(one: Round, kind: NDArray[np.str_], placement: Placement, parameters: Parameters) -> Work:
@@ -66,6 +66,6 @@ def _own_s(one: Round, parameters: Parameters) -> Floats:
 
 def _shares(processes: int, cores: int) -> Floats:
     """Return (processes, cores) the share of each process's work that each processor does."""
-    if processes > cores and processes % cores:  # nobody is bound
+    if processes > cores and processes % cores:  # no rank is bound to a core
         return np.full((processes, cores), 1 / cores)
     return np.eye(cores)[np.arange(processes) % cores]

@@ -45,7 +45,7 @@ class Round:
     repeat: int  # how many steps
     src: Ints  # (messages,) group rank that sends; all rows of a step between two ranks are one message
     dst: Ints  # (messages,) group rank that receives; ascending
-    sent: Floats  # (messages,) how much
+    sent: Floats  # (messages,) (messages,) slots that each message carries
     added: Floats  # (size,) what each rank reduces of what it is sent
     local_added: Floats  # (size,) what each rank reduces before its first message
     moving: Floats  # (size,) reads and writes of each rank's memory for copies
@@ -73,7 +73,7 @@ class Round:
 class Rounds:
     """A schedule as rounds."""
 
-    size: int  # ranks
+    size: int  # number of ranks
     # that the collective's bytes are spread over: of the whole vector, which is the larger one of a rank's input and
     # output (all of an all-reduce's buffer, an all-gather's output, a reduce-scatter's input).
     slots: int

@@ -67,19 +67,19 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
 class Alternative:
     """An algorithm that was considered."""
 
-    algorithm: str  # its name
+    algorithm: str  # name of the algorithm
     detail: str = ""  # what it is made of; may be empty
-    predicted_s: float | None = None  # its time, None if it does not apply
-    why_not: str | None = None  # why it does not apply, None if it does
+    predicted_s: float | None = None  # predicted time; None if the algorithm does not apply
+    why_not: str | None = None  # why the algorithm does not apply; None if it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusiestWire:
     """The wire that is busy longest."""
 
-    kind: str  # of the wire
-    name: str  # its ends
-    busy_s: float  # how long bytes are on it
+    kind: str  # kind of the wire
+    name: str  # the two ends of the wire
+    busy_s: float  # how long bytes are on the wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +87,10 @@ class Plan:
     """Plan of a collective on a machine: the algorithm that it becomes, its price, and the reason."""
 
     op: str  # the collective
-    nbytes: int  # of the whole vector: the larger one of a rank's input and output
+    nbytes: int  # size of the whole vector: the larger one of a rank's input and output
     ranks: tuple[int, ...]  # world ranks of the group, in group order
     cluster: str  # name of the machine
-    dtype: str  # of the elements
+    dtype: str  # type of the elements
     algorithm: str  # the cheapest for the largest size of the class of `nbytes`
     detail: str  # what it is made of; may be empty
     slices: int  # pieces that the data is cut in
@@ -98,12 +98,12 @@ class Plan:
     extrapolated: bool  # whether no published measurement of this shape went into the model
     breakdown: CostBreakdown  # where the time goes
     steps: int  # steps in which anything travels, with the data in one piece
-    bytes_per_rank: int  # sent by the busiest rank
-    hops: tuple[tuple[str, int], ...]  # kinds of wires, and how many the longest way of every step crosses
+    bytes_per_rank: int  # bytes that the busiest rank sends
+    hops: tuple[tuple[str, int], ...]  # kinds of wires, with how many of each kind the longest ways of all steps cross
     busiest: BusiestWire | None  # the wire that is busy longest, None if nothing travels
-    alternatives: tuple[Alternative, ...]  # all others, the fastest first, then those that do not apply
-    reason: str  # why it won
-    option: Option = field(repr=False, compare=False)  # the cheapest, as placed and priced
+    alternatives: tuple[Alternative, ...]  # all other algorithms: the fastest first, then the ones that do not apply
+    reason: str  # why the algorithm was chosen
+    option: Option = field(repr=False, compare=False)  # the cheapest option, placed and priced
 
     @property
     def cheapest(self) -> str:
@@ -204,7 +204,7 @@ def _plan(
         raise UsageError(f"exact: {' and '.join(EXACT)} reduce in the order of ranks if asked to, {op} does not")
     if not 0 <= nbytes <= _MOST_BYTES:
         raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
-    itemsize_of(dtype)  # refuses what is no dtype
+    itemsize_of(dtype)  # raises an error for an unknown dtype
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
     options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact, plain)
     options = [option for option in options if not (programs_only and option.algorithm == DIRECT)]

@@ -24,8 +24,8 @@ from .geometry import Geometry
 class Sample:
     """Some ranks that stand for all."""
 
-    placement: Placement  # of these ranks
-    groups: Sequence[Sequence[int]]  # those that do a phase at once, as numbers in the placement
+    placement: Placement  # where these ranks are
+    groups: Sequence[Sequence[int]]  # groups that do one phase at the same time, as positions in the placement
     # ranks that do the same as others in a node of their own, and are all that is looked at of it: their numbers, and
     # those of the others.
     alike: tuple[Sequence[int], Sequence[int]] = ((), ())
@@ -35,10 +35,10 @@ class Sample:
 class Stage:
     """A group of equal nodes."""
 
-    geometry: Geometry  # of the group
-    placement: Placement  # of the group
+    geometry: Geometry  # machine and ranks of the group
+    placement: Placement  # where the ranks of the group are
     home: int  # the node that stands for all
-    folds: bool  # whether one stands for all: they have the same places, and there is a network between some
+    folds: bool  # whether one node stands for all: all have ranks at the same places, and a network joins some
 
     @classmethod
     def of(cls, geometry: Geometry, placement: Placement, home: int) -> Stage:

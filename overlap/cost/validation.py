@@ -24,8 +24,8 @@ from .select import plan
 class Asked:
     """Accuracy asked of predictions of rows that the model has not seen."""
 
-    median: float  # error, as a share
-    worst: float  # the same
+    median: float  # median error, as a share of the measured value
+    worst: float  # largest error, likewise
 
 
 _NEURON = Asked(median=0.08, worst=0.20)
@@ -42,8 +42,8 @@ class Judged:
     """A published figure and what the model says of it."""
 
     of: Measurement | Start | Training  # the row
-    measured: float  # seconds; for a training run the ratio of its two throughputs
-    predicted: float  # in the same unit
+    measured: float  # the published value in seconds; of a training run the ratio of its two throughputs
+    predicted: float  # the prediction, in that unit
     fits: str  # the figure of the model that was fitted to this row, empty if the model has not seen it
     # whether no rows that figures were fitted to enclose this one: same machine, ranks and operation, and sizes below
     # and above.
@@ -59,7 +59,7 @@ class Judged:
 class Crossover:
     """Where an algorithm takes over from another."""
 
-    knee: Knee  # what is published
+    knee: Knee  # the published change of algorithm
     # the size from which the model chooses the second one; None if it does not change from the one to the other
     # anywhere near.
     predicted_bytes: int | None
@@ -76,9 +76,9 @@ class Crossover:
 class Accuracy:
     """Errors of some rows, as shares."""
 
-    rows: int  # how many
-    median: float  # of the absolute errors; 0 without rows
-    worst: float  # the largest of them
+    rows: int  # number of rows
+    median: float  # median of the absolute errors; 0 without rows
+    worst: float  # largest absolute error
 
     @classmethod
     def of(cls, rows: Sequence[Judged]) -> Accuracy:
@@ -96,10 +96,10 @@ class Class:
     """Rows of one chip, network or not, and one dtype: what they say of the planner."""
 
     name: str  # the chip, and whether nodes are joined
-    dtype: str  # of the elements
-    asked: Asked  # of its unseen rows
+    dtype: str  # type of the elements
+    asked: Asked  # accuracy asked of the unseen rows
     unseen: Accuracy  # accuracy on rows that nothing was fitted to
-    fitted: int  # how many rows figures were fitted to
+    fitted: int  # number of rows to which figures were fitted
 
     @property
     def as_asked(self) -> bool:

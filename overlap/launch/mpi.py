@@ -48,7 +48,7 @@ launcher.recv(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """What lets one process take its part in an MPI job."""
+    """The place of one process in an MPI job."""
 
     descriptor: int  # The connection to the process manager, which the process inherits
     environ: Mapping[str, str]  # Variables in which the library looks for it

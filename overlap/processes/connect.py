@@ -52,10 +52,10 @@ class Joined:
     """The world of several processes, as one that has joined uses it."""
 
     transport: Transport  # Reaches every rank of the world
-    control_plane: ControlPlane  # Speaks for the ranks of this process, and listens
+    control_plane: ControlPlane  # Tells the other processes about this one, and hears from them
     membership: Membership  # The control connection itself
-    notices: Notices  # What the transport has to say
-    restart: int  # How often the world has been started before
+    notices: Notices  # Lines of the transport for the user
+    restart: int  # How often the launcher has started the job again
 
     async def leave(self) -> None:
         """Say goodbye: this process has done its part. Without it, its end is a loss to the others."""
@@ -141,7 +141,7 @@ async def met(
             def lose(lost: MemberLost) -> None:
                 between.lose(placement[lost.member], lost.reason)
 
-            membership.on_loss = lose  # until the wires are open; then the control plane does so, and says more
+            membership.on_loss = lose  # until the wires are open; then the control plane tells losses
             transport = wires(Router([NeuronLink(list(place.ranks)), between]))
             async with _opened(transport):
                 membership.on_loss = on_lost
@@ -179,8 +179,8 @@ async def _config(place: Place, world: int, machine: str, run: RunConfig) -> Ren
     if endpoint is None:
         endpoint, secret, listener = await introduced(place)
     elif place.listener is not None:
-        listener = socket.socket(fileno=os.dup(place.listener))  # the next world of this program needs it again
-    restarts = bool(os.environ.get("OVERLAP_RESTART"))  # so says the launcher that would do it
+        listener = socket.socket(fileno=os.dup(place.listener))  # the next world of this program listens there again
+    restarts = bool(os.environ.get("OVERLAP_RESTART"))  # the launcher, which does it, says so
     ranks = f"{place.ranks_per_process} rank{'s' * (place.ranks_per_process != 1)} a process"
     return RendezvousConfig(
         job=place.job,
@@ -304,7 +304,7 @@ async def _local_address(endpoint: tuple[str, int]) -> str:
     found = await trio.socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # a datagram socket sends nothing for that, and the address needs no resolver
+        probe.connect(address)  # connecting a datagram socket sends nothing, and a numeric address needs no resolver
         return str(probe.getsockname()[0])
 
 

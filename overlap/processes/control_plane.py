@@ -64,7 +64,7 @@ _WATCH_S = 0.025
 _LONG_NS = 50_000_000
 # How long a broken wire waits for the name of the rank that broke it, and a stalled world for the others' reports.
 _VERDICT_S = 0.5
-_MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
+_MOST_SAID = 100_000  # calls that are kept for operations to which no rank here has come yet
 # Operations that one message speaks of, and communicators.
 _MOST_ALIKE, _MOST_COUNTS = 4096, 1000
 LINE_BYTES = 500  # of a line that is told, at most, in UTF-8
@@ -95,15 +95,15 @@ class ControlPlane:
         self.speaks = membership.member == 0
         self._world: World
         self._communicators: SpanningCommunicators
-        self._announced: dict[tuple[int, Voice], list[int]] = {}  # not told yet: by communicator, which operations
-        self._asked: set[int] = set()  # communicators in which a rank needs to be told
+        self._announced: dict[tuple[int, Voice], list[int]] = {}  # operations that are not told yet
+        self._asked: set[int] = set()  # communicators in which a rank here asks for calls
         self._said: OrderedDict[tuple[int, int], list[Voice]] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
-        self._quiet: dict[int, list[Standing]] = {}  # by process: its ranks that make no progress
-        self._busy: dict[int, tuple[int, str]] = {}  # by process: the rank that keeps its loop, and where
-        self._stood: dict[int, list[Standing]] = {}  # by process: where its ranks stood when it was stopped
-        self._broken_ends: deque[tuple[float, Callable[[], None]]] = deque()  # what is told at an instant, to come
+        self._quiet: dict[int, list[Standing]] = {}  # by process: its ranks without progress
+        self._busy: dict[int, tuple[int, str]] = {}  # by process: the rank that keeps the event loop, and at which line
+        self._stood: dict[int, list[Standing]] = {}  # by process: the state of its ranks when it was stopped
+        self._broken_ends: deque[tuple[float, Callable[[], None]]] = deque()  # failures that are due at a later instant
         self._news = trio.Event()
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> SpanningCommunicators:
@@ -125,7 +125,7 @@ class ControlPlane:
         """Wait until the ranks of all processes have finished."""
         try:
             await self._membership.barrier("end")
-        except MemberLostError:  # the messages say so too, and better
+        except MemberLostError:  # the messages of the other processes tell more
             await trio.sleep_forever()
 
     async def verdict(self) -> None:
@@ -395,7 +395,7 @@ class ControlPlane:
 def _trace_of(error: BaseException) -> str:
     try:
         return "".join(format_exception(error))
-    except Exception:  # its text cannot be had
+    except Exception:  # an error whose text raises an error
         return "".join(format_tb(error.__traceback__))
 
 

@@ -73,7 +73,7 @@ class Coordinator:
         self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}
         self._exchanges: dict[tuple[str, int], dict[int, bytes]] = {}
-        self._fetched: Counter[int] = Counter()  # pieces that are under way, by member
+        self._fetched: Counter[int] = Counter()  # pieces under way, by member
 
     @property
     def missing(self) -> list[int]:

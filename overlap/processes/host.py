@@ -64,7 +64,7 @@ class Acceptor:
         self._mine = config.greeting
         self._reported: set[str] = set()
         self._lookout = Lookout(coordinator)
-        self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, oldest first
+        self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, the oldest first
         self._pending_limit = 2 * config.members + 8
 
     async def attend(self) -> None:
@@ -105,7 +105,7 @@ class Acceptor:
                     await self._serve(stream, address, hello.member)
         except HandshakeError as error:
             self._turn_away(address, error)
-        except (OSError, trio.BrokenResourceError):  # it was gone before anything could be said to it
+        except (OSError, trio.BrokenResourceError):  # the other side left before the handshake
             self.turned_away += 1
 
     async def _shake_hands(self, stream: trio.abc.Stream) -> Hello:
@@ -180,7 +180,7 @@ class Acceptor:
     def _turn_away(self, address: str, error: HandshakeError) -> None:
         if error.why == "refused":
             self._refuse(address, str(error))
-        elif error.why != "left":  # those are members that gave up, and try again
+        elif error.why != "left":  # they are members that gave up and try again
             self.turned_away += 1
             self._report_once(error.why, f"turned away {address}: {error} (others like it are only counted)")
 
@@ -222,7 +222,7 @@ async def enter_as_host(
     with trio.move_on_after(config.timeout_s):
         await _all_join(coordinator, config.progress_s, report)
     if not coordinator.complete:
-        missing = coordinator.missing  # before those who came have heard it, and go
+        missing = coordinator.missing  # before the processes that came have heard it and leave
         reason = "; ".join(
             [name_absent(missing, sorted(coordinator.went), config.timeout_s)]
             + [f"process 0 {line}" for line in acceptor.told[-_REPEATED_LIMIT:]]

@@ -26,15 +26,15 @@ _OUT_OF_ORDER = ("cyclic", "plane", "arbitrary")
 class Row:
     """Answer of one launcher; None where it leaves something open."""
 
-    source: str  # The launcher
+    source: str  # Name of the launcher
     process: int  # Index of this process
-    processes: int  # How many
-    node: int | None = None  # Index of its machine
-    nodes: int | None = None  # How many machines
-    ranks_per_process: int | None = None  # Ranks of each process
-    host: str | None = None  # Where process 0 runs
-    port: int | None = None  # Where it can listen there
-    job: str | None = None  # What tells this start from others
+    processes: int  # Number of processes
+    node: int | None = None  # Index of the machine of this process
+    nodes: int | None = None  # Number of machines
+    ranks_per_process: int | None = None  # Number of ranks of each process
+    host: str | None = None  # Host of process 0
+    port: int | None = None  # Port at which process 0 can listen
+    job: str | None = None  # Name of this start, which tells it from others
 
 
 def _torchrun(environ: Mapping[str, str]) -> Row | None:

@@ -137,7 +137,7 @@ def _streamed(wanted: RunConfig, world: World, joined: Joined | None, keeper: Ke
         return nullcontext()
     from .traces import (
         TraceStream,
-        part_path,  # few keep a trace
+        part_path,  # few runs keep a trace
         streamed,
     )
 
@@ -329,7 +329,7 @@ class Keeper:
     def _minding(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever it is, the run is over, and its results or its error are what counts
+        except Exception as error:  # no error of writing may hide the results or the error of the run
             usual = isinstance(error, UsageError)
             self._trouble = str(error) if usual else f"trace: cannot write {self._wanted.trace}: {error!r}"
 

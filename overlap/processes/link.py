@@ -42,7 +42,7 @@ class ControlLink:
         self.process = ""
         self._limit_bytes = limit_bytes
         self._outbox: deque[bytes] = deque()
-        self._unsent_bytes = 0  # queued, or on its way into the socket
+        self._unsent_bytes = 0  # bytes that are queued, or on their way into the socket
         self._filled = trio.Event()
         self._emptied = trio.Event()
         self._reading = trio.CancelScope()
@@ -139,7 +139,7 @@ class ControlLink:
         """Return the address of the host at the other end if its kernel acknowledges what it gets; else nothing."""
         stream = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
         if sys.platform == "linux" and isinstance(stream, trio.SocketStream):
-            with suppress(OSError, struct.error):  # it is closed by now
+            with suppress(OSError, struct.error):  # the connection is closed by now
                 told = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACKNOWLEDGED.size)
                 if _LAST_ACKNOWLEDGED.unpack(told)[0] <= _ANSWERED_LIMIT_MS:
                     return str(stream.socket.getpeername()[0])

@@ -22,8 +22,8 @@ ANSWER_S = 1.0
 MOST_SHARE = 0.01
 """Of one thread of each member."""
 _LEAST_PAUSE_S = 0.1
-_LAST_WORDS_S = 1.0  # for a reason to leave
-_LOOK_BYTES = 8 * 2**20  # of all members together
+_LAST_WORDS_S = 1.0  # time for a last message to leave
+_LOOK_BYTES = 8 * 2**20  # bytes of all members together
 _LONGEST_NS = 10**9  # that a member is believed to have taken
 
 
@@ -114,7 +114,7 @@ class Lookout:
         if glimpse.turn > self._turn or len(glimpse.blob) > BLOB_LIMIT_BYTES:
             raise MessageError("a Glimpse that nobody asked for, or which is too long")
         if glimpse.turn < self._turn or member not in self._asked:
-            return  # too late
+            return  # an answer that comes too late
         self._asked.discard(member)
         self._told[member] = glimpse.blob
         self._took_ns = max(self._took_ns, min(glimpse.took_ns, _LONGEST_NS))

@@ -52,14 +52,14 @@ class Join(Tagged):
 class Waiting(Tagged):
     """From the coordinator: not all have joined."""
 
-    missing: list[int]  # Members that have not
-    went: list[int] = []  # Of these, members that had joined and went away again
+    missing: list[int]  # Members that have not come
+    went: list[int] = []  # Of the missing members, the ones that had joined and left again
 
 
 class Ready(Tagged):
     """From the coordinator: all have joined."""
 
-    process: str  # Names the coordinator's
+    process: str  # Names the process of the coordinator
 
 
 class Refused(Tagged):
@@ -72,7 +72,7 @@ class Present(Tagged):
     """From the launcher of node 0 to that of another node: it takes part in an attempt."""
 
     index: int  # Its number among the nodes that take part
-    nodes: int  # How many these are
+    nodes: int  # Number of nodes that take part
     attempt: int
 
 
@@ -140,7 +140,7 @@ class Pong(Tagged):
 class MemberLost(Tagged):
     """From the coordinator, and to whom it may concern: a member has gone without a goodbye."""
 
-    member: int  # If it is member 0, nothing more will be heard of anybody
+    member: int  # The lost member; with member 0 the control connection is lost, too
     reason: str
 
 
@@ -221,7 +221,7 @@ class Finished(Tagged):
     """A rank has finished its program."""
 
     rank: int
-    uncounted: bool  # Whether its counts of `Issued` are not complete
+    uncounted: bool  # Whether the counts of `Issued` are incomplete
 
 
 class Issued(Tagged):

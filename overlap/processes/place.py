@@ -75,11 +75,11 @@ class Place:
     """Where a process stands in a world of several processes."""
 
     source: str  # Who started it: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
-    process: int  # Its index
-    processes: int  # How many there are, at least 2
-    ranks_per_process: int  # Ranks that each of them hosts
+    process: int  # Index of this process
+    processes: int  # Number of processes, at least 2
+    ranks_per_process: int  # Number of ranks that each process hosts
     node: int  # The machine it runs on; a node has `processes // nodes` processes, in order
-    nodes: int  # How many machines
+    nodes: int  # Number of machines
     # Host and port where process 0 listens; None: only an MPI library can introduce them.
     endpoint: tuple[str, int] | None
     job: str  # Name of the job; only processes of one job meet

@@ -27,7 +27,7 @@ SHORTEST_BYTES = 8  # a handshake that was listened to lets one try out short on
 LONGEST_BYTES = 4096  # of a file: a secret, and not a mistaken path
 
 VARIABLE = "OVERLAP_SECRET"
-_kept: dict[str, str] = {}  # what was in this process's environment
+_kept: dict[str, str] = {}  # secrets from the environment of this process, by variable
 
 ADVICE = "give every process the same OVERLAP_SECRET (`openssl rand -hex 32` makes one) or OVERLAP_SECRET_FILE"
 

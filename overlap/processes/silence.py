@@ -39,7 +39,7 @@ class ProcessState(Enum):
     RUNS = "runs"
     STOPPED = "stopped"
     GONE = "gone"
-    ELSEWHERE = "elsewhere"  # another kernel has it
+    ELSEWHERE = "elsewhere"  # an id of another kernel's process
     UNKNOWN = "unknown"
 
 

@@ -177,7 +177,7 @@ def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
         if option is not None:
             stream.setsockopt(socket.IPPROTO_TCP, option, value)
     if sys.platform == "linux":
-        with suppress(OSError):  # an older one
+        with suppress(OSError):  # an older kernel
             stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_REPEAT_MS)
 
 
@@ -193,7 +193,7 @@ def port_holder(port: int) -> str | None:
             if any(os.readlink(descriptor) in wanted for descriptor in (process / "fd").iterdir()):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 return f"process {process.name} ({command[:60]})"
-        except OSError:  # it ended meanwhile, or is not ours to look at
+        except OSError:  # the process has ended meanwhile, or belongs to another user
             continue
     return None
 

@@ -28,7 +28,7 @@ from .member import Membership
 # How long to wait until all processes have come to the end of their run: one that has failed may leave a rank in a long
 # compute. From then on all are at work on their traces, and there is no limit: one that is lost is known to be.
 COMING_S = 10.0
-_TOLD_BYTES = 4096  # of the reason why the trace could not be written
+_TOLD_BYTES = 4096  # longest text of the reason why the trace could not be written
 
 T = TypeVar("T")
 
@@ -164,7 +164,7 @@ def undisturbed() -> Iterator[None]:
 EVERY_S = 1.0
 MOST_SHARE = 0.01
 """Of a processor: thousands of spans a second are written less often."""
-_MOST_TIMES = 2  # the spans that the recorders keep, in a file; with more it begins anew
+_MOST_TIMES = 2  # a file with more spans than this times those that recorders keep begins anew
 
 
 class TraceStream:
@@ -225,7 +225,7 @@ def streamed(make: Callable[[], TraceStream], *, is_kept: Callable[[], bool]) ->
     """
     try:
         stream = make()
-    except OSError:  # of the trace itself it will be told
+    except OSError:  # the writer of the whole trace reports it
         yield
         return
     done = Event()

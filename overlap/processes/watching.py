@@ -25,9 +25,9 @@ from .messages import Look as LookMessage
 from .messages import Looked, Message, MessageError, Refused, Seen
 from .sockets import Endpoint, NobodyError, format_endpoint, meet
 
-_ANSWER_LIMIT_S = 10.0  # after the pause that was asked for
+_ANSWER_LIMIT_S = 10.0  # time after the pause that was asked for
 _OUTBOX_LIMIT_BYTES = 64 * 1024
-_ANSWER_LIMIT_BYTES = 16 * 2**20  # of all members together
+_ANSWER_LIMIT_BYTES = 16 * 2**20  # bytes of all members together
 _MOST_MEMBERS = 1 << 16
 
 
@@ -120,7 +120,7 @@ class WatchedWorld:
         """
         try:
             answer = trio.from_thread.run(self._ask, trio_token=self._token)
-        except (trio.RunFinishedError, trio.Cancelled):  # the connection has ended, before the question or since
+        except (trio.RunFinishedError, trio.Cancelled):  # the connection has ended
             raise WorldOverError(self._over) from None
         read = {member: read_snapshot(blob, self._memory) for member, blob in answer.blobs.items()}
         self._glimpses = {member: each for member, each in read.items() if each is not None}

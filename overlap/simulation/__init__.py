@@ -5,7 +5,8 @@ at a rate; `sharing` finds the rates of flows that need more than there is, and 
 the resources of a cluster; `demand`, `loads` and `messages` find the load of an operation by the cost model,
 `unfolding` lists the messages of a collective, and `unfolded` runs it message by message. `fabric` has everything in
 flight, `traffic` puts it on the kernel's time, and `symmetry` lets a few ranks stand for all. `compute_cost` prices
-computes, `replayed` repeats the computes of a real run; `conditions` holds imperfections, `faults` holds faults.
+computes, by a model or as `timeline.replay.computes` read them from a real run; `conditions` holds imperfections,
+`faults` holds faults.
 """
 
 from __future__ import annotations

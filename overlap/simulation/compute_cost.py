@@ -12,8 +12,8 @@ from typing import Literal, SupportsFloat, TypeAlias
 from topology import Cluster
 
 from ..errors import UsageError
+from ..timeline.replay.computes import Replayed
 from ..timeline.spans import Timeline
-from .replayed import Replayed
 
 ComputeClass: TypeAlias = Literal["flops", "memory", "seconds"]
 
@@ -31,10 +31,10 @@ class Roofline:
     Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52, 2009.
     """
 
-    flops_per_s: float | None  # peak for the dtype; None if unknown
-    bytes_per_s: float | None  # bandwidth of the core's share of memory; None if unknown
-    dtype: str  # that the peak belongs to
-    device: str  # name, for messages
+    flops_per_s: float | None  # peak of the core for the dtype; None if unknown
+    bytes_per_s: float | None  # bandwidth of the core's share of the memory; None if unknown
+    dtype: str  # dtype of the peak
+    device: str  # name of the device, for messages
     efficiency: float = 1.0  # share of the peak that computes reach
     memory_efficiency: float = 1.0  # share of the bandwidth that computes reach
 
@@ -101,8 +101,8 @@ def _plain(cluster: Cluster) -> float | None:
 class Profile:
     """Times of computes in a real run."""
 
-    median_ns: Mapping[str, int]  # of all spans of a name, on all ranks; of an even number the lower middle one
-    source: str = "a timeline"  # where it is from, for messages
+    median_ns: Mapping[str, int]  # median of the spans of a name on all ranks; of an even number the lower one
+    source: str = "a timeline"  # origin of the profile, for messages
     # every single call, if computes are to take what the same call took; else all of a name take the same.
     replayed: Replayed | None = None
 
@@ -150,8 +150,8 @@ class Profile:
 class ComputeCosts:
     """Where the costs of a run come from: a profile for the names it has, else what the compute states."""
 
-    roofline: Roofline  # for operations and bytes
-    profile: Profile | None = None  # of an earlier run, if there is one
+    roofline: Roofline  # price of operations and bytes
+    profile: Profile | None = None  # profile of an earlier run, if there is one
 
     def duration_ns(
         self,

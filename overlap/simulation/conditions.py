@@ -25,7 +25,7 @@ _NORMAL = NormalDist()
 class Conditions:
     """Imperfections of a cluster. The defaults are a perfect one."""
 
-    seed: int = 0  # of everything random
+    seed: int = 0  # seed of everything random
     # spread of computes: each takes exp(jitter * z) times its cost, z normally distributed; 0.05 is about five per
     # cent.
     jitter: float = 0.0

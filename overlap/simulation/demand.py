@@ -32,11 +32,11 @@ class Demand:
     ranks: Ints  # (size,) world ranks in group order
     marks_ns: tuple[int, ...]  # when some ranks are done, ascending
     positions: tuple[Ints, ...]  # for each mark, which ranks are done then, as positions in `ranks`, ascending
-    resources: Ints  # (needs,) what it keeps busy at any time, each once
+    resources: Ints  # (needs,) the resources that it ever keeps busy, each once
     ends_ns: tuple[int, ...]  # when each stage ends, ascending
-    shares: Floats  # (stages, needs) for how much of a stage
-    messages: Floats  # (stages, needs) how many of its messages share it at a time
-    stages: tuple[Stage, ...] = field(init=False, repr=False)  # the same, as flows have them
+    shares: Floats  # (stages, needs) for what share of a stage each resource is busy
+    messages: Floats  # (stages, needs) how many of its messages share a resource at a time
+    stages: tuple[Stage, ...] = field(init=False, repr=False)  # the three columns above as records, which flows take
 
     def __post_init__(self) -> None:
         each = zip(self.ends_ns, self.shares, self.messages, strict=True)
@@ -99,7 +99,7 @@ def _stages(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) -> t
     """Return when stages end that share a time, and (stages, needs) what shares of everything they take, in how many
     messages.
     """
-    if not total_ns:  # nobody can be in its way
+    if not total_ns:  # no other operation competes with it
         return np.zeros(1, np.int64), np.zeros((1, busy_ns.shape[1])), messages[:1]
     ends_ns = np.rint(np.cumsum(took) * (total_ns / took.sum())).astype(np.int64)
     lengths_ns = np.diff(ends_ns, prepend=0)
@@ -187,7 +187,7 @@ class Pricing:
             self._loads = Loads(self._under_way(1), self.ranks, self._resources)
         took_s, busy_s, messages = self._loads.stages(nbytes, evenly=self._priced(nbytes).slices > 1)
         resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
-        if cores:  # every operation in flight has one, the whole time
+        if cores:  # every operation in flight keeps one as long as it lasts
             resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])
             core_s = took_s / took_s.sum() * int(left_ns.max()) / 1e9 / cores
             busy_s = np.hstack([busy_s, np.repeat(core_s[:, None], len(self.ranks), axis=1)])
@@ -202,7 +202,7 @@ class Pricing:
         """
         price = self._priced(nbytes)
         parts = self._under_way(price.slices)
-        if not parts:  # without messages: all meet, then the work is done
+        if not parts:  # no messages: once all ranks have met, the work is done
             return np.full(len(late_ns), int(late_ns.max()) + round(price.total_s * 1e9), np.int64)
         piece = nbytes / price.slices if len(parts) > 1 else nbytes
         total_s = price.total_s + self._worse_s(piece, price.slices)

@@ -77,9 +77,9 @@ class Transfer(Flow):
 class Reached(NamedTuple):
     """Some ranks are done with a transfer; a tuple, because there is one for each message."""
 
-    transfer: Transfer  # with which
-    positions: Ints  # which, as positions in its ranks
-    last: bool  # whether it has ended
+    transfer: Transfer  # the transfer
+    positions: Ints  # the ranks that are done, as positions in the ranks of the transfer
+    last: bool  # whether the operation has ended
 
 
 class Fabric:
@@ -116,7 +116,7 @@ class Fabric:
         self._collectives: dict[Option, Pricing] = {}
         self._messages = Messages(figures, self.resources, self._slow)
         self._fluid, self._interfering = Fluid(), not interference.off
-        self._wires: dict[Transfer, list[int]] = {}  # of collectives in flight
+        self._wires: dict[Transfer, list[int]] = {}  # of the collectives in flight
         self._on_wire: dict[int, dict[Transfer, None]] = {}  # the same the other way round
         self._met: dict[Transfer, None] = {}  # those that have wires in common with others
         self._told: dict[Unfolded, set[int]] = {}  # positions of those who are done with what goes message by message

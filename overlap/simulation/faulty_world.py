@@ -51,7 +51,7 @@ class Doom:
                 if rank.rank not in self.fates.dead:
                     return result
         except Exception:
-            if rank.rank not in self.fates.dead:  # whatever its end makes its program raise, nobody hears it
+            if rank.rank not in self.fates.dead:  # errors that its end causes in its program reach nobody
                 raise
         await trio.sleep_forever()
         raise AssertionError("unreachable: the dead are only cancelled")

@@ -26,12 +26,12 @@ def quantised(shares: Floats) -> Floats:
 class Stage(NamedTuple):
     """Needs of a flow for a part of its work."""
 
-    end_ns: int  # work at which it needs something else
-    resources: Ints  # (needs,) what it needs, each once
-    shares: Floats  # (needs,) how much of each while it gets on at rate 1: more than 0, and `quantised`
-    needs: dict[int, float]  # the same: shares by resource
-    messages: dict[int, float]  # how many of its messages, at a time, share each of them, by resource
-    most: int  # the largest number of a resource; -1 without any
+    end_ns: int  # work at which the needs of a flow change
+    resources: Ints  # (needs,) the resources that it needs, each once
+    shares: Floats  # (needs,) how much of each it takes at rate 1: more than 0, and `quantised`
+    needs: dict[int, float]  # `shares` by resource
+    messages: dict[int, float]  # how many of its messages share each resource at a time, by resource
+    most: int  # the largest index of a resource; -1 without resources
 
     @classmethod
     def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Stage:
@@ -110,12 +110,12 @@ class Occupancy:
     """The loads of all resources, and who needs them."""
 
     def __init__(self) -> None:
-        self._load = array("d")  # by number: what its users would take at rate 1
-        self._loads: Floats = np.frombuffer(self._load)  # the same memory
-        self._users: dict[int, dict[Flow, None]] = {}  # those that need few
-        self._wide: dict[Flow, None] = {}  # those that need many
-        self._scarce: set[int] = set()  # what all users would overfill at rate 1
-        self._changed: set[int] = set()  # what is or was scarce, with other users now
+        self._load = array("d")  # by resource: what its flows would take at rate 1
+        self._loads: Floats = np.frombuffer(self._load)  # a view of that memory
+        self._users: dict[int, dict[Flow, None]] = {}  # flows with few needs
+        self._wide: dict[Flow, None] = {}  # flows with many needs
+        self._scarce: set[int] = set()  # resources that all flows at rate 1 would overfill
+        self._changed: set[int] = set()  # resources that are or were scarce and have other flows now
 
     @property
     def loads(self) -> dict[int, float]:

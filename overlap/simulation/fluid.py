@@ -26,9 +26,9 @@ class Fluid:
         self._flows: dict[tuple[object, ...], Flow] = {}
         self._started = 0
         self._occupancy = Occupancy()
-        self._due: dict[int, list[Flow]] = {}  # by instant; those that have turned since are due at another
+        self._due: dict[int, list[Flow]] = {}  # by the instant at which they are due, unless they have changed since
         self._heap: list[int] = []  # of these instants
-        self._unfair: dict[Flow, None] = {}  # whose rate must be found anew
+        self._unfair: dict[Flow, None] = {}  # flows whose rate must be found anew
 
     def __repr__(self) -> str:
         return f"<Fluid: {len(self._flows)} flows>"

@@ -76,10 +76,10 @@ _SHORT = 0.05
 class _Load:
     """One round, with its repetitions."""
 
-    busy_s_per_byte: Floats  # (needs,) how long everything is busy, for each byte of the vector
-    messages: Floats  # (needs,) how many messages share it meanwhile
-    idle_s: float  # for which nothing is
-    taken_s_per_byte: float  # for which anything is
+    busy_s_per_byte: Floats  # (needs,) how long each resource is busy, for each byte of the vector
+    messages: Floats  # (needs,) how many messages share the resource meanwhile
+    idle_s: float  # time in which no resource is busy
+    taken_s_per_byte: float  # time in which some resource is busy
     whole: bool  # whether busy and idle parts alternate so often that they are one
 
     def stages(self, nbytes: float) -> list[tuple[float, Floats, Floats]]:
@@ -141,7 +141,7 @@ class Loads:
 
     def _load(self, part: Part, one: PlacedRound) -> _Load:
         wires_s = np.zeros(int(self._wires.max(initial=-1)) + 1)
-        known = one.load_s_per_byte[: len(wires_s)]  # wires are numbered as they are first used
+        known = one.load_s_per_byte[: len(wires_s)]  # wires get their numbers at their first use
         wires_s[: len(known)] = _times(part, one) * known
         copied = np.maximum(one.wire_s_per_byte, one.moving_s_per_byte + one.adding_s_per_byte)
         moved_s = float(np.maximum(copied, one.reducing_s_per_byte).max(initial=0.0))

@@ -27,10 +27,10 @@ _REMEMBERED = 1 << 16
 class _Pair:
     """A sender and a receiver."""
 
-    ranks: Ints  # (2,) of the world
+    ranks: Ints  # (2,) world ranks of sender and receiver
     # all that a message between them can keep busy, in the same order for pairs that are joined alike.
     resources: list[int]
-    like: tuple[Pricing, list[int]]  # how the first such pair is priced, and its resources
+    like: tuple[Pricing, list[int]]  # price of the first such pair, and its resources
 
 
 class Messages:
@@ -73,7 +73,7 @@ class Messages:
         if pair is None:
             pair = self._pairs[src, dst] = self._pair(src, dst)
         pricing, resources = pair.like
-        if src == dst:  # it is priced for a group of one, and has two ends
+        if src == dst:  # the price is that of a group of one rank, and a message has two ends
             like = replace(pricing.demand(nbytes, np.zeros(1, np.int64)), positions=(np.arange(2),))
         else:
             like = pricing.demand(nbytes, np.array([max(-late_ns, 0), max(late_ns, 0)], np.int64))

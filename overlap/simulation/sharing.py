@@ -17,7 +17,7 @@ import numpy as np
 from ..collectives.placement import Floats
 from .flow import Flow
 
-_User: TypeAlias = tuple[int, float, float]  # flow, what it takes of a resource, messages that share it
+_User: TypeAlias = tuple[int, float, float]  # flow, its share of a resource, and the messages that share the resource
 
 # Resources and levels that differ by less bind together: sums of a few products of doubles.
 _ALIKE = 1 + 1e-12
@@ -90,7 +90,7 @@ def _slopes(turn: set[int], users: Sequence[Sequence[_User]], flows: int) -> lis
         for n, share, messages in each:
             if n in turn and messages / (share * total) < slope[n]:
                 slope[n] = messages / (share * total)
-    return [1.0 if each == inf else each for each in slope]  # those that need nothing scarce
+    return [1.0 if each == inf else each for each in slope]  # flows that need no scarce resource
 
 
 def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
@@ -130,7 +130,7 @@ def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
 
 def _turns(flows: Sequence[Flow]) -> list[list[int]]:
     """Return the flows that are equals, by number, the most urgent and then the oldest of each lane first."""
-    older: dict[object, tuple[int, int]] = {}  # by lane: the last one of it, and its place
+    older: dict[object, tuple[int, int]] = {}  # by lane: its last flow, and the place of that flow
     turns: dict[tuple[int, int], list[int]] = {}
     for number, flow in enumerate(flows):
         place = 0

@@ -57,10 +57,10 @@ class SimulatedCompute(ComputeStream):
     def __init__(self, context: RankContext, starts: Starts, lane: str) -> None:
         super().__init__(context, lane)
         self.number, self._starts, self._kernel = context.rank, starts, starts.kernel
-        self._launches: list[tuple[ComputeFuture[None], set[object]]] = []  # and what was issued before each
+        self._launches: list[tuple[ComputeFuture[None], set[object]]] = []  # each with the operations before it
         self._computes = 0
         self._jitter = starts.conditions.jitter_of(context.rank)
-        self._issued: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # in this instant, and by which task
+        self._issued: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # issued in this instant, by task
         self._queue: deque[ComputeFuture[object]] = deque()
         self._busy = self._asked = self._stopped = False
 
@@ -199,7 +199,7 @@ class SimulatedCompute(ComputeStream):
         self._end(operation, value, failure)
 
     def _end(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:
-        if operation.done:  # the world has given it up meanwhile
+        if operation.done:  # the world has abandoned it meanwhile
             operation.unlock_arguments(value)
         else:
             operation.settle(value, failure)

@@ -115,7 +115,7 @@ class SimulatedEngine(BaseEngine):
     def _begin_late(self, communicator: Communicator, match: Match) -> None:
         try:
             self._begin(communicator, match)
-        except Exception as error:  # no wire joins them, or no schedule fits: that is for the ranks to hear
+        except Exception as error:  # no wire joins the ranks, or no schedule fits: the ranks get the error
             communicator.fail_one(match, _ends(match)[-1], Failure(error))
 
     def _begin(self, communicator: Communicator, match: Match) -> None:

@@ -95,9 +95,9 @@ class Alike:
 class Same:
     """Groups that need the same, each in its own place."""
 
-    demand: Demand  # Of the first of them
-    resources: Ints  # (groups, needs) What each of them keeps busy instead of the first
-    standing: Ints  # (groups, ranks of each) Who stands for whom, as places in those who are simulated
+    demand: Demand  # demand of the first group
+    resources: Ints  # (groups, needs) The resources that each group keeps busy where the first keeps its own
+    standing: Ints  # (groups, ranks of each) The stand-in of each rank, as a position among the simulated ranks
 
 
 def repeated(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:

@@ -22,9 +22,9 @@ class Plan(NamedTuple):
     """Plan of a collective in flight: its phases, message by message."""
 
     launch_ns: int  # before its first phase
-    phases: tuple[Phase, ...]  # one after the other
-    ranks: int  # how many take part
-    taken_ns: int = 0  # what all of it takes alone
+    phases: tuple[Phase, ...]  # stages, one after the other
+    ranks: int  # number of ranks
+    taken_ns: int = 0  # time of the whole operation if it runs alone
 
 
 class Letter(Flow):
@@ -201,7 +201,7 @@ class _Phase:
         self.prepared = [False] * self.size
         self.held: dict[tuple[int, int], list[Post]] = {}
         self.ended: set[int] = set()
-        self._turns: dict[int, deque[list[int]]] = {}  # by port: step, and messages of it that have not left
+        self._turns: dict[int, deque[list[int]]] = {}  # by port: the step, and how many of its messages have not left
         for number, step in enumerate(steps):
             for post in (post for posts in step.posts for post in posts):
                 turns = self._turns.setdefault(post.port, deque())

@@ -37,20 +37,20 @@ class Post:
     src: int
     dst: int  # that of the receiver, likewise
     port: int  # the wire on which it leaves: messages of a step wait there for those of the steps before
-    # what becomes of it, of `STARTED`, `LEFT` and `ARRIVED`; it starts at once where that is left out.
+    # its events, of `STARTED`, `LEFT` and `ARRIVED`; without `STARTED` it starts at once.
     becomes: tuple[int, ...]
     marks_ns: tuple[int, ...]  # work at which that is so
-    stages: tuple[Stage, ...]  # what it needs until when
+    stages: tuple[Stage, ...]  # the resources that it needs, and until when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One step of all ranks."""
 
-    posts: tuple[tuple[Post, ...], ...]  # (lanes times ranks,) messages of each rank
-    awaited: tuple[int, ...]  # (lanes times ranks,) how many come to each
-    local_ns: tuple[int, ...]  # (lanes times ranks,) what each does before its first message
-    beside_ns: tuple[int, ...]  # (lanes times ranks,) what each does beside its messages
+    posts: tuple[tuple[Post, ...], ...]  # (lanes times ranks,) how many messages each rank sends
+    awaited: tuple[int, ...]  # (lanes times ranks,) how many messages each rank receives
+    local_ns: tuple[int, ...]  # (lanes times ranks,) work of each rank before its first message
+    beside_ns: tuple[int, ...]  # (lanes times ranks,) work of each rank beside its messages
 
 
 Phase: TypeAlias = tuple[Step, ...]
@@ -94,11 +94,11 @@ def _step(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resource
     posts: list[list[Post]] = [[] for _ in range(size * lanes)]
     each = zip(one.round.src.tolist(), one.round.dst.tolist(), apart.tolist(), ways, strict=True)
     for i, (src, dst, lane, busy_s) in enumerate(each):
-        for end in (src, dst) if memory_s else ():  # a memory that both share carries both
+        for end in (src, dst) if memory_s else ():  # a memory that both ranks share carries both parts
             busy_s[memory[end]] = busy_s.get(memory[end], 0.0) + memory_s[end]
         takes_s = max(*busy_s.values(), reducing_s[i] if overlaps else 0.0)
         needs = {number: busy / takes_s for number, busy in busy_s.items() if takes_s}
-        if cores:  # each operation has one of them, for all messages of a rank at a time
+        if cores:  # each operation has one, which all messages of a rank share
             needs[core[src]] = 1 / (cores * sends[src])
         late_s = latency_s[i] + (0.0 if overlaps else reducing_s[i])
         posts[src + lane].append(_post(src + lane, dst + lane, first_wires[i], start_s[i], takes_s, late_s, needs))

@@ -41,7 +41,7 @@ class Station:
 
     @cached_property
     def waiting(self) -> Waits | None:
-        """How this process waits for the peers, where all of them are on its host."""
+        """The way to wait for the peers, where all of them are on the host of this process; else None."""
         every = {starter.waiting for starter in self.starters.values()}
         return every.pop() if len(every) == 1 else None
 
@@ -113,7 +113,7 @@ class Execution(Looking):
 
     @property
     def waiting(self) -> Waits:
-        """How this process waits for the peers."""
+        """The way to wait for the peers."""
         waiting = self._station.waiting
         assert waiting is not None, "a thread looks only where others can wake it"
         return waiting

@@ -25,12 +25,12 @@ class Looking(Looks):
     @property
     @abstractmethod
     def waiting(self) -> Waits:
-        """How this process waits for the others."""
+        """The way to wait for the other processes."""
 
     @property
     @abstractmethod
     def waits(self) -> bool:
-        """Whether it is for the others that it waits. Any thread may ask."""
+        """Whether the operation waits for other processes. Any thread may ask."""
 
     @property
     @abstractmethod

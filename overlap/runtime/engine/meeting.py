@@ -76,7 +76,7 @@ class BoardRun(Looking):
 
     @property
     def waiting(self) -> Waits:
-        """How this process waits for the others."""
+        """The way to wait for the other processes."""
         return self._meeting.board.waiting
 
     def look_in_thread(self) -> None:

@@ -8,7 +8,7 @@ from overlap.simulation import Profile
 from overlap.timeline.span import Span
 from overlap.timeline.spans import Timeline
 
-from .worlds import KB, now_ns, simulate
+from ..simulation.worlds import KB, now_ns, simulate
 
 
 def compute(name, start_ns, end_ns, *, rank=0, issued_ns=0, lane="compute"):

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TypeAlias
 
-from ..timeline.span import Span
-from ..timeline.spans import Timeline
+from ..span import Span
+from ..spans import Timeline
 
 Call: TypeAlias = "tuple[int, int]"
 """The time between a compute and the one before it, and the time that it takes, in nanoseconds."""
