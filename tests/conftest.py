@@ -13,6 +13,9 @@ from itertools import combinations
 import pytest
 from hypothesis import HealthCheck, settings
 
+# An installation has it among its entry points; a checkout that was installed before it came has not.
+pytest_plugins = ["pytest_overlap"]
+
 # -- properties --------------------------------------------------------------------------------------------------
 
 # How long an example takes, or is in the making, says how busy the computer is, and nothing about what is tested.

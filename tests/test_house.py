@@ -72,6 +72,7 @@ HOUSE = (
     ("overlap.parallel.schedules",),
     ("overlap.parallel",),
     ("overlap.torch", "overlap.planning"),
+    ("overlap.testing",),
     ("overlap.cli",),
     ("overlap.__main__",),
 )

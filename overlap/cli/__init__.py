@@ -29,6 +29,7 @@ GROUPS = {
     },
     "run a program": {
         "run": "run a program's ranks, with settings and a trace from the command line",
+        "test": "run a PyTorch program with many ranks in one process, by seeds, and say what is wrong with it",
         "top": "list the jobs that run, and show the work of their ranks: compute, communication, who is late",
         "autopsy": "say which rank ended a run, where it was, and what it waited for",
     },

@@ -64,6 +64,11 @@ class Doom:
         self._lives[context.rank].cancel(reason=f"{self.fates.faults}")
         self._lose(context, f"died at {issued.label} ({issued.call_site})", self.fates.faults.notice_s)
 
+    def stop(self, rank: int) -> None:
+        """Let a rank do nothing any more, and tell nobody."""
+        self.fates.dead.add(rank)
+        self._lives[rank].cancel(reason="stopped by a fault")
+
     def lose(self, context: RankContext, operation: Operation) -> None:
         """Let a rank's part in an operation never arrive."""
         self._lose(context, f"was not heard in {operation.label} ({operation.call_site})", self.fates.faults.silence_s)
@@ -117,10 +122,10 @@ class FaultyCommunicators(Communicators):
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Make a communicator."""
-        return _FaultyCommunicator(self, key, name, members, self._doom)
+        return FaultyCommunicator(self, key, name, members, self._doom)
 
 
-class _FaultyCommunicator(Communicator):
+class FaultyCommunicator(Communicator):
     """A communicator to which not everybody finds the way."""
 
     def __init__(self, shared: Communicators, key: Key, name: str, members: Sequence[int], doom: Doom) -> None:

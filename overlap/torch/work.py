@@ -48,7 +48,7 @@ class Joined:
         self._lock, self._over = threading.Lock(), threading.Event()
         self._callbacks: list[Callable[[Any], object]] = []
         self._error: BaseException | None = None
-        self._left = len(handles) + 1
+        self._left, self._handles = len(handles) + 1, handles
         for handle in handles:
             handle.add_done_callback(self._one_ended)
         self._count_down()
@@ -66,6 +66,8 @@ class Joined:
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of all, and return the first error."""
+        for handle in self._handles if timeout is None else ():
+            handle.exception()
         if not self._over.wait(timeout):
             raise TimeoutError(f"{self._left} operations have not ended within {timeout:g} s")
         return self._error

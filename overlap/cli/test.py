@@ -1,0 +1,87 @@
+"""`overlap test`: run a program of `torch.distributed` with many ranks in this process, seed after seed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from ..errors import UsageError
+from ..units import count, seconds
+
+_DESCRIPTION = """\
+Run an unchanged PyTorch program with many ranks in this process, in virtual time, once for each seed. A seed decides
+how fast the ranks are and in which order they take turns, and which faults happen. The first seed that fails is made
+smaller and explained: ranks, operations, lines.
+"""
+
+_EPILOG = """\
+examples:
+  overlap test train.py --ranks 8                       is the order of its collectives right?
+  overlap test train.py --ranks 8 --seeds 200 --same    and do all ranks end with the same weights?
+  overlap test train.py --ranks 4 --faults die,late     does it name the rank that died?
+  overlap test train.py --ranks 2 --faults "die(rank=1, at=3)" -- --steps 5
+"""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Declare the command line."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("program", help="file of the program")
+    parser.add_argument("arguments", nargs="*", help="its arguments; after `--` if they begin with a dash")
+    parser.add_argument("--ranks", type=count, default=2, metavar="N", help="how many ranks; default: 2")
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="how many seeds; default: 1")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="the first seed; 0 disturbs nothing; default: 0"
+    )
+    parser.add_argument(
+        "--cluster", default="local", metavar="NAME", help='machine whose wires are modelled, such as "trn2.48xlarge"'
+    )
+    parser.add_argument(
+        "--faults", default="", metavar="WHICH", help="kinds of faults that seeds draw, or faults as data"
+    )
+    parser.add_argument("--same", action="store_true", help="fail unless all ranks end with the same weights")
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds, real ones, that a run may take; default: 60",
+    )
+    parser.add_argument("--trace", metavar="FILE", help="write the operations of the first seed there, a line each")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what the ranks print")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; 1 if a seed fails."""
+    from ..testing import Ranks, RanksFailed
+
+    began_s = time.perf_counter()
+    try:
+        run = Ranks().program(
+            args.program, args.arguments, ranks=args.ranks, seeds=args.seeds, seed=args.seed, cluster=args.cluster,
+            faults=args.faults or (), real_timeout_s=args.timeout,
+        )  # fmt: skip
+    except RanksFailed as failed:
+        print(f"{args.program} is wrong with {failed.run.size} ranks, seed {failed.run.seed}\n{failed}")
+        return 1
+    if args.trace:
+        try:
+            with open(args.trace, "w", encoding="utf-8") as file:
+                file.write(run.trace)
+        except OSError as error:
+            raise UsageError(f"trace: cannot write {args.trace}: {error.strerror}") from None
+    if args.verbose:
+        for rank, text in enumerate(run.output):
+            sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())
+    same = run.same() if args.same else None
+    if same is not None and not same:
+        print(f"{args.program} is wrong with {run.size} ranks: {same.problem}")
+        return 1
+    took_s = time.perf_counter() - began_s
+    seeds = f"{args.seeds} seeds" if args.seeds > 1 else "1 seed"
+    print(
+        f"{args.program} is well with {run.size} ranks and {seeds}: {len(run.record.issues)} operations, "
+        f"{run.exposed:.0%} of the time exposed, {run.sent_bytes:,} bytes sent by a rank ({took_s:.1f} s)"
+    )
+    return 0

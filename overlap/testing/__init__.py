@@ -1,0 +1,33 @@
+"""Distributed programs as tests: many ranks in one process, in virtual time, in an order that a seed decides.
+
+In a test of pytest::
+
+    @pytest.mark.ranks(64, cluster="trn2.48xlarge x4")
+    async def test_loop(rank): ...
+
+    def test_ddp(ranks):
+        run = ranks.program("train.py", ranks=8, args=["--steps", "5"])
+        assert run.same("model weights") and run.exposed < 0.05
+"""
+
+# The map of this room:
+#
+#   pytest_overlap  (beside the packages) the plugin of pytest, which loads this room when a test uses it
+#   ranks        Ranks: the fixture; run_marked: the marker
+#   run          Run: the result of many ranks, and what a test asks it
+#   running      a setting becomes a run; seeds are tried, and a failing one is made smaller
+#   judging      from the error of a run to verdicts;  verdict: why it stalled or mismatched;  survived: the static pass
+#   record       every operation of every rank, as data
+#   faults       faults as data, drawn or written down;  world: the simulated world that records, and suffers them
+#   threads      a rank whose program is plain code: its thread, and the baton
+#   views        the process as each rank sees it
+#   programs     programs and functions that use torch.distributed;  pytorch: the torch of each rank
+#   watch        what PyTorch does in a rank: prices, buffers in flight, memory, weights
+
+from .faults import Fault
+from .ranks import Ranks, run_marked
+from .record import Issue, Record
+from .run import Answer, RanksFailed, Run
+from .verdict import Verdict
+
+__all__ = ["Answer", "Fault", "Issue", "Ranks", "RanksFailed", "Record", "Run", "Verdict", "run_marked"]

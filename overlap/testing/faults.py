@@ -1,0 +1,201 @@
+"""Faults of a test as data: which rank, what happens to it, and when; drawn from a seed, or written down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..runtime.operation import Operation
+from ..simulation.faults import Fate, Fates, Faults
+
+KINDS = {
+    "die": "the rank is gone; the others hear of it after 0.1 s",
+    "stop": "the rank stops for ever, and nobody hears of it",
+    "slow": "the computes of the rank take `by` times as long",
+    "late": "the rank's part in one operation arrives `by` seconds late",
+    "slow_link": "every operation of the rank arrives `by` seconds late",
+    "cut": "the rank's part in one operation never arrives; after 15 s the rank is given up",
+    "flip": "one bit of what the rank sends is flipped",
+    "disk": "the rank's disk is full: writing a file raises OSError from then on",
+    "signal": "the rank gets SIGTERM",
+}
+"""Kinds of faults, and what they do."""
+
+_DEFAULT_BY = {"slow": 10.0, "late": 0.5, "slow_link": 0.01}
+_TEXT = re.compile(r"(\w+)\((.*?)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault.
+
+    Its text, such as "die(rank=1, at=3)", can be passed to a test.
+    """
+
+    kind: str  # One of `KINDS`
+    rank: int
+    at: int = 0  # Before which of the rank's operations (and computes of `rank.compute`), from 0
+    by: float | None = None  # How much, for kinds that have an amount
+    step: int | None = None  # Instead of `at`: before the first operation of this step
+
+    def __post_init__(self) -> None:
+        check_kind(self.kind)
+
+    def __str__(self) -> str:
+        when = f"step={self.step}" if self.step is not None else f"at={self.at}"
+        by = f", by={self.by:g}" if self.by is not None else ""
+        return f"{self.kind}(rank={self.rank}, {when}{by})"
+
+    @property
+    def amount(self) -> float:
+        """How much, as given or by default."""
+        return self.by if self.by is not None else _DEFAULT_BY.get(self.kind, 0.0)
+
+
+def check_kind(kind: str) -> None:
+    """Refuse unknown kinds of faults."""
+    if kind not in KINDS:
+        raise UsageError(f"faults: {kind!r} is unknown; known are {', '.join(KINDS)}")
+
+
+def parse(text: str) -> tuple[Fault, ...]:
+    """Read faults from a text such as "die(rank=1, at=3), late(rank=0, at=2, by=0.5)".
+
+    Raises:
+        UsageError: If it reads as none.
+    """
+    found = []
+    for kind, arguments in _TEXT.findall(text):
+        told: dict[str, Any] = {}
+        for part in filter(None, (each.strip() for each in arguments.split(","))):
+            name, _, value = part.partition("=")
+            if name.strip() not in ("rank", "at", "by", "step"):
+                raise UsageError(f"faults: {kind} has no {name.strip()!r}; it takes rank, at, step and by")
+            try:
+                told[name.strip()] = float(value) if name.strip() == "by" else int(value)
+            except ValueError:
+                raise UsageError(f"faults: {name.strip()} of {kind} should be a number, got {value!r}") from None
+        if "rank" not in told:
+            raise UsageError(f"faults: {kind} needs a rank, as in {kind}(rank=0)")
+        found.append(Fault(kind=kind, **told))
+    if not found or _TEXT.sub("", text).strip(" ,"):
+        raise UsageError(f'faults: expected faults such as "die(rank=1, at=3)", got {text!r}')
+    return tuple(found)
+
+
+def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault, ...]:
+    """Draw one or two faults.
+
+    Args:
+        seed: Decides everything.
+        kinds: To choose from.
+        counts: How many operations each rank issues in a run without faults.
+    """
+    chance = Random(f"faults {seed}")
+    found = []
+    for _ in range(chance.choice((1, 1, 2))):
+        rank = chance.randrange(len(counts))
+        found.append(Fault(kind=chance.choice(list(kinds)), rank=rank, at=chance.randrange(max(1, counts[rank]))))
+    return tuple(found)
+
+
+class Plan(Fates):
+    """The fates of one run: planned faults, and by the seed how fast ranks are and in which order they take turns.
+
+    Args:
+        seed: 0 for ranks that are equally fast and take turns in their order.
+        faults: What happens besides.
+
+    Attributes:
+        planned: As given.
+        happened: Those that have happened.
+        full: Ranks whose disk is full.
+        on_signal: Called with a rank that gets a signal.
+    """
+
+    def __init__(self, seed: int, faults: Iterable[Fault] = ()) -> None:
+        super().__init__(_disturbances(seed))
+        self.planned = tuple(faults)
+        self.happened: list[Fault] = []
+        self.full: set[int] = set()
+        self.on_signal: Callable[[int], None] = _nobody
+        self.on_stop: Callable[[Operation], None] = _nobody
+        self._chosen_by = seed
+        self._seen: dict[int, int] = {}
+
+    def _now(self, rank: int, step: int | None) -> list[Fault]:
+        """Return the faults that are due at what the rank does next."""
+        number = self._done[rank]
+        due = []
+        for fault in self.planned:
+            if fault.rank != rank or fault in self.happened:
+                continue
+            if (fault.step is None and number >= fault.at) or (
+                fault.step is not None and step is not None and step >= fault.step
+            ):
+                self.happened.append(fault)
+                due.append(fault)
+        return due
+
+    def arriving(self, operation: Operation) -> bool:
+        """Let faults happen to an operation that is about to arrive; False: it must not."""
+        rank = operation.context.rank
+        due = self._now(rank, operation.context.step)
+        self._due = due
+        for fault in due:
+            if fault.kind == "flip":
+                _flip(operation)
+            elif fault.kind == "disk":
+                self.full.add(rank)
+            elif fault.kind == "signal":
+                self.on_signal(rank)
+            elif fault.kind == "stop":
+                self.dead.add(rank)
+                self.on_stop(operation)
+                return False
+        return True
+
+    _due: Sequence[Fault] = ()
+
+    def next(self, rank: int) -> Fate:
+        """Return what becomes of the next thing that a rank does."""
+        drawn = super().next(rank)
+        due, self._due = self._due, ()
+        late_s = sum(fault.amount for fault in due if fault.kind == "late")
+        late_s += sum(f.amount for f in self.happened if f.kind == "slow_link" and f.rank == rank)
+        kinds = {fault.kind for fault in due}
+        return Fate(
+            late_ns=drawn.late_ns + round(late_s * 1e9), lost="cut" in kinds, dies_at=0.25 if "die" in kinds else None
+        )
+
+    def slow_ns(self, rank: int, cost_ns: int) -> int:
+        """Return the time of a compute on a rank, by the seed and by faults."""
+        for fault in self.planned:
+            if fault.kind == "slow" and fault.rank == rank and self._done[rank] >= fault.at:
+                cost_ns = round(cost_ns * fault.amount)
+        return super().slow_ns(rank, cost_ns)
+
+
+def _disturbances(seed: int) -> Faults:
+    if seed == 0:
+        return Faults(delay=0.0, loss=0.0, death=0.0, slow=0.0, reorder=False)
+    # a rank's speed is its priority: a rank that is a hundred times slower goes on when all others are blocked
+    return Faults(seed=seed, loss=0.0, death=0.0, delay_s=1e-3)
+
+
+def _flip(operation: Operation) -> None:
+    """Flip the highest bit but one of the middle element, if the operation sends any data."""
+    data = operation.input
+    if isinstance(data, np.ndarray) and data.size and data.flags.writeable and data.flags.c_contiguous:
+        raw = data.reshape(-1).view(np.uint8)
+        raw[(data.size // 2 + 1) * data.itemsize - 1 if data.size > 1 else -1] ^= 0x40
+
+
+def _nobody(_: Any) -> None:
+    """Nobody listens."""

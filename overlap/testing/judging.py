@@ -1,0 +1,82 @@
+"""From the end of a world to verdicts: which error it was, and what the record says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..diagnostics import only, where
+from ..errors import (
+    CollectiveMismatchError,
+    DeadlineError,
+    PeerLostError,
+    RankFailedError,
+    RankLeftError,
+    StallError,
+    in_one_line,
+)
+from . import survived
+from .record import Record
+from .threads import RealTimeError
+from .verdict import Verdict, why_mismatched, why_stalled
+
+
+def judge(
+    record: Record, error: BaseException | None, *, synchronised: bool = False, shared_order: bool = False
+) -> list[Verdict]:
+    """Return what is wrong with a program, the cause first.
+
+    Args:
+        record: Of its run.
+        error: That has ended the run.
+        synchronised: Whether the program says that its ranks have the same weights, as DistributedDataParallel does.
+        shared_order: Whether the operations of all groups need one order, as those of a GPU do.
+    """
+    found = [] if error is None else [_ended(record, error)]
+    whole = {rank for rank, how in record.left.items() if not how}
+    checks = [survived.groups(record, whole), survived.touches(record), survived.gradients(record)]
+    if shared_order and not any(verdict.kind == "order inversion" for verdict in found):
+        checks.append(survived.inversion(record))
+    if synchronised:
+        checks.append(survived.weights(record))
+    if error is None:
+        checks.append(survived.leaks(record))
+    others = [verdict for verdict in checks if verdict is not None]
+    first = [verdict for verdict in others if verdict.kind in ("group of some", "buffer in flight")]
+    if error is not None and found[0].kind in ("deadline", "stall", "skipped collective") and first:
+        return [first[0], *found, *(each for each in others if each is not first[0])]  # the cause of the stall
+    return [*found, *others]
+
+
+def _ended(record: Record, error: BaseException) -> Verdict:
+    """Return why a run ended."""
+    cause = error.cause if isinstance(error, RankFailedError) else error
+    rank = error.rank if isinstance(error, RankFailedError) else -1
+    chain = list(_causes(cause))
+    for each in chain:
+        if isinstance(each, CollectiveMismatchError):
+            told = why_mismatched(record, each.group, each.seq, each.ranks)
+            return told or Verdict(kind="mismatch", text=str(each), ranks=each.ranks, lines=each.call_sites)
+        if isinstance(each, RealTimeError):
+            return Verdict(kind="never ends", text=str(each), ranks=(rank,) if rank >= 0 else ())
+        if isinstance(each, PeerLostError):
+            return Verdict(kind="rank lost", text=str(each), ranks=(each.culprit,))
+        if isinstance(each, (StallError, RankLeftError, DeadlineError)):
+            told = why_stalled(record)
+            if told is not None:
+                return told
+            kind = "stall" if not isinstance(each, DeadlineError) else "deadline"
+            return Verdict(kind=kind, text=str(each), ranks=(rank,) if rank >= 0 else ())
+    place = where(chain[-1]) or where(cause)
+    line = place.removeprefix(" at ")
+    return Verdict(
+        kind="crash", text=f"rank {rank} failed{place}: {in_one_line(only(cause))}", ranks=(rank,),
+        lines=(line,) if line else (),
+    )  # fmt: skip
+
+
+def _causes(error: BaseException) -> Iterable[BaseException]:
+    """Yield an error, and the errors that it came from."""
+    found: BaseException | None = only(error)
+    while found is not None:
+        yield found
+        found = found.__cause__

@@ -1,0 +1,365 @@
+"""Programs that use `torch.distributed`, unchanged, with many ranks in this process: files, modules' functions."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.cuda.nccl
+import torch.multiprocessing
+
+from ..errors import OverlapError, UsageError
+from ..runtime.rank import Rank
+from ..torch.tensors import view_of
+from . import pytorch
+from .judging import judge
+from .record import Record
+from .run import Run
+from .running import Setting, finished, live
+from .threads import RankThread
+from .verdict import Verdict
+from .views import RankView, process_restored
+from .watch import Cost, Models, Watch, fixed_cost, watching
+from .world import TestedBackend
+
+if TYPE_CHECKING:
+    from ..runtime.world import World
+
+# Communication that we cannot see: its ranks would be those of this one process.
+_FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", "oneccl_bindings_for_pytorch": "oneCCL"}
+
+
+class ProgramExit(OverlapError):
+    """A program has called `sys.exit` with a code that says it has failed."""
+
+
+class Program:
+    """A program for many ranks.
+
+    Args:
+        body: Runs the program of one rank, given what the rank sees of the process.
+        argv: Its name and arguments.
+        setting: Of the run.
+        folder: Modules that are loaded from it are each rank's own.
+    """
+
+    def __init__(
+        self, body: Callable[[RankView], Any], argv: Sequence[str], setting: Setting, folder: str | None = None
+    ) -> None:
+        self._body, self._argv, self._setting, self._folder = body, list(argv), setting, folder
+        self._cost, self._measured = _cost(setting.cost)
+        self._threads: dict[int, RankThread[Any]] = {}
+        self._watches: dict[RankThread[Any], tuple[Watch | None, Models]] = {}
+        self._store: dict[str, bytes] = {}
+        self._views: list[RankView] = []
+        self._handlers: dict[int, Any] = {}
+
+    def run(self, line: str) -> Run:
+        """Run it, and return the result with its verdicts."""
+        with ExitStack() as stack:
+            stack.enter_context(process_restored())
+            stack.enter_context(pytorch.torch_of_ranks())
+            stack.enter_context(watching(self._watch_here))
+            stack.enter_context(_guarded(self))
+            if self._folder is not None:
+                sys.path.insert(0, self._folder)
+            until_s = time.monotonic() + self._setting.real_timeout_s
+            lived = live(self._setting, lambda clock, world: self._prepare(clock, world, until_s))
+            run = finished(lived, self._setting, line)
+            run.output = [view.output.getvalue() for view in self._views]
+            models = [models for _, models in self._watches.values()]
+            run.weights = [_arrays(each) for each in models]
+            synchronised = any(each.synchronised for each in models)
+        found = judge(lived.record, lived.error, synchronised=synchronised, shared_order=True)
+        found += _unsaid(found, lived.record)
+        run.verdicts = [_helped(each) for each in found if each.kind not in self._setting.allow]
+        return run
+
+    def _prepare(self, clock: TestedBackend, world: World, until_s: float) -> Callable[..., Awaitable[Any]]:
+        record, plan = clock.record, clock.plan
+        plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._signalled(rank))
+        self._plan = plan
+        self._views = [
+            RankView(
+                rank, world.size, argv=self._argv, seed=self._setting.seed, folder=self._folder,
+                more=[pytorch.exchange],
+            )
+            for rank in range(world.size)
+        ]  # fmt: skip
+        standing = world.deadlock
+
+        def stalled() -> None:
+            self._note_places(record)
+            standing()
+
+        clock.kernel.on_stall = stalled
+
+        async def life(rank: Rank) -> Any:
+            def compute_ns(cost_ns: int) -> int:
+                return plan.slow_ns(rank.rank, cost_ns)
+
+            thread: RankThread[Any] = RankThread(
+                rank, clock.kernel, self._views[rank.rank], lambda thread: self._live(thread, clock),
+                until_s=until_s, compute_ns=compute_ns, measured=self._measured,
+            )  # fmt: skip
+            self._threads[rank.rank] = thread
+            return await thread.live()
+
+        return life
+
+    def _live(self, thread: RankThread[Any], clock: TestedBackend) -> Any:
+        """Run the program of one rank, in its thread."""
+        record, number = clock.record, thread.rank.rank
+        assert clock.shared is not None
+        models = Models(number, record)
+        watch = Watch(thread, record, self._cost)
+        mine = pytorch.enter(thread, self._store, record, clock.shared, watch, models)
+        self._watches[thread] = watch, models
+        before = set(threading.enumerate())
+        try:
+            with watch:
+                result = self._body(self._views[number])
+            mine.end()
+        except SystemExit as left:
+            if left.code not in (None, 0):
+                raise ProgramExit(f"the program called sys.exit({left.code!r})") from None
+            record.left[number] = "called sys.exit()"
+            return None
+        record.left.setdefault(number, "")
+        self._note_leaks(number, record, before)
+        return result
+
+    def _note_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
+        ranks = {thread._thread for thread in self._threads.values()}
+        for thread in set(threading.enumerate()) - before - ranks:
+            if not thread.daemon:
+                record.leaks.append((number, f"has left a thread running: {thread.name}"))
+
+    def _note_places(self, record: Record) -> None:
+        for number, thread in self._threads.items():
+            if number not in record.left:
+                record.places[number] = thread.place()
+
+    def _watch_here(self) -> tuple[Watch | None, Models] | None:
+        here = RankThread.here()
+        return None if here is None else self._watches.get(here)
+
+    def _signalled(self, rank: int) -> None:
+        handler = self._handlers.get(rank, signal.SIG_DFL)
+        if callable(handler):
+            handler(signal.SIGTERM, sys._getframe())
+        elif handler is not signal.SIG_IGN:
+            raise ProgramExit("the rank was ended by SIGTERM, which its program does not handle")
+
+    def handle(self, rank: int, handler: Any) -> Any:
+        """Take in a rank's handler of SIGTERM, and return the one before."""
+        before = self._handlers.get(rank, signal.SIG_DFL)
+        self._handlers[rank] = handler
+        return before
+
+    def is_full(self, rank: int) -> bool:
+        """Whether the disk of a rank is full."""
+        return rank in self._plan.full
+
+
+def of_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> Program:
+    """Return the program in a file.
+
+    Raises:
+        UsageError: If there is no such file, or it is no Python.
+    """
+    file = Path(path).absolute()
+    try:
+        code = compile(file.read_bytes(), str(file), "exec")
+    except OSError as error:
+        raise UsageError(f"program: cannot read {path}: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"program: {path} is no Python program: {error}") from None
+    return Program(
+        lambda view: _execute(code, str(file), view), [str(path), *map(str, args)], setting, f"{file.parent}{os.sep}"
+    )
+
+
+def _execute(code: CodeType, file: str, view: RankView) -> None:
+    view.main.__file__ = file
+    exec(code, view.main.__dict__)  # a program of the user, as `python FILE` runs it
+
+
+def of_function(function: Callable[..., Any], args: Sequence[object], setting: Setting) -> Program:
+    """Return a program that calls a function."""
+    if not callable(function):
+        raise UsageError(f"function: expected a function, got {function!r}")
+    return Program(lambda view: function(*args), sys.argv, setting)
+
+
+def _cost(asked: Any) -> tuple[Cost | None, bool]:
+    """Read prices of functions; whether computes take what they took."""
+    if asked == "fixed":
+        return fixed_cost, False
+    if asked == "measured":
+        return None, True
+    if isinstance(asked, dict):
+        return (lambda name, nbytes, flops: float(asked.get(name, 0.0))), False
+    if callable(asked):
+        return asked, False
+    raise UsageError(f'cost: expected "fixed", "measured", a table of seconds by name, or a function, got {asked!r}')
+
+
+def _arrays(models: Models) -> dict[str, Any]:
+    found = {}
+    for name, tensor in models.weights().items():
+        try:
+            found[name] = np.array(view_of(tensor.contiguous()))
+        except ValueError:  # of a type that has no array
+            continue
+    return found
+
+
+def _unsaid(found: list[Verdict], record: Record) -> list[Verdict]:
+    """Return a verdict on a program that did not communicate: a test of it tests nothing."""
+    if found or record.issues or record.size == 1:
+        return []
+    return [
+        Verdict(
+            kind="no communication",
+            text="the program has ended, and no rank has issued any operation: does it call init_process_group, and "
+            "does it run under `if __name__ == \"__main__\"`?",
+        )
+    ]  # fmt: skip
+
+
+def _helped(verdict: Verdict) -> Verdict:
+    """Add what to do to a verdict on what tests cannot do."""
+    if verdict.kind == "crash" and ("CUDA" in verdict.text or "NVIDIA" in verdict.text):
+        text = f"{verdict.text}; in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available()"
+        return Verdict(kind=verdict.kind, text=text, ranks=verdict.ranks, lines=verdict.lines)
+    return verdict
+
+
+# -- what programs do to their process -------------------------------------------------------------------------------
+
+
+class _Refusing(MetaPathFinder):
+    """Refuses communication that is not PyTorch's."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Raise for a module that communicates."""
+        if name in _FOREIGN and RankThread.here() is not None:
+            raise UsageError(
+                f"ranks: the program communicates by {_FOREIGN[name]}, whose ranks are processes; in a test only "
+                "torch.distributed can have many ranks in one process"
+            )
+        return None
+
+
+@contextmanager
+def _guarded(program: Program) -> Iterator[None]:
+    """Answer or refuse what a program does to its process in the threads of ranks."""
+    finder = _Refusing()
+    put = _Patches()
+    put(os, "fork", _refuse_fork)
+    put(builtins, "open", _opening(program))
+    put(io, "open", _opening(program))
+    put(torch, "save", _saving(program))
+    put(signal, "signal", _handling(program))
+    put(torch.multiprocessing, "spawn", _spawned)
+    put(torch.cuda, "is_available", lambda original: False)
+    put(torch.cuda.nccl, "version", lambda original: (0, 0, 0))
+    put(time, "sleep", _sleeping)
+    with put.stack:
+        sys.meta_path.insert(0, finder)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(finder)
+
+
+class _Patches:
+    """Functions that are replaced in the threads of ranks."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+
+    def __call__(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **more: Any) -> Any:
+            if RankThread.here() is None:
+                return original(*args, **more)
+            return replacement(original, *args, **more)
+
+        call.__name__, call.__doc__ = name, original.__doc__
+        self.stack.enter_context(patch.object(owner, name, call))
+
+
+def _refuse_fork(original: Callable[..., Any]) -> int:
+    raise UsageError(
+        "ranks: the program forks, and a fork of this process would have all ranks; load data in the program's own "
+        "process (num_workers=0)"
+    )
+
+
+def _sleeping(original: Callable[[float], None], seconds: float) -> None:
+    here = RankThread.here()
+    assert here is not None
+    here.sleep(seconds)
+
+
+def _opening(program: Program) -> Callable[..., Any]:
+    def opened(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
+        _check_disk(program, any(letter in mode for letter in "wax+"), file)
+        return original(file, mode, *args, **more)
+
+    return opened
+
+
+def _saving(program: Program) -> Callable[..., Any]:
+    def saved(original: Callable[..., Any], value: Any, file: Any, *args: Any, **more: Any) -> Any:
+        _check_disk(program, True, file)
+        return original(value, file, *args, **more)
+
+    return saved
+
+
+def _check_disk(program: Program, writes: bool, file: Any) -> None:
+    here = RankThread.here()
+    if writes and here is not None and program.is_full(here.rank.rank):
+        raise OSError(errno.ENOSPC, "No space left on device (a fault of this test)", str(file))
+
+
+def _handling(program: Program) -> Callable[..., Any]:
+    def handled(original: Callable[..., Any], number: int, handler: Any) -> Any:
+        here = RankThread.here()
+        assert here is not None
+        return program.handle(here.rank.rank, handler) if number == signal.SIGTERM else None
+
+    return handled
+
+
+def _spawned(
+    original: Callable[..., Any], fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, **more: Any
+) -> None:
+    here = RankThread.here()
+    assert here is not None
+    if nprocs != here.rank.world_size:
+        raise UsageError(
+            f"ranks: the program spawns {nprocs} processes, and the test has {here.rank.world_size} ranks; pass "
+            f"ranks={nprocs}"
+        )
+    fn(here.rank.rank, *args)  # every rank of the test has come here: each becomes one of the processes

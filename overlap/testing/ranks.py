@@ -1,0 +1,254 @@
+"""Ranks: runs programs and functions with many ranks in this process; and tests that are marked with `ranks`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..version import install_command
+from .run import Answer, RanksFailed, Run, whole_weights
+from .running import Setting, explore, run_async, settled
+
+if TYPE_CHECKING:
+    from .programs import Program
+
+# Longest that processes of a marked test may take, in seconds.
+_PROCESSES_S = 300
+
+
+class Ranks:
+    """Runs distributed programs in this process; the fixture `ranks` of pytest is one.
+
+    Args:
+        folder: Where programs with relative names are; by default the current one.
+        defaults: Settings of all its runs, such as `ranks=8`; see `program`.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, **defaults: Any) -> None:
+        self._folder, self._defaults = Path(folder or "."), defaults
+        settled(defaults)
+
+    def program(
+        self, path: str | os.PathLike[str], args: Sequence[str] = (), *, check: bool = True, **setting: Any
+    ) -> Run:
+        """Run an unchanged program that uses `torch.distributed` on every rank, and return the result of the run.
+
+        Each rank is a thread, one of which runs at a time, and finds what torchrun would give its process: `RANK`,
+        `WORLD_SIZE`, arguments, a `__main__` and random numbers of its own. Computes take virtual time by their bytes
+        and flops, operations what the model says of the cluster.
+
+        Args:
+            path: Of the program; relative to the test's file, or to the current folder.
+            args: Its arguments.
+            check: Whether to raise if anything is wrong; else ask `run.verdict`.
+            setting: `ranks`, `cluster`, `seed`; `seeds` to try so many; `faults`, such as "die(rank=1, at=3)", or
+                kinds that seeds draw from, such as "die, late"; `timeout_s` (virtual) and `real_timeout_s`; `cost` of
+                PyTorch's functions: "fixed", "measured", a table of seconds by name, or a function; `clock`, an
+                `overlap.Virtual`; `allow`, kinds of verdicts that are no failures.
+
+        Returns:
+            The run; of several seeds that of the first.
+
+        Raises:
+            RanksFailed: If the program is wrong: with ranks, operations and lines, and the line that repeats it.
+            UsageError: For arguments that cannot be meant.
+        """
+        __tracebackhide__ = True
+        found = self._found(path)
+
+        def make(chosen: Setting) -> Program:
+            from .programs import of_file
+
+            return of_file(found, args, chosen)
+
+        shown = f", args={[str(each) for each in args]}" if args else ""
+        return self._run(make, f'ranks.program("{path}"{shown}, ', setting, check)
+
+    def function(self, function: Callable[..., Any], *args: object, check: bool = True, **setting: Any) -> Run:
+        """Call a function that uses `torch.distributed` on every rank; `run.results` has what it returns.
+
+        Arguments and modules are the same objects on all ranks. Otherwise like `program`.
+        """
+        __tracebackhide__ = True
+
+        def make(chosen: Setting) -> Program:
+            from .programs import of_function
+
+            return of_function(function, args, chosen)
+
+        name = getattr(function, "__name__", "function")
+        return self._run(make, f"ranks.function({name}, ", setting, check)
+
+    def run(self, main: Callable[..., Awaitable[Any]], *, check: bool = True, **setting: Any) -> Run:
+        """Run an async function of a `rank` on every rank, as `overlap.run` does, in virtual time."""
+        __tracebackhide__ = True
+        chosen, seeds, kinds = settled({**self._defaults, **setting})
+        line = f"ranks.run({getattr(main, '__name__', 'main')}, "
+        return _tried(partial(_with_line, partial(run_async, main), line), chosen, seeds, kinds, check)
+
+    def repeats(self, run: Callable[..., Run], *, seeds: int = 20) -> Answer:
+        """Return whether a run has the same weights or results with so many seeds.
+
+        Args:
+            run: Makes the run of one seed, such as `lambda seed: ranks.program("train.py", ranks=4, seed=seed)`.
+            seeds: How many.
+        """
+        first = run(seed=0)
+        for seed in range(1, seeds):
+            other = run(seed=seed)
+            answer = first.equals(other) if whole_weights(first.weights) else _same_results(first, other)
+            if not answer:
+                return Answer(f"seed {seed}: {answer.problem}")
+        return Answer()
+
+    def _run(self, make: Callable[[Setting], Program], line: str, setting: Mapping[str, Any], check: bool) -> Run:
+        __tracebackhide__ = True
+        chosen, seeds, kinds = settled({**self._defaults, **setting})
+        _check_torch()
+
+        def once(each: Setting, told: str) -> Run:
+            return make(each).run(told)
+
+        return _tried(partial(_with_line, lambda each, line: once(each, line), line), chosen, seeds, kinds, check)
+
+    def _found(self, path: str | os.PathLike[str]) -> Path:
+        beside = self._folder / path
+        return beside if beside.exists() else Path(path)
+
+
+def _with_line(make: Callable[..., Run], line: str, setting: Setting) -> Run:
+    return make(setting, line=f"{line}{setting.told})")
+
+
+def _tried(make: Callable[[Setting], Run], setting: Setting, seeds: int, kinds: tuple[str, ...], check: bool) -> Run:
+    __tracebackhide__ = True
+    if check and (seeds > 1 or kinds):
+        return explore(make, setting, seeds=seeds, kinds=kinds)[0]
+    run = make(setting)
+    if check:
+        run.check()
+    return run
+
+
+def _same_results(first: Run, other: Run) -> Answer:
+    joined = Run(size=2, record=first.record, results=[first.results, other.results])
+    return joined.same("results")
+
+
+def _check_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise UsageError(f"ranks: programs and functions need PyTorch: {install_command('torch')}") from None
+
+
+# -- the marker ------------------------------------------------------------------------------------------------------
+
+
+def run_marked(
+    function: Callable[..., Awaitable[Any]],
+    fixtures: Mapping[str, object],
+    settings: Mapping[str, Any],
+    *,
+    takes_rank: bool,
+    path: Path,
+) -> None:
+    """Run a marked test function on every rank.
+
+    Args:
+        function: Of the test.
+        fixtures: Its arguments but `rank`; the same objects on all ranks.
+        settings: As the marker has them.
+        takes_rank: Whether it asks for `rank`.
+        path: Of its file.
+
+    Raises:
+        UsageError: If the marker cannot be meant.
+        RanksFailed: If the program is wrong. An assertion that fails on a rank is raised as it is.
+    """
+    told = dict(settings)
+    clock = told.pop("clock", "virtual")
+    if not takes_rank:
+        raise UsageError(f"ranks: the test function {function.__name__} should take `rank`, its place among the ranks")
+    if clock == "virtual" or not isinstance(clock, (str, int)):
+        _virtually(function, fixtures, told if clock == "virtual" else {**told, "clock": clock})
+    elif clock == "real":
+        from ..front import run
+
+        setting, *_ = settled(told)
+        run(
+            partial(_given, function, fixtures),
+            ranks=setting.ranks,
+            cluster=setting.cluster,
+            timeout_s=setting.real_timeout_s,
+        )
+    elif isinstance(clock, int) and not isinstance(clock, bool) and clock > 0:
+        setting, *_ = settled(told)
+        _in_processes(function, fixtures, setting, clock, path)
+    else:
+        raise UsageError(f'clock: expected "virtual", "real" or a number of processes, got {clock!r}')
+
+
+async def _given(function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], rank: Any) -> Any:
+    return await function(rank=rank, **fixtures)
+
+
+def _virtually(
+    function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], told: Mapping[str, Any]
+) -> None:
+    setting, seeds, kinds = settled(dict(told))
+    run = partial(_with_line, partial(run_async, partial(_given, function, fixtures)), "@pytest.mark.ranks(")
+    try:
+        _tried(run, setting, seeds, kinds, True)
+    except RanksFailed as failed:
+        own = failed.run.own_error
+        if own is None:
+            raise
+        own.add_note(str(failed))
+        raise own from None
+
+
+def _in_processes(
+    function: Callable[..., Awaitable[Any]],
+    fixtures: Mapping[str, object],
+    setting: Setting,
+    processes: int,
+    path: Path,
+) -> None:
+    """Run the test in processes of their own, joined by the wires of this machine."""
+    if fixtures:
+        raise UsageError(f"ranks: in processes a test takes only `rank`; it cannot be given {', '.join(fixtures)}")
+    size = setting.ranks or processes
+    if size % processes:
+        raise UsageError(f"ranks: {processes} processes cannot have equal shares of {size} ranks")
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "marked.py"
+        program.write_text(_PROGRAM.format(path=str(path), name=function.__name__))
+        command = [sys.executable, "-m", "overlap", "run", "--nnodes", str(processes), "--nproc-per-node"]
+        done = subprocess.run(
+            [*command, str(size // processes), str(program)],
+            capture_output=True,
+            text=True,
+            timeout=_PROCESSES_S,
+            check=False,
+        )
+    if done.returncode:
+        raise AssertionError(f"in {processes} processes:\n{done.stdout}{done.stderr}")
+
+
+_PROGRAM = """\
+import importlib.util
+import overlap
+
+spec = importlib.util.spec_from_file_location("marked_test", {path!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+overlap.run(module.{name})
+"""

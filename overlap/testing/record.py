@@ -1,0 +1,111 @@
+"""Record of a run: every operation that a rank has issued, in order, with the line that did it. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True)
+class Issue:
+    """One operation of one rank."""
+
+    rank: int
+    index: int  # Its number among the operations of its rank
+    op: str  # Such as "all_reduce"; "send" and "recv" are messages
+    what: str  # The call as ranks must agree on it, such as "all_reduce(sum, float32 (4,))"
+    group: str  # Name of the group
+    members: tuple[int, ...]  # World ranks of the group; of a message its sender and its receiver
+    key: str  # Tells groups and streams of one name apart; the same on every rank
+    seq: int  # Its number among the operations of its group and stream
+    line: str  # "file.py:41"
+    issued_ns: int
+    nbytes: int = 0
+    tag: int = 0  # Of messages
+    peer: int | None = None  # World rank of the other end of a message; None is any source
+    ended_ns: int | None = None  # None: it never ended
+    failed: bool = False
+    waited_ns: int | None = None  # When its program had waited for it; None: it never did
+    awaited: bool = False  # Whether its program waits for it, or has
+    randomness: str = ""  # Digest of the state of the rank's random numbers
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it never came to a good end."""
+        return self.ended_ns is None or self.failed
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is one end of a message."""
+        return self.op in ("send", "recv")
+
+    @property
+    def label(self) -> str:
+        """Its name in messages, such as "all_reduce #3 on group 'dp'"."""
+        if not self.is_message:
+            return f"{self.op} #{self.seq} on group '{self.group}'"
+        towards = "to" if self.op == "send" else "from"
+        peer = "any rank" if self.peer is None else f"rank {self.peer}"
+        return f"{self.op} {towards} {peer}" + (f" with tag {self.tag}" if self.tag else "")
+
+    @property
+    def told(self) -> str:
+        """Its name and line."""
+        return f"{self.label} ({self.line})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A group that a rank has made, or helped to make without being in it."""
+
+    rank: int
+    ranks: tuple[int, ...]
+    line: str
+    alone: bool = False  # Ranks outside of the group need not help
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Digests of a rank's weights after one update; a weight of which ranks hold parts has its place in its name."""
+
+    rank: int
+    step: int
+    digests: dict[str, str]
+    without_gradient: tuple[str, ...] = ()
+    line: str = ""  # of the update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touch:
+    """A tensor that a program has used while an operation was under way."""
+
+    rank: int
+    issue: Issue
+    line: str
+    how: str  # "read" or "written"
+    by: str  # The function of PyTorch
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """All that was recorded of a run."""
+
+    size: int
+    issues: list[Issue] = field(default_factory=list)  # In the order in which they were issued
+    made: list[Made] = field(default_factory=list)
+    weights: list[Weights] = field(default_factory=list)
+    touches: list[Touch] = field(default_factory=list)
+    left: dict[int, str] = field(default_factory=dict)  # Ranks whose program has ended, and how: "" is well
+    places: dict[int, str] = field(default_factory=dict)  # Lines at which ranks stood when the run was ended
+    leaks: list[tuple[int, str]] = field(default_factory=list)  # By rank
+    peak_bytes: dict[int, int] = field(default_factory=dict)  # Memory of tensors, by rank
+
+    def of(self, rank: int) -> list[Issue]:
+        """Return the operations of a rank, in order."""
+        return [issue for issue in self.issues if issue.rank == rank]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the trace: one line for each operation, in order; the same seed gives the same text."""
+        for each in self.issues:
+            ended = "never" if each.ended_ns is None else "failed" if each.failed else f"{each.ended_ns}"
+            yield f"{each.issued_ns} rank {each.rank} {each.told} {each.what} {each.nbytes} B -> {ended}"

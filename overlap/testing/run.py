@@ -1,0 +1,261 @@
+"""Run: the result of many ranks in one process, and the questions that a test asks it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UsageError
+from ..timeline.measure.metrics import breakdowns
+from ..timeline.spans import Timeline
+from . import survived
+from .faults import Fault
+from .record import Record
+from .verdict import Verdict
+
+Weight = npt.NDArray[Any]
+
+# Lines of a difference between traces, and of a rank's output, that a failure shows.
+_SHOWN = 20
+
+
+class RanksFailed(AssertionError):
+    """A run has failed; says what is wrong, and how to repeat it.
+
+    Attributes:
+        run: The run.
+        verdict: What is wrong.
+    """
+
+    def __init__(self, run: Run, verdict: Verdict, *, more: str = "") -> None:
+        self.run, self.verdict = run, verdict
+        super().__init__("\n".join(filter(None, [str(verdict), more, _outputs(run, verdict), f"repeat: {run.line}"])))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer to a question of a test; false if there is something to say against it."""
+
+    problem: str = ""  # What is wrong, for people
+
+    def __bool__(self) -> bool:
+        return not self.problem
+
+    def __repr__(self) -> str:
+        return f"<no: {self.problem}>" if self.problem else "<yes>"
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The result of one run.
+
+    Attributes:
+        size: How many ranks there were.
+        seed: Decided the order of the ranks and their speeds; 0 is none.
+        faults: What was done to them.
+        results: What their programs have returned, by rank; empty if the run failed.
+        verdicts: What is wrong, the cause first; empty if all is well.
+        record: Every operation of every rank.
+        timeline: Every span in virtual time.
+        output: What each rank has printed.
+        weights: The weights of each rank at the end, by name.
+        error: The exception that ended the run, if one did.
+        line: The line that repeats it in a test.
+    """
+
+    size: int
+    record: Record
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+    results: list[Any] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    timeline: Timeline | None = None
+    output: list[str] = field(default_factory=list)
+    weights: list[dict[str, Weight]] = field(default_factory=list)
+    error: BaseException | None = None
+    line: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Run of {self.size} ranks, seed {self.seed}: {self.verdict or 'well'}>"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The cause of its failure; None if all is well."""
+        return self.verdicts[0] if self.verdicts else None
+
+    def check(self) -> None:
+        """Raise `RanksFailed` if anything is wrong."""
+        __tracebackhide__ = True
+        if self.verdicts:
+            more = "\n".join(f"also {verdict}" for verdict in self.verdicts[1:])
+            raise RanksFailed(self, self.verdicts[0], more=more) from self.own_error
+
+    @property
+    def own_error(self) -> BaseException | None:
+        """The exception that a rank's own program has raised, if that ended the run."""
+        own = self.verdicts and self.verdicts[0].kind == "crash"
+        return self.error.__cause__ if own and self.error is not None else None
+
+    # -- what a test asks --------------------------------------------------------------------------------------------
+
+    def same(self, what: str = "model weights") -> Answer:
+        """Return whether all ranks have the same weights at the end, bit by bit, or the same results.
+
+        Args:
+            what: "model weights", or "results" for what the programs return.
+        """
+        if what == "results":
+            return self._same_results()
+        if what != "model weights":
+            raise UsageError(f'same: expected "model weights" or "results", got {what!r}')
+        if not any(self.weights):
+            return Answer("no rank has made a model with weights")
+        differing = survived.weights(self.record)
+        if differing is not None:
+            return Answer(str(differing))
+        names = dict.fromkeys(name for rank in self.weights for name in rank)
+        for name in names:
+            answer = self._same_weight(name)
+            if not answer:
+                return answer
+        return Answer()
+
+    def _same_weight(self, name: str) -> Answer:
+        mine = {rank: weights[name] for rank, weights in enumerate(self.weights) if name in weights}
+        lacking = [rank for rank in range(self.size) if rank not in mine]
+        if lacking and " [part " not in name:
+            return Answer(f"rank {lacking[0]} has no weight '{name}', rank {next(iter(mine))} has")
+        first, value = next(iter(mine.items()))
+        for rank, other in mine.items():
+            if other.shape != value.shape or other.tobytes() != value.tobytes():
+                return Answer(f"'{name}' differs between ranks {first} and {rank}: {_difference(value, other)}")
+        return Answer()
+
+    def _same_results(self) -> Answer:
+        for rank, result in enumerate(self.results):
+            if not _equal(result, self.results[0]):
+                return Answer(f"rank {rank} returned {result!r}, rank 0 {self.results[0]!r}")
+        return Answer() if self.results else Answer("the run has no results: it failed")
+
+    def equals(self, other: Run, *, bound: float = 0.0) -> Answer:
+        """Return whether this run ends with the weights of another one, such as a run on one rank or in another layout.
+
+        Args:
+            other: The other run.
+            bound: Largest absolute difference of two elements; 0 means bit by bit.
+        """
+        mine, theirs = whole_weights(self.weights), whole_weights(other.weights)
+        if not mine or not theirs:
+            return Answer("one of the runs has no model with weights")
+        if set(mine) != set(theirs):
+            return Answer(f"one of the runs has no weight '{sorted(set(mine) ^ set(theirs))[0]}'")
+        for name, value in mine.items():
+            if value.shape != theirs[name].shape:
+                return Answer(f"'{name}' has shape {value.shape} here and {theirs[name].shape} there")
+            if bound == 0.0 and value.tobytes() == theirs[name].tobytes():
+                continue
+            most = float(np.abs(value.astype(np.float64) - theirs[name].astype(np.float64)).max(initial=0.0))
+            if bound == 0.0 or not most <= bound:
+                return Answer(f"'{name}' differs by up to {most:g}{f', more than {bound:g}' if bound else ''}")
+        return Answer()
+
+    @cached_property
+    def exposed(self) -> float:
+        """Share of the ranks' time, from 0 to 1, in which they communicated and did not compute."""
+        if self.timeline is None:
+            return 0.0
+        parts = breakdowns(self.timeline)
+        wall_ns = sum(part.wall_ns for part in parts)
+        return sum(part.exposed_ns for part in parts) / wall_ns if wall_ns else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, in virtual time."""
+        parts = breakdowns(self.timeline) if self.timeline is not None else []
+        return max((part.wall_ns for part in parts), default=0) / 1e9
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a rank handed over to operations, of the rank with most."""
+        sent = [0] * self.size
+        for issue in self.record.issues:
+            sent[issue.rank] += issue.nbytes if issue.op != "recv" else 0
+        return max(sent, default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory that a rank's tensors took at once, of the rank with most; those made by PyTorch's functions."""
+        return max(self.record.peak_bytes.values(), default=0)
+
+    @property
+    def trace(self) -> str:
+        """Every operation in order, a line each; the same seed gives the same text on every machine."""
+        return "".join(f"{line}\n" for line in self.record.lines())
+
+    def matches(self, golden: str | os.PathLike[str]) -> Answer:
+        """Return whether the trace is that of a file; a file that does not exist is written.
+
+        To write it anew, remove it, or set OVERLAP_GOLDEN=write.
+        """
+        path = Path(golden)
+        if not path.exists() or os.environ.get("OVERLAP_GOLDEN") == "write":
+            path.write_text(self.trace)
+            return Answer()
+        before, now = path.read_text().splitlines(), self.trace.splitlines()
+        if before == now:
+            return Answer()
+        lines = list(difflib.unified_diff(before, now, path.name, "this run", lineterm="", n=1))
+        more = [f"... and {len(lines) - _SHOWN} more lines"] if len(lines) > _SHOWN else []
+        return Answer("the trace differs:\n" + "\n".join([*lines[:_SHOWN], *more]))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind in "fc"))
+    if hasattr(a, "equal") and hasattr(b, "equal"):  # tensors
+        return bool(a.equal(b))
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def _difference(a: Weight, b: Weight) -> str:
+    if a.shape != b.shape:
+        return f"shapes {a.shape} and {b.shape}"
+    at = np.flatnonzero(a.reshape(-1) != b.reshape(-1))
+    if not len(at):
+        return "in bits that compare as equal"
+    return f"{len(at)} of {a.size} elements, the first {a.reshape(-1)[at[0]]} and {b.reshape(-1)[at[0]]}"
+
+
+def whole_weights(ranks: Sequence[Mapping[str, Weight]]) -> dict[str, Weight]:
+    """Return the weights of a run: those of the first rank that has each, with parts joined along their first axis."""
+    found: dict[str, dict[str, Weight]] = {}
+    for weights in ranks:
+        for name, value in weights.items():
+            base, _, part = name.partition(" [part ")
+            found.setdefault(base.removeprefix("module."), {}).setdefault(part, value)
+    whole = {}
+    for name, parts in found.items():
+        ordered = sorted(parts, key=lambda part: [int(each) for each in part.rstrip("]").split(", ") if each])
+        whole[name] = np.concatenate([parts[part] for part in ordered]) if len(ordered) > 1 else parts[ordered[0]]
+    return whole
+
+
+def _outputs(run: Run, verdict: Verdict) -> str:
+    """Return the last lines that the ranks at fault have printed."""
+    shown = []
+    for rank in verdict.ranks[:2]:
+        lines = run.output[rank].splitlines()[-_SHOWN:] if rank < len(run.output) else []
+        shown += [f"rank {rank} printed: {line}" for line in lines]
+    return "\n".join(shown)

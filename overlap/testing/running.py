@@ -1,0 +1,279 @@
+"""Runs: async rank functions and plain programs become a `Run`; seeds are tried, and a failing one is made smaller."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_ulong, py_object, pythonapi
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..settings import check_ranks
+from ..simulation.simulated_backend import Virtual
+from .faults import Fault, Plan, check_kind, draw, parse
+from .judging import judge
+from .run import RanksFailed, Run
+from .threads import RealTimeError
+from .world import Lived, TestedBackend, simulate
+
+if TYPE_CHECKING:
+    import topology
+
+    from ..runtime.rank import Rank
+    from ..runtime.world import World
+
+# Memory that a rank takes besides its program's, measured with 64 ranks of DDP on a small model: 0.8 MiB.
+_RANK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The setting of a run."""
+
+    ranks: int | None = None  # By default those of the cluster, or 2
+    cluster: str | topology.Cluster = "local"  # The machine whose wires carry the bytes
+    seed: int = 0  # Of the ranks' speeds and order; 0: equally fast, in their order
+    faults: tuple[Fault, ...] = ()
+    timeout_s: float | None = 1e5  # Limit in virtual time
+    real_timeout_s: float = 60.0  # Limit in real time
+    cost: Any = "fixed"  # Prices of PyTorch's functions: "fixed", "measured", a table of seconds by name, a function
+    clock: Virtual = field(default_factory=Virtual)  # Assumptions of virtual time
+    allow: tuple[str, ...] = ()  # Kinds of verdicts that are no failures
+
+    def __post_init__(self) -> None:
+        if self.ranks is not None:
+            check_ranks(self.ranks)
+            check_memory(self.ranks)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise UsageError(f"seed: expected an integer from 0, got {self.seed!r}")
+
+    @property
+    def told(self) -> str:
+        """The arguments of a test that repeat it."""
+        parts = [f"ranks={self.ranks}"] if self.ranks is not None else []
+        parts += [f"cluster={self.cluster!r}"] if self.cluster != "local" else []
+        parts += [f"seed={self.seed}"] if self.seed else []
+        parts += [f'faults="{", ".join(map(str, self.faults))}"'] if self.faults else []
+        return ", ".join(parts)
+
+
+def check_memory(ranks: int) -> None:
+    """Refuse more ranks than this machine has memory for.
+
+    Raises:
+        UsageError: With both figures.
+    """
+    try:
+        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every system tells
+        return
+    if ranks * _RANK_BYTES > free_bytes:
+        raise UsageError(
+            f"ranks: {ranks} ranks need at least {ranks * _RANK_BYTES >> 20} MiB of memory, and this machine has "
+            f"{free_bytes >> 20} MiB free; use fewer ranks"
+        )
+
+
+def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: str = "") -> Run:
+    """Run an async function on every rank, in virtual time."""
+
+    def wrap(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
+        async def life(rank: Rank) -> Any:
+            result = await main(rank)
+            clock.record.left[rank.rank] = ""
+            return result
+
+        return life
+
+    lived = live(setting, wrap)
+    run = finished(lived, setting, line or f"seed={setting.seed}")
+    run.verdicts = [each for each in judge(lived.record, lived.error) if each.kind not in setting.allow]
+    return run
+
+
+def live(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]]) -> Lived:
+    """Let a world live, for no longer than it may, in virtual and in real time."""
+    with limited(setting.real_timeout_s):
+        return simulate(
+            ranks=setting.ranks,
+            cluster=setting.cluster,
+            assumptions=setting.clock,
+            plan=Plan(setting.seed, setting.faults),
+            timeout_s=setting.timeout_s,
+            wrap=wrap,
+        )
+
+
+def finished(lived: Lived, setting: Setting, line: str) -> Run:
+    """Return the run of a world that has ended."""
+    return Run(
+        size=lived.record.size,
+        record=lived.record,
+        seed=setting.seed,
+        faults=setting.faults,
+        results=lived.results,
+        timeline=lived.timeline,
+        error=lived.error,
+        line=line,
+    )
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `RealTimeError` in this thread if a block takes longer, also where it never waits."""
+    over, thread = threading.Event(), threading.get_ident()
+
+    def watch() -> None:
+        # the rank's own limit comes first, and knows where it is
+        if not over.wait(seconds + 2.0):
+            pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(RealTimeError))
+
+    watcher = threading.Thread(target=watch, name="overlap real time", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+# -- seeds -----------------------------------------------------------------------------------------------------------
+
+
+def explore(
+    make: Callable[[Setting], Run], setting: Setting, *, seeds: int, kinds: Sequence[str] = (), until_s: float = 1e9
+) -> list[Run]:
+    """Try seeds, and return their runs; a failing one is made smaller first.
+
+    Args:
+        make: Runs a setting.
+        setting: Of the first seed.
+        seeds: How many.
+        kinds: Kinds of faults that the seed may draw; none by default.
+        until_s: Instant of `time.monotonic` after which no other seed is begun.
+
+    Raises:
+        RanksFailed: For the first seed that fails, made smaller. With faults of its own a program may fail, and then
+            has to name the rank that the fault happened to.
+    """
+    __tracebackhide__ = True
+    runs: list[Run] = []
+    for seed in range(setting.seed, setting.seed + seeds):
+        faults = draw(seed, kinds, _counts(runs[0])) if kinds and runs else setting.faults
+        run = make(replace(setting, seed=seed, faults=faults))
+        if failed(run):
+            raise smaller(make, replace(setting, seed=seed, faults=faults), run)
+        runs.append(run)
+        if time.monotonic() > until_s:
+            break
+    return runs
+
+
+def failed(run: Run) -> bool:
+    """Whether a run shows a fault of the program, and not merely the faults that were planned."""
+    if run.verdict is None:
+        return False
+    blamed = {fault.rank for fault in run.faults if fault.kind in ("die", "stop", "cut", "signal", "disk")}
+    return not (blamed and run.verdict.kind in _OF_FAULTS and blamed & set(run.verdict.ranks[:1]))
+
+
+_OF_FAULTS = ("rank lost", "skipped collective", "crash", "stall", "send without a receive", "receive without a send")
+
+
+def _counts(run: Run) -> list[int]:
+    counts = [0] * run.size
+    for issue in run.record.issues:
+        counts[issue.rank] += 1
+    return counts
+
+
+def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:
+    """Take away from a failing setting what its failure does not need: the seed, faults, ranks."""
+    assert run.verdict is not None
+    kind, tries = run.verdict.kind, 0
+
+    def fails(other: Setting) -> Run | None:
+        nonlocal tries
+        tries += 1
+        try:
+            tried = make(other)
+        except Exception:  # it cannot even run so
+            return None
+        return tried if tried.verdict is not None and tried.verdict.kind == kind and failed(tried) else None
+
+    best = run
+    for other in _without(setting):
+        if tries >= _TRIES:
+            break
+        if (found := fails(other)) is not None:
+            setting, best = other, found
+            break
+    for fewer in _fewer(setting):
+        if tries >= _TRIES:
+            break
+        if (found := fails(fewer)) is not None:
+            setting, best = fewer, found
+            break
+    assert best.verdict is not None
+    more = f"made smaller in {tries} tries" if best is not run else ""
+    return RanksFailed(best, best.verdict, more=more)
+
+
+_TRIES = 12
+
+
+def _without(setting: Setting) -> Iterator[Setting]:
+    """Yield settings with fewer disturbances, the calmest first."""
+    calm = replace(setting, seed=0)
+    if setting.faults:
+        yield replace(calm, faults=())
+        for fault in setting.faults:
+            yield replace(calm, faults=(fault,))
+        yield calm
+        for fault in setting.faults:
+            yield replace(setting, faults=(fault,))
+    elif setting.seed:
+        yield calm
+
+
+def _fewer(setting: Setting) -> Iterator[Setting]:
+    """Yield settings with fewer ranks, the fewest first."""
+    size = setting.ranks or 2
+    least = max((fault.rank + 1 for fault in setting.faults), default=1)
+    for ranks in sorted({2, 3, 4, size // 2}):
+        if max(2, least) <= ranks < size:
+            yield replace(setting, ranks=ranks)
+
+
+def settled(values: dict[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:
+    """Read the arguments of a test: the setting, how many seeds, and which faults they draw.
+
+    Raises:
+        UsageError: If one is unknown or cannot be meant.
+    """
+    values = dict(values)
+    seeds = values.pop("seeds", 1)
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
+        raise UsageError(f"seeds: expected a positive integer, got {seeds!r}")
+    known = [each.name for each in fields(Setting)]
+    for name in values:
+        if name not in known:
+            raise UsageError(f"ranks: {name!r} is unknown; known are {', '.join([*known, 'seeds'])}")
+    told = values.pop("faults", ())
+    faults: tuple[Fault, ...] = ()
+    kinds: tuple[str, ...] = ()
+    if not isinstance(told, str):
+        faults = tuple(told)
+    elif "(" in told:
+        faults = parse(told)
+    else:
+        kinds = tuple(each.strip() for each in told.split(","))
+    for kind in kinds:
+        check_kind(kind)
+    if isinstance(values.get("allow"), str):
+        values["allow"] = (values["allow"],)
+    return Setting(**values, faults=faults), seeds, kinds

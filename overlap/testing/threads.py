@@ -1,0 +1,276 @@
+"""Ranks whose program is plain code: each in a thread of its own, which runs only while its task hands it the baton.
+
+One thread of the world runs at a time: the event loop's, or that of one rank. A rank's thread gives the baton back
+where it issues an operation, waits, or ends. So the order of everything follows from the virtual clock and the seed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+import trio
+
+from ..diagnostics import place_of
+from ..errors import OverlapError, UsageError
+from ..runtime.future import Future
+
+if TYPE_CHECKING:
+    from ..runtime.rank import Rank
+    from ..simulation.kernel import Kernel
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+# A thread that was told to end has this long; it is Python's own `finally` blocks that it still runs.
+_END_S = 5.0
+_HERE = threading.local()
+
+
+class Stopped(BaseException):
+    """Unwinds the thread of a rank whose world has ended. No `Exception`: programs must not catch it."""
+
+
+class RealTimeError(OverlapError):
+    """A rank has computed for longer, in real time, than a test may take."""
+
+    def __init__(self, text: str = "the ranks have taken longer, in real time, than the test may take") -> None:
+        super().__init__(text)
+
+
+class View(Protocol):
+    """The process as one rank sees it, such as its environment; see `views`."""
+
+    def enter(self) -> None:
+        """Make it the process's."""
+
+    def leave(self) -> None:
+        """Keep what the rank has changed, and restore the process."""
+
+
+class RankThread(Generic[T]):
+    """One rank's thread.
+
+    Args:
+        rank: Of the world.
+        kernel: Of its time.
+        view: What the rank sees of the process while its thread runs.
+        program: Runs in the thread.
+        until_s: Instant of `time.monotonic` at which the test has taken too long; shared by all ranks.
+        compute_ns: Returns how long a compute takes on this rank, which may be slow.
+        measured: Whether computes take what they took in this thread.
+
+    Attributes:
+        cost_ns: What the thread has computed since it was handed the baton; priced by the program's surroundings.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        kernel: Kernel,
+        view: View,
+        program: Callable[[RankThread[T]], T],
+        *,
+        until_s: float,
+        compute_ns: Callable[[int], int],
+        measured: bool = False,
+    ) -> None:
+        self.rank, self.kernel, self.cost_ns, self.view = rank, kernel, 0, view
+        self._measured, self._since_ns = measured, 0
+        self._interrupting: Callable[[], None] | None = None
+        self._program, self._until_s, self._compute_ns = program, until_s, compute_ns
+        self._go, self._back = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
+        self._request: Callable[[], Any] | None = None
+        self._waiting: Future[Any] | None = None
+        self._answer: tuple[Any, BaseException | None] = (None, None)
+        self._ended, self._told_to_end = False, False
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self.on_resume: Callable[[], None] = _nothing  # called in the thread, after each wait
+        self._thread = threading.Thread(target=self._run, name=f"overlap rank {rank.rank}", daemon=True)
+
+    @staticmethod
+    def here() -> RankThread[Any] | None:
+        """Return the rank whose thread calls, if any."""
+        return getattr(_HERE, "rank", None)
+
+    # -- in the event loop -------------------------------------------------------------------------------------------
+
+    async def live(self) -> T:
+        """Run the program to its end, and return what it returns; a cancelled rank's thread is unwound first."""
+        self.rank._context.elsewhere = self.place
+        self._thread.start()
+        try:
+            await self._serve()
+        except BaseException:
+            self._unwind()
+            raise
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]
+
+    async def _serve(self) -> None:
+        while True:
+            self._hand_over()
+            await self._charge()
+            if self._ended:
+                return
+            request, self._request = self._request, None
+            assert request is not None
+            try:
+                if self._waiting is not None:
+                    waiting, self._waiting = self._waiting, None
+                    self._answer = await request(waiting), None  # type: ignore[call-arg]
+                else:
+                    self._answer = request(), None
+            except (Exception, SystemExit) as error:
+                self._answer = None, error
+
+    async def _charge(self) -> None:
+        """Let the time pass that the thread has computed; an instant at least, so that others get their turn."""
+        cost_ns, self.cost_ns = self._compute_ns(max(self.cost_ns, 1)), 0
+        started_ns = self.kernel.now_ns
+        await self.kernel.sleep_until(started_ns + cost_ns, rank=self.rank.rank)
+        if cost_ns > 1:
+            self.rank._context.record(("compute", "compute", "program", started_ns, self.kernel.now_ns, None))
+
+    def interrupt_with(self, function: Callable[[], None]) -> None:
+        """Let the thread call a function before it goes on, as a handler of a signal is called."""
+        self._interrupting = function
+
+    def _hand_over(self) -> None:
+        """Let the thread run until it gives the baton back."""
+        self._go.release()
+        if not self._back.acquire(timeout=max(0.1, self._until_s - time.monotonic())):
+            place = self.place()
+            self._interrupt()
+            raise RealTimeError(
+                f"rank {self.rank.rank} is still computing at {place} after the real time that the test may take: its "
+                "program never ends, or waits for something outside (a thread, a socket, a lock)"
+            )
+
+    def place(self) -> str:
+        """Return where the program is, as "file:line"."""
+        return place_of(sys._current_frames().get(self._thread.ident or 0))
+
+    def _unwind(self) -> None:
+        """End the thread: whatever it asks for from now on raises."""
+        self._told_to_end = True
+        if not self._ended and self._thread.is_alive():
+            if not self._back.locked():  # it was interrupted while it ran
+                self._back.acquire(blocking=False)
+            self._answer = None, Stopped()
+            if self._go.locked():
+                self._go.release()
+            self._thread.join(_END_S)
+            if self._thread.is_alive():
+                self._interrupt()
+                self._thread.join(_END_S)
+
+    def _interrupt(self) -> None:
+        self._told_to_end = True
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(Stopped))
+
+    # -- in the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        _HERE.rank = self
+        self._go.acquire()
+        try:
+            if self._told_to_end:
+                return
+            self.view.enter()
+            try:
+                self._since_ns = time.thread_time_ns()
+                self._result = self._program(self)
+            finally:
+                self._measure()
+                self.view.leave()
+        except Stopped:
+            self._error = None
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended = True
+            self._back.release()
+
+    def call(self, function: Callable[[], C]) -> C:
+        """Call a function in the event loop, at this rank's present instant, and return what it returns."""
+        return cast(C, self._ask(function, None))
+
+    def wait(self, future: Future[Any], timeout_s: float | None = None) -> bool:
+        """Wait until a future is done; False if it is not within so many seconds of virtual time."""
+        if future.done and not self.cost_ns:
+            return True
+        return bool(self._ask(partial(_ended, timeout_s), future))
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self._ask(partial(_slept, seconds), Future())
+
+    def wait_until(self, condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float) -> bool:
+        """Wait until a condition holds, asking again whenever `changed` says so; False after so many seconds."""
+        return bool(self._ask(partial(_holds, condition, changed, timeout_s), Future()))
+
+    def _ask(self, request: Callable[..., Any], future: Future[Any] | None) -> Any:
+        if threading.current_thread() is not self._thread:
+            raise UsageError(
+                f"ranks: a thread that the program of rank {self.rank.rank} has started communicates; in a test only "
+                "the program's own thread can, because the order of threads is not repeatable"
+            )
+        if self._told_to_end:
+            raise Stopped
+        self._request, self._waiting = request, future
+        self._measure()
+        self.view.leave()
+        self._back.release()
+        self._go.acquire()
+        self.view.enter()
+        self._since_ns = time.thread_time_ns()
+        answer, error = self._answer
+        if self._told_to_end:
+            raise Stopped
+        if error is not None:
+            raise error
+        interrupting, self._interrupting = self._interrupting, None
+        if interrupting is not None:
+            interrupting()
+        self.on_resume()
+        return answer
+
+    def _measure(self) -> None:
+        if self._measured:
+            self.cost_ns += time.thread_time_ns() - self._since_ns
+
+
+def _nothing() -> None:
+    """Nothing waits for the thread to go on."""
+
+
+async def _ended(timeout_s: float | None, future: Future[Any]) -> bool:
+    """Wait for the end of a future, whatever its outcome."""
+    with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+        try:
+            await future
+        except Exception:
+            return True
+    return bool(future.done)
+
+
+async def _slept(seconds: float, _: object) -> None:
+    await trio.sleep(seconds)
+
+
+async def _holds(condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float, _: object) -> bool:
+    with trio.move_on_after(timeout_s):
+        while not condition():
+            await changed().wait()
+    return condition()

@@ -1,0 +1,204 @@
+"""The process as each rank's program sees it: environment, arguments, modules, output, random numbers, directory.
+
+One rank runs at a time. What belongs to a process is exchanged whenever another rank goes on, so that a program finds
+what it would find in a process of its own: its `RANK`, its `__main__`, the state of its random generators.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+
+# Characters of a rank's output that are kept; what comes after them is counted.
+_KEPT_CHARACTERS = 100_000
+
+
+class Output(io.TextIOBase):
+    """The first part of what a rank prints.
+
+    Attributes:
+        left_out: How many characters came after that.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._left, self.left_out = _KEPT_CHARACTERS, 0
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Keep a text, as far as there is room."""
+        kept = text[: self._left]
+        self._parts.append(kept)
+        self._left -= len(kept)
+        self.left_out += len(text) - len(kept)
+        return len(text)
+
+    def getvalue(self) -> str:
+        """Return what was kept."""
+        more = f"\n... and {self.left_out} more characters\n" if self.left_out else ""
+        return "".join(self._parts) + more
+
+
+Exchange = Callable[[], Callable[[], None]]
+"""Returns a function that restores the present value of something."""
+
+
+class RankView:
+    """The process of one rank.
+
+    Args:
+        rank: Its index.
+        world_size: How many there are.
+        argv: The program and its arguments.
+        seed: Of its random numbers.
+        folder: Modules that are loaded from it are the rank's own; None: all modules are shared.
+        more: Further states of the process: each returns a function that restores it as it is now.
+
+    Attributes:
+        output: What it prints, standard error included.
+        main: Its module `__main__`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        argv: Sequence[str],
+        seed: int,
+        folder: str | None = None,
+        more: Sequence[Exchange] = (),
+    ) -> None:
+        self.output, self.main = Output(), ModuleType("__main__")
+        self.main.__dict__["__builtins__"] = __builtins__
+        self._folder, self._more = folder, more
+        self._environ = _environment(rank, world_size)
+        self._argv = list(argv)
+        self._python, self._numpy = _randoms(f"{seed}, rank {rank}")
+        self._own: dict[str, ModuleType] = {"__main__": self.main}
+        self._cwd = os.getcwd()
+        self._restoring: list[Callable[[], None]] | None = None  # of `more`; None: as the process was at first
+        self._outside: Callable[[], None] | None = None
+
+    def enter(self) -> None:
+        """Make it the process's."""
+        before = _Process()
+        hidden = {name: sys.modules.get(name) for name in self._own}
+        states = [exchange() for exchange in self._more]
+        known = set(sys.modules)
+        os.environ._data = self._environ  # type: ignore[attr-defined]
+        sys.argv, sys.stdout, sys.stderr = self._argv, self.output, self.output
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        sys.modules.update(self._own)
+        if before.cwd != self._cwd:
+            os.chdir(self._cwd)
+        for restore in self._restoring or ():
+            restore()
+
+        def leave() -> None:
+            self._argv, self._cwd = sys.argv, os.getcwd()
+            self._python, self._numpy = random.getstate(), np.random.get_state()
+            self._restoring = [exchange() for exchange in self._more]
+            self._keep_modules(known)
+            for name in self._own:
+                module = hidden.get(name)
+                if module is None:
+                    sys.modules.pop(name, None)
+                else:
+                    sys.modules[name] = module
+            for restore in states:
+                restore()
+            before.restore()
+
+        self._outside = leave
+
+    def leave(self) -> None:
+        """Keep what the rank has changed, and restore the process."""
+        if self._outside is not None:
+            outside, self._outside = self._outside, None
+            outside()
+
+    def _keep_modules(self, known: set[str]) -> None:
+        """Take the modules that the rank has loaded from the program's folder for its own."""
+        if self._folder is None or len(sys.modules) == len(known):
+            return
+        for name in set(sys.modules) - known:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and os.path.abspath(file).startswith(self._folder):
+                self._own[name] = sys.modules[name]
+
+
+class _Process:
+    """The process outside of all ranks; its random numbers are restored when the run is over."""
+
+    def __init__(self) -> None:
+        self.cwd = os.getcwd()
+        self._environ = os.environ._data  # type: ignore[attr-defined]
+        self._rest = sys.argv, sys.stdout, sys.stderr
+
+    def restore(self) -> None:
+        os.environ._data = self._environ  # type: ignore[attr-defined]
+        sys.argv, sys.stdout, sys.stderr = self._rest
+        if os.getcwd() != self.cwd:
+            os.chdir(self.cwd)
+
+
+def _environment(rank: int, world_size: int) -> Any:
+    """Return the environment that torchrun would give a rank, in the form that `os.environ` keeps."""
+    if not hasattr(os.environ, "_data"):
+        raise UsageError("ranks: this version of Python keeps the environment in another way than we know")
+    told: Mapping[str, object] = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": world_size,
+        "GROUP_RANK": 0,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+    }
+    encode: Callable[[str], Any] = os.environ.encodekey
+    return {**os.environ._data, **{encode(name): encode(str(value)) for name, value in told.items()}}
+
+
+def _randoms(seed: str) -> tuple[Any, Any]:
+    drawn = random.Random(seed)
+    return drawn.getstate(), np.random.RandomState(drawn.getrandbits(32)).get_state()
+
+
+@contextmanager
+def process_restored() -> Iterator[None]:
+    """Leave the process as it was: environment, directory, modules' search path, random numbers, warnings' filters."""
+    import signal
+    import warnings
+
+    before, environ, path = _Process(), dict(os.environ), list(sys.path)
+    numbers = random.getstate(), np.random.get_state()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+    with warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            before.restore()
+            random.setstate(numbers[0])
+            np.random.set_state(numbers[1])
+            for name in set(os.environ) - set(environ):
+                del os.environ[name]
+            os.environ.update(environ)
+            sys.path[:] = path
+            for number, handler in handlers.items():
+                if handler is not None and signal.getsignal(number) is not handler:
+                    signal.signal(number, handler)

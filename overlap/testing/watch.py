@@ -1,0 +1,280 @@
+"""What a rank's PyTorch does: prices of its functions, tensors used too early, memory, weights after each update."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import xxhash
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ..torch.issuing import line_of, users_frame
+from ..torch.tensors import view_of
+from .record import Issue, Record, Touch, Weights
+from .threads import RankThread
+
+# Prices of a function of torch where the test gives none: a launch, and what a device of 1 TB/s and 100 TFLOP/s takes.
+LAUNCH_NS, BYTES_PER_NS, FLOPS_PER_NS = 2_000, 1_000, 100_000
+
+Cost = Callable[[str, float, float], float]
+"""Takes the name of a function of torch, its bytes and its flops, and returns seconds."""
+
+
+def fixed_cost(name: str, nbytes: float, flops: float) -> float:
+    """Return the time of a function of torch by bytes and flops, in seconds; the same on every machine."""
+    return (LAUNCH_NS + nbytes / BYTES_PER_NS + flops / FLOPS_PER_NS) * 1e-9
+
+
+class Watch(TorchDispatchMode):  # type: ignore[misc]
+    """Sees every function of torch that a rank calls.
+
+    Args:
+        thread: Of the rank.
+        record: Is written to.
+        cost: Prices functions; None: they take no time here, because it is measured.
+    """
+
+    def __init__(self, thread: RankThread[Any], record: Record, cost: Cost | None) -> None:
+        super().__init__()
+        self._thread, self._record, self._cost = thread, record, cost
+        self.rank = thread.rank.rank
+        self.inside = 0  # our own code, which may use what is in flight
+        self._flying: dict[int, tuple[Issue, int, bool]] = {}  # by address: its bytes, and whether it is written
+        self._touched: set[str] = set()
+        self._live_bytes = 0
+        self._seen: set[int] = set()
+
+    # -- operations under way ----------------------------------------------------------------------------------------
+
+    def begun(self, issue: Issue, arrays: list[tuple[int, int, bool]]) -> None:
+        """Note the memory of an operation until its program has waited for it."""
+        for address, nbytes, written in arrays:
+            self._flying[address] = issue, nbytes, written
+
+    def ended(self, issue: Issue) -> None:
+        """Forget an operation that has been waited for."""
+        if self._flying:
+            self._flying = {address: each for address, each in self._flying.items() if each[0] is not issue}
+
+    # -- functions ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Price a function, and look at its arguments."""
+        kwargs = kwargs or {}
+        if self.inside or func.is_view or func.namespace not in ("aten", "prims"):
+            return func(*args, **kwargs)
+        if self._flying:
+            self._look(func, args, kwargs)
+        out = func(*args, **kwargs)
+        tensors = [each for each in _flat((args, out)) if type(each) in (torch.Tensor, torch.nn.Parameter)]
+        if self._cost is not None:
+            nbytes = sum(each.nbytes for each in tensors if each.layout is torch.strided)
+            flops = 0.0
+            counted = flop_registry.get(func.overloadpacket)
+            if counted is not None:
+                flops = float(counted(*args, **kwargs, out_val=out))
+            self._thread.cost_ns += round(self._cost(str(func.overloadpacket.__name__), nbytes, flops) * 1e9)
+        self._remember(out)
+        return out
+
+    def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note tensors that an operation under way still needs, or has not filled yet."""
+        schema = func._schema.arguments
+        for position, value in enumerate(args):
+            writes = position < len(schema) and bool(
+                schema[position].alias_info and schema[position].alias_info.is_write
+            )
+            for tensor in _flat(value):
+                self._check(tensor, writes, func)
+        for name, value in kwargs.items():
+            for tensor in _flat(value):
+                self._check(tensor, name == "out", func)
+
+    def _check(self, tensor: Any, writes: bool, func: Any) -> None:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            return
+        if tensor.device.type != "cpu" or not tensor.numel():
+            return
+        start = tensor.data_ptr()
+        for address, (issue, nbytes, written) in self._flying.items():
+            shared = start <= address < start + tensor.nbytes or address <= start < address + nbytes
+            if shared and (written or writes) and issue.line not in self._touched:
+                self._touched.add(issue.line)
+                self._record.touches.append(
+                    Touch(
+                        rank=self.rank, issue=issue, line=line_of(users_frame()),
+                        how="written" if writes else "read", by=str(func.overloadpacket.__name__),
+                    )
+                    )  # fmt: skip
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _remember(self, out: Any) -> None:
+        for tensor in _flat(out):
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+                continue
+            if tensor.layout is not torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            key, nbytes = storage._cdata, storage.nbytes()
+            if key not in self._seen:
+                self._seen.add(key)
+                self._live_bytes += nbytes
+                peak = self._record.peak_bytes
+                peak[self.rank] = max(peak.get(self.rank, 0), self._live_bytes)
+                weakref.finalize(storage, self._forget, key, nbytes)
+
+    def _forget(self, key: int, nbytes: int) -> None:
+        self._seen.discard(key)
+        self._live_bytes -= nbytes
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _flat(each)
+    elif isinstance(value, torch.Tensor):
+        yield value
+
+
+class Models:
+    """The weights of one rank: the parameters of its optimizers, by the names that they have in its modules.
+
+    Args:
+        rank: Its index.
+        record: Is written to.
+    """
+
+    def __init__(self, rank: int, record: Record) -> None:
+        self.rank, self._record = rank, record
+        self._modules: dict[int, torch.nn.Module] = {}
+        self._optimized: dict[int, torch.Tensor] = {}
+        self._updates = 0
+        self.synchronised = False  # whether DistributedDataParallel keeps them alike
+
+    def registered(self, module: torch.nn.Module) -> None:
+        """Note a module that has parameters."""
+        self._modules[id(module)] = module
+
+    def before(self, optimizer: Any) -> None:
+        """Note the gradients of an update that begins, and before the first one the weights."""
+        fresh = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._optimized]
+        self._optimized.update((id(p), p) for p in fresh)
+        if not self._updates:
+            self._note(())
+        names = self.names()
+        self._lacking = tuple(
+            names.get(id(p), "?") for group in optimizer.param_groups for p in group["params"]
+            if p.requires_grad and p.grad is None
+        )  # fmt: skip
+
+    _lacking: tuple[str, ...] = ()
+
+    def after(self) -> None:
+        """Note the weights after an update."""
+        self._updates += 1
+        self._note(self._lacking)
+
+    def _note(self, lacking: tuple[str, ...]) -> None:
+        digests = {name: _digest(value) for name, value in self.weights().items()}
+        self._record.weights.append(
+            Weights(
+                rank=self.rank, step=self._updates, digests=digests, without_gradient=lacking,
+                line=line_of(users_frame()),
+            )
+        )  # fmt: skip
+
+    def names(self) -> dict[int, str]:
+        """Return the names of parameters, by their identity: those in the outermost module that has them."""
+        inner = {id(child) for module in self._modules.values() for child in module.children()}
+        found: dict[int, str] = {}
+        for module in sorted(self._modules.values(), key=lambda module: id(module) in inner):
+            for name, parameter in module.named_parameters():
+                found.setdefault(id(parameter), name.replace("_fsdp_wrapped_module.", ""))
+        return found
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return what is optimised, or all parameters where there is no optimizer; a part has its place in its name."""
+        names = self.names()
+        chosen = self._optimized or {id(p): p for module in self._modules.values() for p in module.parameters()}
+        return {
+            f"{names.get(key, f'parameter {number}')}{_place(value)}": _local(value)
+            for number, (key, value) in enumerate(chosen.items())
+        }
+
+
+def _place(value: torch.Tensor) -> str:
+    """Return which part of a distributed tensor a rank holds; "" is all of it."""
+    placements = getattr(value, "placements", ())
+    mesh = getattr(value, "device_mesh", None)
+    if mesh is None:
+        return ""
+    at = [f"{c}" for c, p in zip(mesh.get_coordinate() or (), placements, strict=False) if p.is_shard()]
+    return f" [part {', '.join(at)}]" if at else ""
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    return getattr(value, "_local_tensor", value).detach()
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    try:
+        data = view_of(tensor.contiguous())
+    except ValueError:  # of a type that has no array
+        return ""
+    return xxhash.xxh64_hexdigest(data.reshape(-1).view("u1").data)
+
+
+@contextmanager
+def watching(find: Callable[[], tuple[Watch | None, Models] | None]) -> Iterator[None]:
+    """Hear of modules, optimizers and wrappers that are made in the threads of ranks.
+
+    Args:
+        find: Returns what watches the rank whose thread calls.
+    """
+
+    def registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if (found := find()) is not None:
+            found[1].registered(module)
+
+    def before(optimizer: Any, *_: Any) -> None:
+        if (found := find()) is not None:
+            with _aside(found[0]):
+                found[1].before(optimizer)
+
+    def after(optimizer: Any, *_: Any) -> None:
+        if (found := find()) is not None:
+            with _aside(found[0]):
+                found[1].after()
+
+    hooks = [
+        torch.nn.modules.module.register_module_parameter_registration_hook(registered),
+        register_optimizer_step_pre_hook(before),
+        register_optimizer_step_post_hook(after),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _aside(watch: Watch | None) -> Iterator[None]:
+    if watch is not None:
+        watch.inside += 1
+    try:
+        yield
+    finally:
+        if watch is not None:
+            watch.inside -= 1

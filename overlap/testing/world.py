@@ -1,0 +1,229 @@
+"""World of a test: simulated ranks whose operations are recorded, and to which the planned faults happen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import StallError
+from ..processes.life import cluster_of
+from ..runtime.communicator import BaseEngine, Communicator
+from ..runtime.communicators import Communicators
+from ..runtime.future import call_when_done
+from ..runtime.issue import Issuer
+from ..runtime.match import Key
+from ..runtime.operation import CollectiveFuture, Operation, Port
+from ..runtime.stream import Stream
+from ..runtime.world import World
+from ..simulation.faulty_world import Doom, FaultyCommunicator, FaultyCommunicators, FaultyWorld
+from ..simulation.simulated_backend import SimulatedBackend, Virtual
+from ..timeline.recording import KeptSteps
+from ..timeline.spans import Timeline
+from .faults import Plan
+from .record import Issue, Record
+
+if TYPE_CHECKING:
+    import topology
+
+    from ..runtime.blame.reports import Member
+
+T = TypeVar("T")
+
+
+class RecordingIssuer(Issuer):
+    """Issues operations and records them."""
+
+    _message: tuple[bool, int | None, int] | None = None  # of the message that is being issued
+
+    def _start_message(
+        self, operation: CollectiveFuture[Any], receives: bool, peer: int, tag: int, stream: Stream | str | None
+    ) -> CollectiveFuture[Any]:
+        self._message = receives, peer, tag
+        return super()._start_message(operation, receives, peer, tag, stream)
+
+    def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
+        shared = self._communicators
+        assert isinstance(shared, TestedCommunicators)
+        message, self._message = self._message, None
+        operation.port, operation.seq = port, port.next_seq  # as it is about to be
+        shared.note(operation, port, message, self._ranks)
+        super()._enqueue(operation, port)
+
+
+class TestedCommunicators(FaultyCommunicators):
+    """Where recorded operations meet."""
+
+    def __init__(self, engine: BaseEngine, doom: Doom, record: Record) -> None:
+        super().__init__(engine, doom)
+        self.record = record
+        self.noted: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
+        self._counts: dict[int, int] = {}
+
+    def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Make a communicator."""
+        return _TestedCommunicator(self, key, name, members, self._doom)
+
+    def note(
+        self,
+        operation: CollectiveFuture[Any],
+        port: Port,
+        message: tuple[bool, int | None, int] | None,
+        ranks: tuple[int, ...],
+    ) -> None:
+        """Record an operation, and later its end."""
+        rank = operation.context.rank
+        index = self._counts[rank] = self._counts.get(rank, -1) + 1
+        call = getattr(operation, "call", None)
+        issue = Issue(
+            rank=rank,
+            index=index,
+            op=operation.op if message is None else "recv" if message[0] else "send",
+            what="" if call is None else str(call),
+            group=operation.group.name,
+            members=port.communicator.members,
+            key=port.communicator.identity,
+            seq=operation.seq,
+            line=os.path.basename(operation.call_site),
+            issued_ns=operation.context.now_ns(),
+            nbytes=0 if call is None else call.nbytes,
+            tag=0 if message is None else message[2],
+            peer=None if message is None or message[1] is None else ranks[message[1]],
+        )
+        self.record.issues.append(issue)
+        self.noted[id(operation)] = issue, operation
+
+        def ended() -> None:
+            self.noted.pop(id(operation), None)
+            issue.ended_ns = operation.context.now_ns()
+            issue.failed = operation._failure is not None
+            issue.awaited = operation.awaited_ns is not None
+            if issue.awaited:
+                issue.waited_ns = issue.ended_ns
+
+        call_when_done(operation, ended)
+
+
+class _TestedCommunicator(FaultyCommunicator):
+    """A communicator at which planned faults happen."""
+
+    def arrive(self, operation: Operation) -> None:
+        """Take in one rank's end, unless a fault stops it."""
+        plan = self._doom.fates
+        assert isinstance(plan, Plan)
+        if operation.context.rank in plan.dead or plan.arriving(operation):
+            super().arrive(operation)
+
+
+class TestedWorld(FaultyWorld):
+    """A world whose groups record."""
+
+    def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
+        self.issuer = RecordingIssuer
+        return super()._member(rank, everybody)
+
+
+class TestedBackend(SimulatedBackend):
+    """Virtual time of a test.
+
+    Args:
+        assumptions: Of the simulation.
+        cluster: The machine.
+        plan: What happens to the ranks.
+        record: Is written to.
+    """
+
+    def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: Plan, record: Record) -> None:
+        super().__init__(assumptions, cluster)
+        self.record = record
+        self.plan, self.doom = plan, Doom(plan, self.kernel)
+        plan.on_stop = self._stop
+        self._doom = self._starts.doom = self.doom
+        self.shared: TestedCommunicators | None = None
+
+    def world(
+        self,
+        size: int,
+        cluster: topology.Cluster,
+        *,
+        algorithm: str | None,
+        check: str | None = None,
+        steps: KeptSteps | None = None,
+    ) -> World:
+        """Return a world that is recorded."""
+        self._size = size
+        from transports import NeuronLink
+
+        return TestedWorld(
+            size, cluster, NeuronLink(size), algorithm=algorithm, check=check, backend=self, doom=self.doom, steps=steps
+        )
+
+    def _stop(self, operation: Operation) -> None:
+        """Stop a rank for ever; nobody is told."""
+        operation.lock()
+        self.doom.stop(operation.context.rank)
+
+    def communicators(self, engine: BaseEngine) -> Communicators:
+        """Return where the recorded operations meet."""
+        self.shared = TestedCommunicators(engine, self.doom, self.record)
+        return self.shared
+
+
+@dataclass(slots=True, kw_only=True)
+class Lived:
+    """The life of a world, however it ended."""
+
+    record: Record
+    results: list[Any] = field(default_factory=list)  # Of the programs, by rank; empty if the world ended badly
+    error: BaseException | None = None  # That ended it
+    timeline: Timeline | None = None
+
+
+def simulate(
+    *,
+    ranks: int | None,
+    cluster: str | topology.Cluster,
+    assumptions: Virtual,
+    plan: Plan,
+    timeout_s: float | None,
+    wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]],
+) -> Lived:
+    """Let a world of ranks live in virtual time, and return all there is to know of it.
+
+    Args:
+        ranks: How many; by default those of the cluster.
+        cluster: The machine.
+        assumptions: Of the simulation.
+        plan: What happens to the ranks.
+        timeout_s: Limit in virtual time.
+        wrap: Called when the world exists; returns what its ranks run.
+    """
+    placed = cluster_of(cluster, ranks)
+    size = ranks or placed.world_size
+    record = Record(size=size)
+    clock = TestedBackend(assumptions, placed, plan, record)
+    lived = Lived(record=record)
+
+    async def live() -> list[Any]:
+        world = clock.world(size, placed, algorithm=None)
+        clock.kernel.on_stall = world.deadlock
+        try:
+            return await world.live(wrap(clock, world), (), timeout_s)
+        finally:
+            lived.timeline = world.timeline()
+            assert clock.shared is not None
+            for issue, operation in clock.shared.noted.values():
+                issue.awaited = operation.awaited_ns is not None
+
+    try:
+        with plan.ordering_tasks():
+            lived.results = clock.kernel.run(live)
+    except Exception as error:
+        lived.error = error
+    return lived
+
+
+def stalled(error: BaseException | None) -> bool:
+    """Whether a world ended because nothing could go on."""
+    return isinstance(error, StallError)

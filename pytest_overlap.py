@@ -1,0 +1,66 @@
+"""Plugin of pytest: the marker and the fixture `ranks`, for tests with many ranks in one process.
+
+A module beside the packages, because pytest loads it in every run: importing `overlap` takes longer than a test.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from overlap.testing import Ranks
+
+_MARKER = (
+    'ranks(n, cluster="local", clock="virtual", seed=0, seeds=1, faults=...): run this async function on each of n '
+    "ranks of overlap, given `rank`; see docs/testing.md"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", _MARKER)
+
+
+@pytest.fixture
+def rank() -> Any:
+    """The rank of an async test that is marked with `ranks`."""
+    return None  # each rank is given its own
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    """Runs programs and functions with many ranks in this process; `@pytest.mark.ranks(...)` sets its defaults."""
+    from overlap.testing import Ranks
+
+    marker = request.node.get_closest_marker("ranks")
+    return Ranks(request.path.parent, **({} if marker is None else _settings(marker)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test function that is marked with `ranks` on every rank."""
+    marker = pyfuncitem.get_closest_marker("ranks")
+    if marker is None or not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    from overlap.errors import UsageError
+    from overlap.testing import RanksFailed, run_marked
+
+    names = pyfuncitem._fixtureinfo.argnames
+    fixtures = {name: pyfuncitem.funcargs[name] for name in names if name != "rank"}
+    wrong = ""
+    try:
+        run_marked(pyfuncitem.obj, fixtures, _settings(marker), takes_rank="rank" in names, path=pyfuncitem.path)
+    except (RanksFailed, UsageError) as error:
+        wrong = str(error)
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
+    return True
+
+
+def _settings(marker: pytest.Mark) -> dict[str, Any]:
+    if len(marker.args) > 1:
+        pytest.fail(f"ranks: expected one number of ranks, got {marker.args}", pytrace=False)
+    return {**({"ranks": marker.args[0]} if marker.args else {}), **marker.kwargs}

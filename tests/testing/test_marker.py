@@ -1,0 +1,180 @@
+"""The marker `ranks`: async functions on many ranks, and what it refuses."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import overlap
+from overlap.testing import Ranks, RanksFailed, run_marked
+
+
+@pytest.mark.ranks(64, cluster="trn2.48xlarge x4")
+async def test_a_marked_function_runs_on_every_rank_of_a_cluster(rank: overlap.Rank) -> None:
+    total = await rank.all_reduce(np.full(4, rank.rank, np.float32))
+    assert (rank.world_size, rank.clock, total[0]) == (64, "virtual", sum(range(64)))
+
+
+@pytest.mark.ranks(3, seeds=4)
+async def test_fixtures_come_beside_the_rank(tmp_path: Path, rank: overlap.Rank) -> None:
+    assert isinstance(tmp_path, Path)
+    await rank.barrier()
+
+
+@pytest.mark.ranks(2, clock="real")
+async def test_real_time(rank: overlap.Rank) -> None:
+    assert (rank.clock, (await rank.all_reduce(np.ones(1)))[0]) == ("real", 2)
+
+
+@pytest.mark.ranks(4, clock=2)
+async def test_processes(rank: overlap.Rank) -> None:
+    assert (rank.local_rank, (await rank.all_reduce(np.ones(1)))[0]) == (rank.rank % 2, 4)
+
+
+async def takes_rank(rank: overlap.Rank) -> None:
+    await rank.barrier()
+
+
+async def takes_nothing() -> None:
+    pass
+
+
+def marked(function=takes_rank, takes=True, fixtures=None, **settings):
+    run_marked(function, fixtures or {}, settings, takes_rank=takes, path=Path(__file__))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"colour": "red"}, "ranks: 'colour' is unknown; known are ranks, cluster, seed"),
+        ({"ranks": 0}, "ranks: expected a positive integer, got 0"),
+        ({"ranks": 10**9}, "need at least 1000000000 MiB of memory, and this machine has"),
+        ({"ranks": 2, "seed": -1}, "seed: expected an integer from 0, got -1"),
+        ({"ranks": 2, "seeds": 0}, "seeds: expected a positive integer, got 0"),
+        ({"ranks": 2, "faults": "flood"}, "faults: 'flood' is unknown; known are die, stop, slow"),
+        ({"ranks": 2, "faults": "die(at=3)"}, r"faults: die needs a rank, as in die\(rank=0\)"),
+        ({"ranks": 2, "faults": "die(rank=1, when=3)"}, "faults: die has no 'when'; it takes rank, at, step and by"),
+        ({"ranks": 2, "clock": "slow"}, 'clock: expected "virtual", "real" or a number of processes'),
+        ({"ranks": 3, "clock": 2}, "2 processes cannot have equal shares of 3 ranks"),
+        ({"ranks": 2, "clock": 2, "fixtures": {"tmp_path": 1}}, "in processes a test takes only `rank`"),
+        ({"function": takes_nothing, "takes": False}, "takes_nothing should take `rank`"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_sentence(settings, told) -> None:
+    with pytest.raises(overlap.UsageError, match=told):
+        marked(**settings)
+
+
+async def inverted(rank: overlap.Rank) -> None:
+    a, b = (rank.world.group(range(rank.world_size), name=name) for name in "ab")
+    for group in (a, b) if rank.rank else (b, a):
+        await group.all_reduce(np.ones(4))
+
+
+def test_an_inversion_is_named_with_both_operations_and_made_smaller() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        Ranks().run(inverted, ranks=8, seed=3, seeds=2)
+    verdict = caught.value.verdict
+    assert (verdict.kind, verdict.ranks) == ("order inversion", (0, 1))
+    assert "rank 0 waits in all_reduce #0 on group 'b' (test_marker.py:" in verdict.text
+    assert "rank 1 waits in all_reduce #0 on group 'a' (test_marker.py:" in verdict.text
+    assert str(caught.value).endswith("repeat: ranks.run(inverted, ranks=2)")
+
+
+async def asserting(rank: overlap.Rank) -> None:
+    await rank.barrier()
+    assert rank.rank != 1, "one is wrong"
+
+
+def test_an_assertion_of_a_rank_is_raised_as_it_is_with_the_verdict_beside_it() -> None:
+    with pytest.raises(AssertionError, match="one is wrong") as caught:
+        marked(asserting, ranks=2)
+    assert "crash: rank 1 failed at test_marker.py:" in caught.value.__notes__[0]
+
+
+async def endless(rank: overlap.Rank) -> None:
+    while True:
+        await rank.barrier()
+
+
+async def computing(rank: overlap.Rank) -> None:
+    while rank.rank == 1:
+        pass
+
+
+def test_a_program_that_never_ends_is_ended_in_virtual_time_and_in_real_time() -> None:
+    assert (
+        "did not finish within timeout_s=0.001"
+        in Ranks().run(endless, ranks=2, timeout_s=1e-3, check=False).verdict.text
+    )
+    run = Ranks().run(computing, ranks=2, real_timeout_s=0.01, check=False)
+    assert run.verdict.kind == "never ends"
+    assert Ranks().run(takes_rank, ranks=2).verdicts == []
+
+
+async def gathers(rank: overlap.Rank) -> float:
+    futures = [rank.all_reduce(np.full(3, rank.rank + i, np.float32)) for i in range(4)]
+    rank.compute(sum, [1, 2], seconds=1e-4)
+    return float(sum([(await future)[0] for future in futures]))
+
+
+def test_the_same_seed_gives_the_same_trace_and_other_seeds_other_orders(tmp_path: Path) -> None:
+    runs = [Ranks().run(gathers, ranks=4, seed=seed) for seed in (7, 7, 0, 0)]
+    assert runs[0].trace == runs[1].trace
+    assert runs[2].trace == runs[3].trace != runs[0].trace
+    assert runs[2].same("results")
+    assert Ranks().repeats(partial(Ranks().run, gathers, ranks=4), seeds=5)
+    assert runs[0].matches(tmp_path / "golden.txt")
+    assert runs[1].matches(tmp_path / "golden.txt")
+    differing = runs[2].matches(tmp_path / "golden.txt")
+    assert not differing
+    assert "+0 rank 0 all_reduce #0 on group 'world' (test_marker.py:" in differing.problem
+
+
+def test_a_run_says_what_was_exposed_and_sent() -> None:
+    run = Ranks().run(gathers, ranks=4)
+    assert (run.exposed, run.seconds) == (0.0, 1e-4)  # the compute takes longer than all operations
+    assert Ranks().run(takes_rank, ranks=4).exposed == 1.0
+    assert run.sent_bytes == 4 * 3 * 4
+    assert repr(run) == "<Run of 4 ranks, seed 0: well>"
+
+
+PROJECT = """
+import numpy as np
+import pytest
+
+@pytest.mark.ranks(2, colour="red")
+async def test_unknown(rank): ...
+
+@pytest.mark.ranks(2)
+async def test_wrong(rank):
+    if rank.rank == 0:
+        await rank.all_reduce(np.ones(1))
+
+@pytest.mark.ranks(2)
+async def test_right(rank):
+    await rank.all_reduce(np.ones(1))
+"""
+
+
+def test_in_a_project_of_a_stranger(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(PROJECT)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p pytest_overlap -p no:randomly --strict-markers\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert "2 failed, 1 passed" in done.stdout
+    assert "\nranks: 'colour' is unknown; known are ranks, cluster" in done.stdout
+    assert (
+        "\nskipped collective: rank 1 skipped all_reduce #0 on group 'world', which rank 0 issued at test_it.py:11"
+        in done.stdout
+    )
+    assert "Traceback" not in done.stdout
+
+
+def test_the_plugin_loads_nothing_but_pytest() -> None:
+    code = "import sys, pytest; before = set(sys.modules); import pytest_overlap; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["pytest_overlap"]
