@@ -55,6 +55,8 @@ class Meetings:
     def missing(self, issue: Issue) -> list[int]:
         """Return the ranks that have not come to an operation."""
         ends = self.ends[issue.key, issue.seq]
+        if issue.is_message and issue.peer is None:  # any other rank could send it
+            return [rank for rank in range(self.record.size) if rank != issue.rank]
         if issue.is_message:
             other = "recv" if issue.op == "send" else "send"
             return [] if any(end.op == other for end in ends.values()) else [_other_end(issue)]
@@ -195,6 +197,9 @@ def _went_on(rank: int, skipped: Issue, instead: Issue | None, found: Meetings) 
 
 def _lonely(issue: Issue, rank: int, found: Meetings) -> Verdict:
     """Return the verdict on a message that has one end."""
+    if issue.peer is None:
+        text = f"rank {issue.rank} receives from any rank with tag {issue.tag} at {issue.line}, and no rank sends"
+        return Verdict(kind="receive without a send", text=text, ranks=(issue.rank,), lines=(issue.line,))
     other = "recv" if issue.op == "send" else "send"
     near = [
         each

@@ -38,7 +38,7 @@ class RecordingIssuer(Issuer):
     _message: tuple[bool, int | None, int] | None = None  # of the message that is being issued
 
     def _start_message(
-        self, operation: CollectiveFuture[Any], receives: bool, peer: int, tag: int, stream: Stream | str | None
+        self, operation: CollectiveFuture[Any], receives: bool, peer: int | None, tag: int, stream: Stream | str | None
     ) -> CollectiveFuture[Any]:
         self._message = receives, peer, tag
         return super()._start_message(operation, receives, peer, tag, stream)
@@ -74,6 +74,11 @@ class TestedCommunicators(FaultyCommunicators):
     ) -> None:
         """Record an operation, and later its end."""
         rank = operation.context.rank
+        if id(operation) in self.noted:  # a receive from any source, which has found one
+            known = self.noted[id(operation)][0]
+            known.key, known.seq, known.members = port.communicator.identity, operation.seq, port.communicator.members
+            known.peer = known.members[0]
+            return
         index = self._counts[rank] = self._counts.get(rank, -1) + 1
         call = getattr(operation, "call", None)
         issue = Issue(
@@ -83,7 +88,7 @@ class TestedCommunicators(FaultyCommunicators):
             what="" if call is None else str(call),
             group=operation.group.name,
             members=port.communicator.members,
-            key=port.communicator.identity,
+            key=port.communicator.identity or f"any source, {rank}, {index}",
             seq=operation.seq,
             line=os.path.basename(operation.call_site),
             issued_ns=operation.context.now_ns(),
