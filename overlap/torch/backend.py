@@ -21,8 +21,8 @@ from ..embedded.door import connect
 from ..errors import OverlapError
 from ..processes.connect import introduced
 from ..processes.place import Place, find_place
+from .errors import backend_error
 from .process_group import ProcessGroup
-from .work import backend_error
 
 # `destroy_process_group` waits so long for the other ranks to call it. A program may go on after that: the world stays
 # until they have done so too, and the end of the process waits for them.

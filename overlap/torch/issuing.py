@@ -17,8 +17,9 @@ import typing_extensions
 
 from ..errors import UsageError
 from ..runtime.group import Group
-from .tensors import copy_blocks, flat_input, same_kind
-from .work import Handle, Joined, backend_error
+from .errors import CallError, backend_error
+from .tensors import copy_blocks, flat_input, listed, same_kind
+from .work import Handle, Joined
 
 Tensors = list[torch.Tensor]
 
@@ -54,8 +55,6 @@ class Issuing:
         """Issue one operation for several tensors, if there are any, and bring the results to their places."""
         if not xs:
             return []
-        for out, x in zip(outs, xs, strict=True):
-            same_kind([out, x], "output, input")
         future = self._begin(name, ([flat_input(x) for x in xs], *args), {}, limit, users_frame())
 
         def place() -> None:
@@ -66,57 +65,87 @@ class Issuing:
 
     def _parted(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
         """Return the indices of tensors that travel better as one operation, and of tensors that travel alone."""
-        size = self._group.size
-        fits = [
-            out.numel() in (x.numel(), x.numel() * size, x.numel() // size) for out, x in zip(outs, xs, strict=True)
-        ]
         largest = [max(out.nbytes, x.nbytes) for out, x in zip(outs, xs, strict=True)]
-        fused = [i for i, nbytes in enumerate(largest) if nbytes <= _FUSED_BYTES and fits[i]]
+        fused = [i for i, nbytes in enumerate(largest) if nbytes <= _FUSED_BYTES]
         if len(fused) < 2:
             fused = []
         return fused, [i for i in range(len(xs)) if i not in fused]
 
     def _begin(self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: FrameType) -> Any:
-        self._seq += 1
         try:
-            return getattr(self._group, name)(*args, timeout_s=limit, call_site=site, **more)
+            begun = getattr(self._group, name)(*args, timeout_s=limit, call_site=site, **more)
         except UsageError as error:
-            raise ValueError(f"{error} (called at {line_of(site)})") from error
+            raise CallError(f"{error} (called at {line_of(site)})") from error
         except Exception as error:
             raise backend_error(error) from error
+        self._seq += 1
+        return begun
 
-    def _reduction(self, opts: Any, timeout: timedelta | None) -> tuple[tuple[str, Any], float]:
-        op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-        return reduction(op), self._limit(opts, timeout)
+    def _reduction(self, opts: Any, timeout: timedelta | None, op: Any = None) -> tuple[tuple[str, Any], float]:
+        asked = op if op is not None else dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+        return reduction(asked), self._limit(opts, timeout)
 
     def _limit(self, opts: Any, timeout: timedelta | None) -> float:
+        if isinstance(opts, timedelta):
+            timeout = opts
         return seconds(timeout if timeout is not None else getattr(opts, "timeout", None), self._timeout)
 
-    def _check_count(self, tensors: Sequence[object], argument: str) -> None:
-        if len(tensors) != self._group.size:
-            raise ValueError(f"{argument}: expected one for each of the {self._group.size} ranks, got {len(tensors)}")
+    def _check_count(self, tensors: Sequence[object], argument: str, *, each: int = 1) -> None:
+        if len(tensors) != each * self._group.size:
+            wanted = "one" if each == 1 else each
+            raise CallError(
+                f"{argument}: expected {wanted} for each of the {self._group.size} ranks, got {len(tensors)}"
+            )
+
+    def _check_pairs(self, outs: Any, xs: Any, *, parts: str) -> tuple[Tensors, Tensors]:
+        """Return two lists of tensors, after a check that each pair fits: the `parts` are one rank's share."""
+        outs, xs = listed(outs, "outputs"), listed(xs, "inputs")
+        if len(outs) != len(xs):
+            raise CallError(f"outputs: expected one for each of the {len(xs)} inputs, got {len(outs)}")
+        for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
+            same_kind([out, x], f"output, input {index}")
+            (whole, part), name = ((out, x), "outputs") if parts == "inputs" else ((x, out), "inputs")
+            if whole.numel() != part.numel() * self._group.size:
+                wanted = f"{self._group.size} x {part.numel()}"
+                raise CallError(f"{name}: number {index} must have {wanted} elements, has {whole.numel()}")
+        return outs, xs
 
     def _check_sizes(self, tensors: Tensors, like: torch.Tensor, argument: str) -> None:
         for index, tensor in enumerate(tensors):
             if tensor.numel() != like.numel():
-                raise ValueError(
+                raise CallError(
                     f"{argument}: all must have {like.numel()} elements, as this rank's own has, number {index} has "
                     f"{tensor.numel()}"
                 )
 
 
-def listed(tensors: Any) -> Tensors:
-    """Return a list of tensors, from a list or a single tensor."""
-    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
-
-
 def nested(tensors: Any, argument: str) -> Tensors:
     """Return the one list of tensors, from a list of tensors or a list of one such list."""
-    if tensors and isinstance(tensors[0], torch.Tensor):
-        return list(tensors)
-    if len(tensors) != 1:
-        raise ValueError(f"{argument}: expected one list, for the one CPU of this rank, got {len(tensors)}")
-    return list(tensors[0])
+    if isinstance(tensors, list | tuple) and len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
+        return listed(tensors[0], argument)
+    if isinstance(tensors, list | tuple) and (not tensors or not isinstance(tensors[0], torch.Tensor)):
+        raise CallError(f"{argument}: expected one list, for the one CPU of this rank, got {len(tensors)}")
+    return listed(tensors, argument)
+
+
+def root_of(opts: Any, root: int | None, tensors: int = 1) -> int:
+    """Return the root that a call names: by number, in its options, or 0 by default.
+
+    Args:
+        opts: c10d's options, or the number.
+        root: The number, if it was given by that name.
+        tensors: How many tensors the root has; its options say which of them counts.
+
+    Raises:
+        CallError: If there is no such tensor.
+    """
+    if root is not None or opts is None:
+        return root or 0
+    if hasattr(opts, "__index__"):
+        return int(opts)
+    if not 0 <= getattr(opts, "rootTensor", 0) < tensors:
+        raise CallError(f"rootTensor: expected 0 to {tensors - 1}, got {opts.rootTensor}")
+    return int(opts.rootRank)
 
 
 _Op = dist.ReduceOp.RedOpType
@@ -137,7 +166,7 @@ def reduction(op: Any) -> tuple[str, Any]:
     """Return the name of a reduction, and the factor by which each rank multiplies first, or None.
 
     Raises:
-        ValueError: If it is none.
+        CallError: If it is none.
     """
     kind = getattr(op, "op", op)
     name = _NAMES.get(kind)
@@ -145,7 +174,7 @@ def reduction(op: Any) -> tuple[str, Any]:
         return name, None
     if kind == _Op.PREMUL_SUM and isinstance(op, dist.ReduceOp):
         return "sum", op.__getstate__()[1]  # `op.factor` came with later versions than 2.7
-    raise ValueError(f"op: backend 'overlap' reduces by {', '.join(sorted(k.name for k in _NAMES))}, got {kind}")
+    raise CallError(f"op: backend 'overlap' reduces by {', '.join(sorted(k.name for k in _NAMES))}, got {kind}")
 
 
 def seconds(timeout: timedelta | None, default: timedelta) -> float:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..runtime.group import Group
+from .operations import operation
 from .reductions import Reductions
 from .transfers import Transfers
 from .work import Work
@@ -152,6 +153,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
 
     # -- barriers ------------------------------------------------------------------------------------------------
 
+    @operation("barrier", "barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Be done once every rank of the group has come to it."""
         limit = self._limit(opts, timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -9,25 +10,48 @@ import numpy as np
 import torch
 
 from ..runtime.group import Group
-from .issuing import Issuing, Tensors, listed, nested, users_frame
-from .tensors import flat_input, flat_output, one_tensor, overlaps, same_kind
+from .errors import CallError
+from .issuing import Issuing, Tensors, nested, root_of, users_frame
+from .operations import operation
+from .tensors import (
+    check_memory,
+    copy_to,
+    flat_input,
+    flat_output,
+    listed,
+    one_tensor,
+    overlaps,
+    same_kind,
+    same_shape,
+)
 from .work import Handle, Joined, Work
 
 
 class Reductions(Issuing):
     """all_reduce, reduce, reduce_scatter, in the forms that torch has of them."""
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Combine a tensor of all ranks, in place."""
-        tensor = one_tensor(listed(tensors), "tensors")
-        op, limit = self._reduction(opts, timeout)
-        if tensor.layout is not torch.strided:
-            return _sum_sparse(self._group, tensor, op, limit)
-        return Work(self._all_reduce(tensor, op, limit), [tensor])
+    @operation("allreduce_", "all_reduce")
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None) -> Work:
+        """Combine a tensor of all ranks, in place; several tensors of one shape are combined with each other too."""
+        found = listed(tensors, "tensors")
+        reduction, limit = self._reduction(opts, timeout, op)
+        if len(found) > 1:
+            same_kind(found, "tensors")
+            same_shape(found, "tensors")
+        if found[0].layout is not torch.strided:
+            return _sum_sparse(self._group, found, reduction, limit)
+        if len(found) == 1:
+            return Work(self._all_reduce(found[0], reduction, limit), found)
+        first = _combined(found, reduction[0])
+        handle = self._all_reduce(first, reduction, limit)
+        return Work(Joined([handle], lambda: copy_to(found, first)), found)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+    @operation("allreduce_coalesced_", "all_reduce")
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         """Combine several tensors of all ranks, each in place."""
+        tensors = listed(tensors, "tensors")
         same_kind(tensors, "tensors")
+        check_memory(tensors)
         op, limit = self._reduction(opts, None)
         (name, factor), (fused, rest) = op, self._parted(tensors, tensors)
         handles = [self._all_reduce(tensors[i], op, limit) for i in rest]
@@ -41,14 +65,15 @@ class Reductions(Issuing):
         out, place = flat_output(tensor)
         return self._issue(place, "all_reduce", out, name, out, limit=limit)
 
+    @operation("reduce_", "reduce")
     def reduce(
         self, tensors: Any, root: Any = None, op: Any = None, timeout: timedelta | None = None, opts: Any = None
     ) -> Work:
         """Combine a tensor of all ranks on the root; the other ranks' tensors are undefined then."""
-        opts = opts if opts is not None else None if isinstance(root, int) else root
-        tensor = one_tensor(listed(tensors), "tensors")
-        (name, factor), limit = self._reduction(opts if opts is not None else op, timeout)
-        dst = root if isinstance(root, int) else int(opts.rootRank)
+        tensor = one_tensor(tensors, "tensors")
+        opts = opts if opts is not None else None if hasattr(root, "__index__") else root
+        (name, factor), limit = self._reduction(opts, timeout, op)
+        dst = root_of(root if opts is None else opts, None)
         if factor is not None:
             tensor.mul_(factor)
         if self._group.rank != dst:
@@ -56,12 +81,21 @@ class Reductions(Issuing):
         out, place = flat_output(tensor)
         return Work(self._issue(place, "reduce", out, dst, name, out, limit=limit), [tensor])
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    @operation("reduce_scatter_", "reduce_scatter")
+    def reduce_scatter(
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        op: Any = None,
+    ) -> Work:
         """Combine as many tensors of all ranks as there are ranks; rank r keeps the r-th."""
-        output = one_tensor(listed(outputs), "output_tensors")
-        parts = nested(inputs, "input_tensors")
+        output = one_tensor(output_tensors, "output_tensors")
+        parts = nested(input_tensors, "input_tensors")
         self._check_count(parts, "input_tensors")
-        (name, factor), limit = self._reduction(opts, timeout)
+        same_kind([output, *parts], "output, input_tensors")
+        (name, factor), limit = self._reduction(opts, timeout, op)
         flat = torch.cat([part.reshape(-1) for part in parts])
         if factor is not None:
             flat.mul_(factor)
@@ -69,14 +103,17 @@ class Reductions(Issuing):
         even = None if len(set(counts)) == 1 else counts
         return Work(self._reduce_scatter(output, flat, name, limit, even), [output])
 
+    @operation("_reduce_scatter_base_", "reduce_scatter")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Combine a tensor of all ranks; rank r keeps its r-th part."""
         (name, factor), limit = self._reduction(opts, None)
         x = input if factor is None else input * factor
         return Work(self._reduce_scatter(output, x, name, limit), [output])
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    @operation("reduce_scatter_tensor_coalesced_", "reduce_scatter")
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Combine several tensors of all ranks; rank r keeps the r-th part of each."""
+        outputs, inputs = self._check_pairs(outputs, inputs, parts="outputs")
         (name, factor), limit = self._reduction(opts, None)
         scaled = [x if factor is None else x * factor for x in inputs]
         fused, rest = self._parted(outputs, scaled)
@@ -98,30 +135,54 @@ class Reductions(Issuing):
         return self._issue(place, "reduce_scatter", source, op, out, counts=counts, limit=limit)
 
 
-def _sum_sparse(group: Group, tensor: torch.Tensor, op: tuple[str, Any], limit_s: float) -> Work:
+# How tensors of one rank are combined; a mean is divided by the number of ranks only, as c10d does it.
+_LOCALLY: dict[str, Callable[..., torch.Tensor]] = {
+    "sum": torch.add,
+    "mean": torch.add,
+    "prod": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
+
+
+def _combined(tensors: Tensors, op: str) -> torch.Tensor:
+    """Combine the tensors of this rank into the first, and return it."""
+    first = tensors[0].detach()
+    for other in tensors[1:]:
+        _LOCALLY[op](first, other.detach(), out=first)
+    return first
+
+
+def _sum_sparse(group: Group, tensors: Tensors, op: tuple[str, Any], limit_s: float) -> Work:
     """Add up the sparse tensors of all ranks, in place; returns once all ranks have said how many elements they have.
 
     Args:
         group: Of the ranks.
-        tensor: In coordinate layout, with the same axes on all ranks.
+        tensors: Of this rank, in coordinate layout, with the same axes on all ranks; each becomes the sum of all.
         op: The reduction asked for, which must be a sum.
         limit_s: How long each part may take.
 
     Cost: two all-gathers of all elements and their places, after one of their numbers.
 
     Raises:
-        ValueError: If it is in another layout, or not to be summed.
+        CallError: If they are in another layout, or not to be summed.
     """
+    tensor = tensors[0]
     if tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"tensor: it is {tensor.layout}; backend 'overlap' sums sparse_coo tensors; pass .to_dense()")
+        raise CallError(f"tensor: it is {tensor.layout}; backend 'overlap' sums sparse_coo tensors; pass .to_dense()")
     if op != ("sum", None):
-        raise ValueError(f"op: sparse tensors can be summed only, got {op[0]!r}; pass .to_dense()")
+        raise CallError(f"op: sparse tensors can be summed only, got {op[0]!r}; pass .to_dense()")
     mine = tensor.detach().coalesce()
+    for other in tensors[1:]:
+        mine = (mine + other.detach()).coalesce()
     count, axes = len(mine.values()), mine.sparse_dim()
     said: dict[str, Any] = {"timeout_s": limit_s, "call_site": users_frame()}
     told = group.all_gather(np.array([count, axes], np.int64), **said).result().reshape(-1, 2)
     if (told[:, 1] != axes).any():
-        raise ValueError(f"tensor: all ranks must have as many sparse axes, they have {told[:, 1].tolist()}")
+        raise CallError(f"tensor: all ranks must have as many sparse axes, they have {told[:, 1].tolist()}")
     counts = told[:, 0].tolist()
     width = mine.values()[0:1].numel() if count else _width(mine)
     places = flat_input(mine.indices().t().contiguous()).reshape(-1, axes)
@@ -132,10 +193,9 @@ def _sum_sparse(group: Group, tensor: torch.Tensor, op: tuple[str, Any], limit_s
         where, what = (torch.from_numpy(np.array(future.result(0))) for future in gathered)
         shape = (sum(counts), *mine.shape[axes:])
         total = torch.sparse_coo_tensor(where.t(), what.reshape(shape), mine.shape, check_invariants=False)
-        with torch.no_grad():
-            tensor.copy_(total.coalesce())
+        copy_to(tensors, total.coalesce())
 
-    return Work(Joined(cast("list[Handle]", gathered), add_up), [tensor])
+    return Work(Joined(cast("list[Handle]", gathered), add_up), tensors)
 
 
 def _width(tensor: torch.Tensor) -> int:

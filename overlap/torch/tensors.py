@@ -9,6 +9,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from .errors import CallError
+
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 # Types that numpy lacks travel as the types of ml_dtypes of that name: torch gives the bits away as integers.
@@ -29,7 +31,7 @@ def view_of(tensor: torch.Tensor) -> Array:
     """Return an array that is the tensor's memory, with its shape and strides.
 
     Raises:
-        ValueError: If the memory is not that of plain numbers on the CPU; says what to pass instead.
+        CallError: If the memory is not that of plain numbers on the CPU; says what to pass instead.
     """
     narrow = _NARROW.get(tensor.dtype)
     try:
@@ -38,9 +40,7 @@ def view_of(tensor: torch.Tensor) -> Array:
         bits, kind = narrow
         return tensor.detach().view(bits).numpy().view(kind)  # type: ignore[no-any-return]
     except (TypeError, RuntimeError, ValueError) as error:
-        raise ValueError(
-            _hint(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}"
-        ) from None
+        raise CallError(_hint(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}") from None
 
 
 def flat_input(tensor: torch.Tensor) -> Array:
@@ -73,41 +73,92 @@ def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
         start += view.size
 
 
+def copy_to(tensors: Iterable[torch.Tensor], tensor: torch.Tensor) -> None:
+    """Write a tensor to each of several."""
+    with torch.no_grad():
+        for each in tensors:
+            each.copy_(tensor)
+
+
 def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors lie in one piece of memory, perhaps apart."""
     return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
 
-def one_tensor(tensors: list[torch.Tensor], argument: str) -> torch.Tensor:
-    """Return the only tensor of a list: a process has one device, the CPU.
+def listed(tensors: Any, argument: str) -> list[torch.Tensor]:
+    """Return a list of tensors, from a list or a single tensor.
 
     Raises:
-        ValueError: If there are more or fewer.
+        TypeError: If it is neither.
+        CallError: If the list is empty.
     """
-    if len(tensors) != 1:
-        raise ValueError(f"{argument}: expected one tensor, for the one CPU of this rank, got {len(tensors)}")
-    return tensors[0]
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    if not isinstance(tensors, list | tuple) or not all(isinstance(each, torch.Tensor) for each in tensors):
+        raise TypeError(f"{argument}: expected a tensor or a list of tensors, got {tensors!r:.200}")
+    if not tensors:
+        raise CallError(f"{argument}: expected at least one tensor, got an empty list")
+    return list(tensors)
+
+
+def one_tensor(tensors: Any, argument: str) -> torch.Tensor:
+    """Return the only tensor of a list, or the tensor: a process has one device, the CPU.
+
+    Raises:
+        TypeError: If it is neither.
+        CallError: If there are more or fewer.
+    """
+    if type(tensors) is list and len(tensors) == 1 and isinstance(tensors[0], torch.Tensor):
+        return tensors[0]
+    found = listed(tensors, argument)
+    if len(found) != 1:
+        raise CallError(f"{argument}: expected one tensor, for the one CPU of this rank, got {len(found)}")
+    return found[0]
+
+
+def check_memory(tensors: Iterable[torch.Tensor]) -> None:
+    """Check that the memory of each tensor can be used, before an operation begins with the first.
+
+    Raises:
+        CallError: If that of one cannot; says what to pass instead.
+    """
+    for tensor in tensors:
+        view_of(tensor)
 
 
 def same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:
-    """Check that tensors which travel together have one dtype and one device.
+    """Check that tensors which travel together have one device, one dtype and one layout.
 
     Raises:
-        ValueError: Naming both.
+        CallError: Naming both.
     """
     first: torch.Tensor | None = None
     for index, tensor in enumerate(tensors):
         first = tensor if first is None else first
         if tensor.device != first.device:
-            raise ValueError(
+            raise CallError(
                 f"{argument}: all tensors must be on one device, number 0 is on {first.device} and number {index} on "
                 f"{tensor.device}"
             )
         if tensor.dtype != first.dtype:
-            raise ValueError(
-                f"{argument}: all tensors must have one dtype, number 0 is {first.dtype} and number {index} "
-                f"{tensor.dtype}"
-            )
+            raise _differ(argument, "dtype", first.dtype, index, tensor.dtype)
+        if tensor.layout != first.layout:
+            raise _differ(argument, "layout", first.layout, index, tensor.layout)
+
+
+def same_shape(tensors: list[torch.Tensor], argument: str) -> None:
+    """Check that tensors have one shape.
+
+    Raises:
+        CallError: Naming both.
+    """
+    for index, tensor in enumerate(tensors):
+        if tensor.shape != tensors[0].shape:
+            raise _differ(argument, "shape", tuple(tensors[0].shape), index, tuple(tensor.shape))
+
+
+def _differ(argument: str, what: str, first: object, index: int, other: object) -> CallError:
+    return CallError(f"{argument}: all tensors must have one {what}, number 0 is {first} and number {index} {other}")
 
 
 def _hint(tensor: torch.Tensor) -> str | None:

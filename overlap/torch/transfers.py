@@ -9,8 +9,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from .issuing import Issuing, Tensors, listed, nested, users_frame
-from .tensors import copy_blocks, flat_input, flat_output, one_tensor, overlaps, same_kind
+from .errors import CallError
+from .issuing import Issuing, Tensors, nested, root_of, users_frame
+from .operations import operation
+from .tensors import (
+    Array,
+    check_memory,
+    copy_blocks,
+    copy_to,
+    flat_input,
+    flat_output,
+    listed,
+    one_tensor,
+    overlaps,
+    same_kind,
+    same_shape,
+)
 from .work import Handle, Joined, Work
 
 # The last tag of ours is for all-to-all exchanges of unequal parts.
@@ -21,29 +35,75 @@ _TAGS = _ALL_TO_ALL_TAG
 class Transfers(Issuing):
     """broadcast, all_gather, gather, scatter, all_to_all, send and recv, in the forms that torch has of them."""
 
-    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Give every rank the root's tensor."""
-        tensor = one_tensor(listed(tensors), "tensors")
-        root = opts if isinstance(opts, int) else int(opts.rootRank)
-        limit = self._limit(opts, timeout)
+    @operation("broadcast_", "broadcast")
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
+    ) -> Work:
+        """Give every rank the root's tensor; of several tensors, each gets the one that the root's options name."""
+        found = listed(tensors, "tensors")
+        src, limit = root_of(opts, root, len(found)), self._limit(opts, timeout)
+        if len(found) == 1:
+            return Work(self._broadcast(found[0], src, limit), found)
+        same_kind(found, "tensors")
+        same_shape(found, "tensors")
+        check_memory(found)
+        told = found[int(getattr(opts, "rootTensor", 0)) if self._group.rank == src else 0]
+        handle = self._broadcast(told, src, limit)
+        return Work(Joined([handle], lambda: copy_to(found, told)), found)
+
+    def _broadcast(self, tensor: torch.Tensor, root: int, limit: float) -> Handle:
         out, place = flat_output(tensor)
         if self._group.rank == root:
             place = None
-        return Work(self._issue(place, "broadcast", out, root, out, limit=limit), [tensor])
+        return self._issue(place, "broadcast", out, root, out, limit=limit)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Give every rank the tensors of all ranks, which may differ in size."""
-        tensor = one_tensor(listed(inputs), "input_tensors")
-        parts = nested(outputs, "output_tensors")
-        limit = self._limit(opts, timeout)
-        return Work(self._all_gather(parts, tensor, limit), [parts])
+    @operation("allgather_", "all_gather")
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Give every rank the tensors of all ranks, which may differ in size.
 
-    def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        A rank may give several tensors of one size, and then takes as many lists, each of all tensors of all ranks.
+        """
+        xs, limit = listed(input_tensors, "input_tensors"), self._limit(opts, timeout)
+        if len(xs) == 1:
+            parts = nested(output_tensors, "output_tensors")
+            return Work(self._all_gather(parts, xs[0], limit), parts)
+        lists = [listed(parts, "output_tensors") for parts in output_tensors]
+        if len(lists) != len(xs):
+            raise CallError(f"output_tensors: expected one list for each of {len(xs)} input tensors, got {len(lists)}")
+        for parts in lists:
+            self._check_count(parts, "output_tensors", each=len(xs))
+            same_kind([*xs, *parts], "input_tensors, output_tensors")
+            same_shape([*xs, *parts], "input_tensors, output_tensors")
+        flat = flat_input(torch.stack([x.detach() for x in xs]))
+
+        def place(gathered: Array) -> None:
+            for parts in lists:
+                copy_blocks(gathered, parts)
+
+        return Work(self._issue(place, "all_gather", flat, limit=limit), lists)
+
+    @operation("allgather_coalesced_", "all_gather")
+    def allgather_coalesced(self, output_lists: Any, input_tensors: Any, opts: Any = None) -> Work:
         """Give every rank several tensors of all ranks: `output_lists[rank][i]` is tensor `i` of a rank."""
         self._check_count(output_lists, "output_lists")
-        limit = self._limit(opts, None)
+        xs, limit = listed(input_tensors, "input_list"), self._limit(opts, None)
+        for rank, outs in enumerate(output_lists):
+            if len(listed(outs, "output_lists")) != len(xs):
+                raise CallError(
+                    f"output_lists: number {rank} must have {len(xs)} tensors, as the inputs, has {len(outs)}"
+                )
+            for index, (out, x) in enumerate(zip(outs, xs, strict=True)):
+                same_kind([x, out], f"input {index}, output_lists[{rank}]")
+                if out.numel() != x.numel():
+                    raise CallError(
+                        f"output_lists: tensor {index} of number {rank} must have {x.numel()} elements, as the input, "
+                        f"has {out.numel()}"
+                    )
+        check_memory(xs)
         columns = list(zip(*output_lists, strict=True))
-        handles = [self._all_gather(list(outs), x, limit) for outs, x in zip(columns, inputs, strict=True)]
+        handles = [self._all_gather(list(outs), x, limit) for outs, x in zip(columns, xs, strict=True)]
         return Work(Joined(handles), output_lists)
 
     def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float) -> Handle:
@@ -51,7 +111,7 @@ class Transfers(Issuing):
         same_kind([tensor, *parts], "output_tensors, input")
         counts, own = [part.numel() for part in parts], self._group.rank
         if counts[own] != tensor.numel():
-            raise ValueError(
+            raise CallError(
                 f"output_tensors: number {own} is for this rank's own tensor, which has {tensor.numel()} elements, "
                 f"and has {counts[own]}"
             )
@@ -60,13 +120,16 @@ class Transfers(Issuing):
             lambda gathered: copy_blocks(gathered, parts), "all_gather", flat_input(tensor), counts=even, limit=limit
         )
 
+    @operation("_allgather_base_", "all_gather")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Join the tensors of all ranks."""
         limit = self._limit(opts, None)
         return Work(self._all_gather_single(output, input, limit), [output])
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    @operation("allgather_into_tensor_coalesced_", "all_gather")
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Join several tensors of all ranks, each by itself."""
+        outputs, inputs = self._check_pairs(outputs, inputs, parts="inputs")
         limit = self._limit(opts, None)
         fused, rest = self._parted(outputs, inputs)
         handles = [self._all_gather_single(outputs[i], inputs[i], limit) for i in rest]
@@ -81,78 +144,96 @@ class Transfers(Issuing):
         out, place = flat_output(output)
         return self._issue(place, "all_gather", flat_input(x), out, limit=limit)
 
+    @operation("gather_", "gather")
     def gather(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        root: int | None = None,
     ) -> Work:
         """Give the root the tensors of all ranks."""
-        tensor = one_tensor(listed(inputs), "input_tensors")
-        dst = opts if isinstance(opts, int) else root if root is not None else int(opts.rootRank)
+        tensor = one_tensor(input_tensors, "input_tensors")
+        dst = root_of(opts, root)
         limit = self._limit(opts, timeout)
         if self._group.rank != dst:
-            if outputs and outputs != [[]]:
-                raise ValueError(f"output_tensors: only rank {dst}, which gathers, has any; pass none")
+            if output_tensors and output_tensors != [[]]:
+                raise CallError(f"output_tensors: only rank {dst}, which gathers, has any; pass none")
             return Work(self._issue(None, "gather", flat_input(tensor), dst, limit=limit), [])
-        parts = nested(outputs, "output_tensors")
+        parts = nested(output_tensors, "output_tensors")
         self._check_count(parts, "output_tensors")
         same_kind([tensor, *parts], "output_tensors, input")
         self._check_sizes(parts, tensor, "output_tensors")
         handle = self._issue(
             lambda gathered: copy_blocks(gathered, parts), "gather", flat_input(tensor), dst, limit=limit
         )
-        return Work(handle, [parts])
+        return Work(handle, parts)
 
+    @operation("scatter_", "scatter")
     def scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
+        self,
+        output_tensors: Any,
+        input_tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        root: int | None = None,
     ) -> Work:
         """Give each rank one of the root's tensors."""
-        output = one_tensor(listed(outputs), "output_tensors")
-        src = opts if isinstance(opts, int) else root if root is not None else int(opts.rootRank)
+        output = one_tensor(output_tensors, "output_tensors")
+        src = root_of(opts, root)
         limit = self._limit(opts, timeout)
         out, place = flat_output(output)
         if self._group.rank == src:
-            parts = nested(inputs, "input_tensors")
+            parts = nested(input_tensors, "input_tensors")
             self._check_count(parts, "input_tensors")
             same_kind([output, *parts], "output, input_tensors")
             self._check_sizes(parts, output, "input_tensors")
             whole = flat_input(torch.cat([part.reshape(-1) for part in parts]))
-        elif inputs and inputs != [[]]:
-            raise ValueError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
+        elif input_tensors and input_tensors != [[]]:
+            raise CallError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
         else:  # not read, but it tells size and dtype: to ask the root takes 0.8 ms (8 bytes: 0.1 ms without)
             whole = np.empty(out.size * self._group.size, out.dtype)
         return Work(self._issue(place, "scatter", whole, src, out, limit=limit), [output])
 
+    @operation("alltoall_base_", "all_to_all")
     def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
         """Cut a tensor along axis 0 and send part i to rank i; part i of the output comes from rank i."""
         same_kind([output, input], "output, input")
         limit = self._limit(opts, timeout)
-        if not output_splits and not input_splits:
+        if not output_split_sizes and not input_split_sizes:
             return self._all_to_all_even(output, input, limit)
-        parts = _split(output, output_splits, self._group.size, "output_split_sizes")
-        sent = _split(input, input_splits, self._group.size, "input_split_sizes")
+        parts = _split(output, output_split_sizes, self._group.size, "output_split_sizes")
+        sent = _split(input, input_split_sizes, self._group.size, "input_split_sizes")
         return self._all_to_all(parts, sent, limit, output)
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    @operation("alltoall_", "all_to_all")
+    def alltoall(
+        self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
         """Send tensor i of a list to rank i; tensor i of the outputs comes from rank i."""
-        self._check_count(outputs, "output_tensors")
-        self._check_count(inputs, "input_tensors")
-        same_kind([*outputs, *inputs], "output_tensors, input_tensors")
-        return self._all_to_all(outputs, inputs, self._limit(opts, timeout), outputs)
+        outs, xs = listed(output_tensors, "output_tensors"), listed(input_tensors, "input_tensors")
+        self._check_count(outs, "output_tensors")
+        self._check_count(xs, "input_tensors")
+        same_kind([*outs, *xs], "output_tensors, input_tensors")
+        check_memory([*outs, *xs])
+        return self._all_to_all(outs, xs, self._limit(opts, timeout), outs)
 
     def _all_to_all_even(self, output: torch.Tensor, x: torch.Tensor, limit: float) -> Work:
         size = self._group.size
         for tensor, argument in ((output, "output"), (x, "input")):
             if tensor.dim() and tensor.size(0) % size:
-                raise ValueError(
+                raise CallError(
                     f"{argument}: axis 0 has {tensor.size(0)} rows, which {size} ranks cannot share evenly; pass "
                     f"{argument}_split_sizes"
                 )
@@ -172,25 +253,28 @@ class Transfers(Issuing):
             handles.append(self._issue(None, "send", flat_input(part), rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
         return Work(Joined(handles), [value] if isinstance(value, torch.Tensor) else value)
 
-    def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
+    @operation("send", "send")
+    def send(self, tensors: Any, dst: int, tag: int) -> Work:
         """Send a tensor to a rank of the group."""
-        tensor = one_tensor(listed(tensors), "tensors")
+        tensor = one_tensor(tensors, "tensors")
         _check_tag(tag)
         limit = self._limit(None, None)
         return Work(self._issue(None, "send", flat_input(tensor), dst, tag, limit=limit), [tensor])
 
-    def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
+    @operation("recv_", "recv")
+    def recv(self, tensors: Any, src: int, tag: int) -> Work:
         """Receive a tensor from a rank of the group."""
         return self._recv(tensors, src, tag)
 
-    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+    @operation("recv_any_source_", "recv")
+    def recv_anysource(self, tensors: Any, tag: int) -> Work:
         """Receive a tensor from any rank; `work.source_rank()` says which one."""
         return self._recv(tensors, None, tag)
 
     recvAnysource = recv_anysource
 
-    def _recv(self, tensors: Tensors, src: int | None, tag: int) -> Work:
-        tensor = one_tensor(listed(tensors), "tensors")
+    def _recv(self, tensors: Any, src: int | None, tag: int) -> Work:
+        tensor = one_tensor(tensors, "tensors")
         _check_tag(tag)
         out, place = flat_output(tensor)
         limit = self._limit(None, None)
@@ -203,7 +287,7 @@ def _split(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str
     if not sizes:
         sizes = [tensor.size(0) // ranks] * ranks
     if len(sizes) != ranks or sum(sizes) != tensor.size(0):
-        raise ValueError(
+        raise CallError(
             f"{argument}: expected {ranks} sizes that are {tensor.size(0)} rows together, got {list(sizes)}"
         )
     return list(tensor.split(list(sizes)))
@@ -211,4 +295,4 @@ def _split(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str
 
 def _check_tag(tag: int) -> None:
     if not 0 <= tag < _TAGS:
-        raise ValueError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")
+        raise CallError(f"tag: expected 0 to {_TAGS - 1}, got {tag}")

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import trio
 
-from ..errors import DeadlineError
+from .errors import backend_error, timed_out
 
 
 class Handle(Protocol):
@@ -179,6 +179,10 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         """Return a future that is done when this is, as `get_future` does."""
         return self.get_future()
 
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Call a function that neither waits nor fails once the operation has ended, well or badly."""
+        self._handle.add_done_callback(lambda _: call())
+
     def _value(self, _: object) -> object:
         self.wait()
         return self._tensors
@@ -195,18 +199,3 @@ def _in_a_thread(begun: torch.futures.Future[None]) -> None:
 
 def _told(outcome: Any) -> None:
     """Ignore the outcome of a thread; errors of callbacks are in the futures that `then` returned."""
-
-
-def backend_error(error: BaseException) -> BaseException:
-    """Return the exception for an operation that failed with `error`, which becomes its cause."""
-    if not isinstance(error, Exception) or isinstance(error, dist.DistError):
-        return error
-    text = timed_out(error.timeout_s, error) if isinstance(error, DeadlineError) else str(error)
-    told: BaseException = dist.DistBackendError(text)
-    told.__cause__ = error
-    return told
-
-
-def timed_out(seconds: float | None, error: BaseException) -> str:
-    """Return the text of an error that came of waiting too long, in the words that programs look for."""
-    return f"backend 'overlap': Timed out after {seconds:g} s: {error}"

@@ -280,7 +280,7 @@ REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
         "tensor: it is torch.sparse_csr; backend 'overlap' sums sparse_coo tensors; pass .to_dense()",
     ),
     "several tensors": (
-        lambda group: group.allreduce([torch.ones(1)] * 2),
+        lambda group: group.send([torch.ones(1)] * 2, 0, 0),
         "tensors: expected one tensor, for the one CPU of this rank, got 2",
     ),
     "too few outputs": (
