@@ -8,7 +8,7 @@ is checked field by field before it is believed.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter_ns
@@ -326,7 +326,13 @@ class ControlPlane:
             failure = OverlapError(f"process {told.member} sent a message that cannot be meant: {error}")
             self._world.fail_elsewhere(own[0], failure, [])
 
+    def _check_ranks(self, ranks: Iterable[int]) -> None:
+        known = {rank for placed in self._placement for rank in placed}
+        if unknown := [rank for rank in ranks if rank not in known]:
+            raise OverlapError(f"it speaks of rank {unknown[0]}, and there are {len(known)}")
+
     def _hear_failed(self, _: int, said: Failed) -> None:
+        self._check_ranks([said.culprit])
         error = RemoteError(said.kind, said.text, trace=said.trace, place=said.place)
         self._world.fail_elsewhere(said.culprit, error, said.doing)
 
@@ -351,6 +357,7 @@ class ControlPlane:
             self._announce_at_once(said.channel)
 
     def _hear_disagreed(self, _: int, said: Disagreed) -> None:
+        self._check_ranks(said.ranks)
         if (known := self._communicators.spanning.get(said.channel)) is not None:
             error = partial(
                 CollectiveMismatchError,
@@ -389,6 +396,7 @@ class ControlPlane:
         """Return the standings that a process has told, if they are about its own ranks."""
         if any(standing.rank not in self._placement[member] for standing in standings):
             raise OverlapError("it told where the ranks of another process stand")
+        self._check_ranks(rank for standing in standings for rank in standing.awaits)
         return standings
 
 

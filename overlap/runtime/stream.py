@@ -100,8 +100,11 @@ class Stream:
         del outstanding.operations[operation]
         if outstanding.draining or failure is not None:
             outstanding.note_end(operation, failure)
-        if not operation.active:  # it failed before its turn came
-            self._waiting.remove(operation)
+        if not operation.active:  # it failed before its turn came; a world that ends begins with the newest
+            if self._waiting[-1] is operation:
+                self._waiting.pop()
+            else:
+                self._waiting.remove(operation)
             return
         del self._in_flight[operation]
         while self._waiting and self.has_room:

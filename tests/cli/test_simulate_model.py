@@ -106,3 +106,20 @@ def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
     code, out, err = overlap("simulate", *ON[:-1], "trn2.3xlarge", "--best", "pp,dp", "--global-batch", "8")
     assert (code, err) == (130, "overlap: interrupted; 1 layouts were simulated\n")
     assert out.startswith("searched for pp, dp: 3 layouts, 1 simulated, and was interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "computes"),
+    [
+        (("--layers", "100000"), 4 * 100_000 * 3),
+        (("--layers", str(10**9)), 4 * 10**9 * 3),
+        (("--layers", str(10**9), "--pp", "2"), 4 * 10**9 // 2 * 5),
+        (("--layers", str(10**9), "--best", "tp"), 4 * 10**9 // 64),
+        (("--schedule", "interleaved-1f1b", "--pp", "2", "--layers", "8", "--global-batch", str(10**9)), None),
+    ],
+)
+def test_a_step_that_is_too_large_is_refused_before_anything_of_it_is_built(overlap, words, computes):
+    """It took a minute, or all memory."""
+    code, out, err = overlap("simulate", "--model", "llama-8b", "--on", "trn2.48xlarge", *words)
+    assert (code, out) == (2, "")
+    assert re.search(rf"^overlap: --layers: .* has {computes or '.*'} computes or more .* at most 20000: ", err), err

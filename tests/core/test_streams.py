@@ -1,6 +1,7 @@
 """Streams: windows that bound what is in flight, priorities that order what leaves, and never a deadlock."""
 
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -385,3 +386,25 @@ def test_no_operation_starts_far_behind_the_oldest_unfinished_one() -> None:
 
     expected = [True] * (SPAN - 1) + [False] * (101 - SPAN)
     assert overlap.run(main, ranks=2, clock="virtual") == [expected] * 2
+
+
+class NeverSearched(deque[object]):
+    """A queue whose middle nobody asks for: that takes as long as it is."""
+
+    def remove(self, value: object) -> None:
+        raise AssertionError("the queue is searched")
+
+
+def test_a_world_that_ends_with_much_queued_does_not_search_for_each_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand operations that waited for room took minutes to give up, in which no signal was heard."""
+
+    async def main(rank: overlap.Rank) -> None:
+        stream = rank.stream("full", window=2)
+        for _ in range(50):
+            rank.recv(np.empty(1), 1 - rank.rank, stream=stream)
+        await rank.barrier()
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr("overlap.runtime.stream.deque", NeverSearched)
+    with pytest.raises(overlap.RankFailedError, match="on purpose"):
+        run(main, 2)

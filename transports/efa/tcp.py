@@ -59,8 +59,8 @@ _LONGEST_MS, _SHORTEST_US = 1000, 10_000
 
 # In Linux's `struct tcp_info` (linux/tcp.h, appended to and never changed): keepalive probes that were not answered,
 # segments under way, milliseconds since an acknowledgement, the smoothed round trip in microseconds, segments that were
-# sent again, and segments with data that were sent in all.
-_INFO = struct.Struct("=3xB20xI28xI8xI28xI52xI")
+# sent again, segments with data that were sent in all, and those of them of which the receiver said that it had them.
+_INFO = struct.Struct("=3xB20xI28xI8xI28xI52xI56xI")
 
 
 class TcpInfo(NamedTuple):
@@ -70,7 +70,7 @@ class TcpInfo(NamedTuple):
     since_s: float  # since the last acknowledgement
     round_trip_s: float
     sent: int  # segments, since the connection began
-    again: int  # of these, repetitions
+    again: int  # of these, repetitions; but for those that turned out to be needless
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo | None:
@@ -87,8 +87,10 @@ def tcp_info(connection: socket.socket) -> TcpInfo | None:
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     except OSError:
         return None
-    probes, under_way, since_ms, round_trip_us, again, sent = _INFO.unpack(told.ljust(_INFO.size, b"\0"))
-    return TcpInfo(under_way > 0 or probes > 0, since_ms / 1000, round_trip_us / 1e6, sent, again)
+    unpacked = _INFO.unpack(told.ljust(_INFO.size, b"\0"))
+    probes, under_way, since_ms, round_trip_us, again, sent, needless = unpacked
+    lost = max(0, again - needless)
+    return TcpInfo(under_way > 0 or probes > 0, since_ms / 1000, round_trip_us / 1e6, sent, lost)
 
 
 def unsent_bytes(connection: socket.socket) -> int:
@@ -135,7 +137,7 @@ class Health:
         """
         if self._known or seen is None or seen.sent - self._sent < _LEAST_SEGMENTS:
             return ""
-        share = (seen.again - self._again) / (seen.sent - self._sent)
+        share = (seen.again - self._again) / (seen.sent - self._sent)  # below 0 as what seemed lost turns out not to be
         self._sent, self._again = seen.sent, seen.again
         self._in_a_row = self._in_a_row + 1 if share >= _MUCH else 0
         if self._in_a_row < _LOOKS:

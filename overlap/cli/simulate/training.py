@@ -21,6 +21,7 @@ from ...planning.estimates import Estimate, Sensitivity, sensitivities
 from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, ORDERS
 from ...planning.search import FREE, Candidate, Found, candidates, search
 from ...settings import Option
+from ...timeline.recording import DEFAULT_CAPACITY
 from ...units import count, integer, number, parse_bytes, switch
 from ..options import add_options, flag_of, values
 from ..output import STDOUT, as_json, written
@@ -32,6 +33,9 @@ EFFICIENCY = 0.5
 
 _SEARCHED_BATCH = 1024
 """Samples of a step in a search by default: only layouts with equal batches can be compared."""
+
+# Computes of a layer for a microbatch, at least: attention and perceptron, forward and backward.
+_LEAST_COMPUTES = 4
 
 _FIGURES = {
     name: Option(read=count, metavar="N", help=f"{figure}; default: the model's")
@@ -132,6 +136,7 @@ def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
     layout = _layout(args, cluster, virtual.dtype, names)
     if args.price is not None and not 0 < args.price < float("inf"):
         raise UsageError(f"--price: expected a positive number, got {args.price!r}")
+    _check_size(model, layout, cluster, searched=bool(names))
     found = Found() if names else None
     begun_s, interrupted = perf_counter(), False
     if found is None:
@@ -213,6 +218,19 @@ def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[
         given["dp"] = cluster.world_size // shared
     given.setdefault("global_batch", 8 * given.get("pp", 1) * given["dp"] * given.get("micro_batch", 1))
     return Layout(dtype=dtype, **given)
+
+
+def _check_size(model: Model, layout: Layout, cluster: Cluster, *, searched: bool) -> None:
+    """Refuse a step with more computes on a rank than are recorded, before anything of it is built."""
+    shared, batches = (cluster.world_size, 1) if searched else (layout.pp, min(layout.microbatches, 2 * layout.pp + 1))
+    if layout.chunks > 1 and not searched:  # those are all simulated, see `estimate`
+        batches = layout.microbatches
+    computes = _LEAST_COMPUTES * -(-model.layers // shared) * batches
+    if computes > DEFAULT_CAPACITY:
+        raise UsageError(
+            f"--layers: a rank of {model.name} with {model.layers} layers has {computes} computes or more in the step "
+            f"that is simulated; expected at most {DEFAULT_CAPACITY}: take fewer, more --pp, or a larger --micro-batch"
+        )
 
 
 def _search(

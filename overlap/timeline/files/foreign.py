@@ -56,9 +56,9 @@ def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timel
 def complete(events: Sequence[Event]) -> list[Event]:
     """Return the complete events, including pairs of a begin and an end on one thread."""
     slices = [event for event in events if event.get("ph") == "X"]
-    open_on: dict[tuple[object, object], list[Event]] = {}
+    open_on: dict[tuple[str, str], list[Event]] = {}
     for event in events:
-        thread = open_on.setdefault((event.get("pid"), event.get("tid")), [])
+        thread = open_on.setdefault((str(event.get("pid")), str(event.get("tid"))), [])
         if event.get("ph") == "B":
             thread.append(event)
         elif event.get("ph") == "E" and thread:

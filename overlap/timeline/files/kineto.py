@@ -80,12 +80,12 @@ class _Reader:
 
     def _operators(self, events: Sequence[Event]) -> Iterator[Span]:
         """Yield the operators that are inside no other of their thread; operators of c10d only enqueue or wait."""
-        threads: dict[object, list[Span]] = {}
+        threads: dict[str, list[Span]] = {}
         for event in events:
             name = str(event.get("name", ""))
             if event.get("cat") == "cpu_op" and not name.startswith(("c10d::", "record_param_comms")):
                 span = self._span(event, "compute", f"compute {event.get('tid', '')}".strip(), name)
-                threads.setdefault(event.get("tid"), []).append(span)
+                threads.setdefault(str(event.get("tid")), []).append(span)
         for spans in threads.values():
             spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
             until_ns = spans[0].start_ns - 1

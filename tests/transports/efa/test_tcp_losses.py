@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from typing import cast
 
 import pytest
@@ -50,6 +51,35 @@ def test_queues_that_overflow_now_and_then_change_nothing(lost: list[int]) -> No
     connection = Connection()
     counts = [(1000 * (index + 1), sum(lost[: index + 1])) for index in range(len(lost))]
     assert told(counts, connection) == [""] * 4
+    assert connection.chosen == []
+
+
+class Told:
+    """A socket of which the kernel tells what it is told to."""
+
+    family = socket.AF_INET
+
+    def __init__(self, again: int, sent: int, had: int) -> None:
+        told = struct.pack("=100xI52xI56xI", again, sent, had)  # as linux/tcp.h lays it out
+        self._told = told.ljust(232, b"\0")
+
+    def getsockopt(self, level: int, option: int, nbytes: int) -> bytes:
+        return self._told[:nbytes]
+
+
+@pytest.mark.parametrize(("had", "lost"), [(0, 157), (156, 1), (157, 0), (200, 0)])
+def test_what_the_receiver_already_had_was_not_lost(had: int, lost: int) -> None:
+    """A host that is merely busy acknowledges late: the sender repeats segments, and the receiver says it has them."""
+    seen = tcp_info(cast("socket.socket", Told(157, 4000, had)))
+    assert seen is not None
+    assert (seen.again, seen.sent) == (lost, 4000)
+
+
+def test_a_busy_host_hears_nothing_and_keeps_its_congestion_control() -> None:
+    connection, health = Connection(), Health()
+    for look in range(1, 6):
+        seen = tcp_info(cast("socket.socket", Told(157 * look, 4000 * look, 156 * look)))
+        assert health.note_losses(cast("socket.socket", connection), seen) == ""
     assert connection.chosen == []
 
 
