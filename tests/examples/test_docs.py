@@ -1,20 +1,43 @@
 """What the pages for readers point at is there."""
 
 import re
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_the_first_page_leads_to_all_others():
-    links = set(re.findall(r"\]\((docs/[^)#]+)", PAGES[0].read_text(encoding="utf-8")))
-    assert links == {f"docs/{page.name}" for page in PAGES[1:]}
+    links = set(re.findall(r"\]\((docs/[^)#/]+\.md)", README.read_text(encoding="utf-8")))
+    assert links == {f"docs/{page.name}" for page in DOCS}
+
+
+def test_the_first_page_is_short():
+    assert len(README.read_text(encoding="utf-8").split()) <= 900
+
+
+def test_the_tutorial_leads_from_chapter_to_chapter():
+    folder = ROOT / "docs" / "tutorial"
+    chapters = sorted(page.name for page in folder.glob("[0-9]*.md"))
+    assert re.findall(r"\]\(([0-9][^)]+)\)", (folder / "README.md").read_text(encoding="utf-8")) == chapters
+    for name, following in pairwise(chapters):
+        assert (folder / name).read_text(encoding="utf-8").rstrip().endswith(f"]({following}).")
+
+
+def test_a_release_has_an_entry_in_the_changelog():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert headings[0] == "Unreleased"
+    assert version in headings

@@ -27,8 +27,8 @@ def test_the_first_program_sends_gradients_while_it_computes_and_says_how_much_w
 
 
 def test_the_program_that_connects_prints_what_is_said(tmp_path: Path) -> None:
-    text = README.read_text(encoding="utf-8")
-    [program] = re.findall(r"## In a program of your own.*?```python\n(.*?)```", text, re.DOTALL)
+    text = (README.parent / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    program = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     [printed] = re.findall(r"Each prints `(.*?)`", text)
     script = tmp_path / "meet.py"
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""The README's program for PyTorch, as it is printed, under torchrun."""
+"""The first program of the page on PyTorch, as it is printed, under torchrun."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.torch
 def test_the_program_trains_all_ranks_alike_and_shows_what_computes(tmp_path: Path) -> None:
-    [program] = re.findall(r"## PyTorch.*?```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    [program] = re.findall(r"## One word.*?```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(), re.DOTALL)
     script, trace = tmp_path / "train.py", tmp_path / "run.json"
     script.write_text(program)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
