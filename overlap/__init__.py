@@ -30,6 +30,7 @@
 #   state/      what a rank must find again after a restart
 #   timeline/   spans: recorded, as columns; measure/ (figures), files/ (bytes), draw/ (pictures), replay/ (what-ifs)
 #   parallel/   training strategies, built on nothing but what is public
+#   engines/, ray/, dask/   worlds on clusters of Ray and Dask: what both share, and each of them
 #   torch/      the backend of `torch.distributed`, and those strategies for its modules
 #   planning/   training steps from a configuration or a recorded run, and machine files; only the command imports it
 #   cli/        the `overlap` command, a file or a folder for each of its words
@@ -158,6 +159,8 @@ def __getattr__(name: str) -> object:
         from .version import version
 
         return version()
+    if name in ("dask", "ray"):  # the doors on engines that are installed as extras
+        return import_module(f".{name}", __name__)
     if name not in _LOADED_WHEN_USED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_LOADED_WHEN_USED[name]}", __name__), name)

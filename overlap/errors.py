@@ -44,6 +44,12 @@ class OverlapError(Exception):
         return _restored, (type(self), self.args, fields, _portable(self.__cause__), self.__suppress_context__)
 
 
+def portable(error: OverlapError) -> OverlapError:
+    """Return a copy of an error that any means of pickling can send: also one that looks at its cause by itself."""
+    made: OverlapError = _restored(*error.__reduce__()[1])  # type: ignore[misc]
+    return made
+
+
 def _restored(
     kind: type[OverlapError],
     args: tuple[object, ...],

@@ -6,9 +6,11 @@ Not `run.py`: a module of that name would take the place of the function `overla
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import trio
 
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
     from .simulation.simulated_backend import Virtual
 
 T = TypeVar("T")
+
+Engine: TypeAlias = Callable[[Callable[..., Awaitable[object]], tuple[object, ...], RunConfig], list[object]]
+"""Runs a program elsewhere: its function, its arguments after the rank, its settings."""
+
+_engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
 
 _SIGNS = {"OVERLAP_NODE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}
 
@@ -83,6 +90,8 @@ def run(
         algorithm=algorithm, check=check,
     )  # fmt: skip
     wanted = requested(main, args, asked)
+    if (engine := _engine.get()) is not None:
+        return cast("list[T]", engine(main, args, wanted))
     if trio.lowlevel.in_trio_run():
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
     keeper = Keeper(wanted)
@@ -139,6 +148,16 @@ async def run_async(
         results = await _live(main, args, wanted, keeper)
     keeper.warn()
     return results
+
+
+@contextmanager
+def running_on(engine: Engine) -> Iterator[None]:
+    """Let every `run` in the block take place on an engine; its results come back as if all ranks were here."""
+    token = _engine.set(engine)
+    try:
+        yield
+    finally:
+        _engine.reset(token)
 
 
 def _asked(clock: str | Virtual, cluster: str | topology.Cluster, **said: Any) -> RunConfig:

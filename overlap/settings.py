@@ -52,6 +52,9 @@ def option(**details: Any) -> Any:
 
 # -- values as text --------------------------------------------------------------------------------------------------
 
+ENGINES = ("ray", "dask")
+"""Engines that place processes, by the names of the rooms that use them."""
+
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
@@ -103,6 +106,13 @@ def parse_transport(text: str) -> str:
             factory.check(text)
     except factory.UnknownTransportError as error:
         raise UsageError(str(error).replace("known are ", "known are auto, ", 1)) from None
+    return text
+
+
+def parse_engine(text: str) -> str:
+    """Read the name of an engine."""
+    if text not in ENGINES:
+        raise UsageError(f"expected one of {', '.join(ENGINES)}, got {text!r}")
     return text
 
 
@@ -353,6 +363,11 @@ class Settings:
         off="any core",
         nodes=True,
     )
+    engine: str | None = option(
+        default="this machine",
+        read=parse_engine, metavar="NAME", nodes=True, variable=False,
+        help="place the nodes on a cluster of ray or dask, the one to which this machine is connected",
+    )  # fmt: skip
     tls_cert: str | None = option(
         rare=True, default="no encryption", read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True
     )

@@ -166,7 +166,7 @@ _LONGEST_S = 3600
 @pytest.fixture(autouse=True)
 def _what_is_long_by_nature_has_an_hour(request: pytest.FixtureRequest) -> None:
     """Put off the limit of one test, `faulthandler_timeout`, for those that go on for minutes."""
-    if request.node.get_closest_marker("kills") or request.node.get_closest_marker("soak"):
+    if any(request.node.get_closest_marker(name) for name in ("engines", "kills", "soak")):
         faulthandler.dump_traceback_later(_LONGEST_S, exit=True, file=sys.__stderr__)
 
 

@@ -71,7 +71,8 @@ HOUSE = (
     # what is built on it
     ("overlap.parallel.schedules",),
     ("overlap.parallel",),
-    ("overlap.torch", "overlap.planning"),
+    ("overlap.engines",),  # on clusters of others
+    ("overlap.torch", "overlap.planning", "overlap.ray", "overlap.dask"),
     ("overlap.testing",),
     ("overlap.cli",),
     ("overlap.__main__",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,15 @@ import trio
 from transports.tls import Tls
 
 from ..config import RunConfig
-from ..errors import UsageError
+from ..engines.progress import latest_step, reached_step
 from ..flight.autopsy import last_signs_of
 from ..flight.folder import ENDING, default_folder
-from ..flight.reading import Flight, read_flight
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
 from ..launch.verdict import culprit
 from ..processes.messages import Present
 from ..processes.roll_call import RollCall, answer_roll_call, call_roll
-from ..state.parts import Parts
 
 
 def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
@@ -43,7 +41,7 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
     records = Path(config.flight_dir or default_folder())
     restarts = Restarts(
         most=config.max_restarts,
-        latest=partial(_latest, config.state_dir),
+        latest=partial(latest_step, config.state_dir),
         reached=partial(_reached, records),
         place=_shown(config.state_dir),
         sleep=_no_pause if elastic and config.node_rank else time.sleep,  # only node 0 pauses; the others wait for it
@@ -92,31 +90,9 @@ def _no_pause(seconds: float) -> None:
     """Go on at once."""
 
 
-def _latest(folder: str | None) -> int | None:
-    """Return the step of the newest complete state or checkpoint on this machine."""
-    if folder is None:
-        return None
-    from ..parallel.checkpoints.files import complete_steps  # not at the top: loads all strategies and simulation
-
-    states = [save.step for save, _ in Parts(folder).complete()]
-    return max([*states, *complete_steps(folder)], default=None)
-
-
 def _reached(records: Path, pids: Sequence[int]) -> int | None:
     """Return the last step that any rank of an attempt began, from the flight records."""
-    steps = [step for file in _of(records, pids) for step in _steps(file)]
-    return max(steps, default=None)
-
-
-def _steps(file: Path) -> Iterator[int]:
-    try:
-        flight: Flight = read_flight(file)
-    except UsageError:
-        return
-    for record in flight.ranks:
-        yield from (op.step for op in record.operations if op.step is not None)
-        if record.step is not None:
-            yield record.step
+    return reached_step(_of(records, pids))
 
 
 def _of(records: Path, pids: Sequence[int]) -> list[Path]:

@@ -18,6 +18,7 @@ from ..notice import say
 from ..processes.place import find_place
 from ..processes.status import Status, status_of, tell_launcher
 from ..signals import Terminated, obeying
+from .engine import on_engine
 from .nodes import among_nodes, boot, fitted, run_nodes, starts_nodes
 from .options import add_settings, given
 from .output import output_path
@@ -100,6 +101,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _run_program(args: argparse.Namespace, config: RunConfig, program: Callable[[], object]) -> int:
+    if config.engine is not None:
+        with imposed(config), as_main(), told_traces(args.trace, config.trace), on_engine(config):
+            program()
+        return 0
     if starts_nodes(config):
         _check_readable_twice(args.script)
         return run_nodes(config, [args.script, *args.args] if args.module is None else ["-m", *args.module])

@@ -84,15 +84,15 @@ def through_store(
     Raises:
         JoinError: If what is in the store cannot be meant.
     """
-    prefix = f"overlap/{job}/{_turn('store', job, rank, size)}"
+    turn = _turn("store", job, rank, size)
     if rank:
-        nonce = secrets.token_hex(8)
-        store.set(f"{prefix}/asks/{rank}", f"{nonce} {_machine()}".encode())
-        key = f"{prefix}/answer/{rank}/{nonce}"
+        ask = f"{secrets.token_hex(8)} {machine_name()}"
+        store.set(ask_key(job, rank, turn), ask.encode())
+        key = answer_key(job, rank, ask, turn)
         yield _read(store.get(key), key, rank, size, secret)
         return
-    asks = {other: bytes(store.get(f"{prefix}/asks/{other}")).decode() for other in range(1, size)}
-    machines = [_machine(), *(ask.partition(" ")[2] for ask in asks.values())]
+    asks = {other: bytes(store.get(ask_key(job, other, turn))).decode() for other in range(1, size)}
+    machines = [machine_name(), *(ask.partition(" ")[2] for ask in asks.values())]
     address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward())
     listener = _listening(address)
     told = {
@@ -102,22 +102,32 @@ def through_store(
         "nodes": _checked_nodes(nodes, size) if nodes else _nodes_of(machines),
     }
     written = json.dumps(told).encode()
-    config, nodes = _read(written, prefix, rank, size, secret)
-    with _answering(store, prefix, asks, written):
+    config, nodes = _read(written, job, rank, size, secret)
+    with _answering(store, job, turn, asks, written):
         yield replace(config, listener=listener), nodes
 
 
+def ask_key(job: str, rank: int, turn: int = 0) -> str:
+    """Return the key under which a rank asks where the ranks meet; `turn` counts the connections of one job."""
+    return f"overlap/{job}/{turn}/asks/{rank}"
+
+
+def answer_key(job: str, rank: int, ask: str, turn: int = 0) -> str:
+    """Return the key under which rank 0 answers what a rank has asked."""
+    return f"overlap/{job}/{turn}/answer/{rank}/{ask.partition(' ')[0]}"
+
+
 @contextmanager
-def _answering(store: Store, prefix: str, asks: dict[int, str], answer: bytes) -> Iterator[None]:
+def _answering(store: Store, job: str, turn: int, asks: dict[int, str], answer: bytes) -> Iterator[None]:
     """Answer the question of each rank, and every later one for the length of the block."""
     over = threading.Event()
 
     def reply(rank: int, ask: str) -> None:
-        store.set(f"{prefix}/answer/{rank}/{ask.partition(' ')[0]}", answer)
+        store.set(answer_key(job, rank, ask, turn), answer)
 
     def look_again() -> None:
         for rank, known in asks.items():
-            ask = bytes(store.get(f"{prefix}/asks/{rank}")).decode()
+            ask = bytes(store.get(ask_key(job, rank, turn))).decode()
             if ask != known:
                 asks[rank] = ask
                 reply(rank, ask)
@@ -177,7 +187,7 @@ def _nodes_of(machines: Sequence[str]) -> int:
     return several if in_order and len(set(blocks)) == several == len(blocks) else len(machines)
 
 
-def _machine() -> str:
+def machine_name() -> str:
     """Name the kernel and the network of this process: processes that share both reach each other over loopback."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -21,6 +21,63 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 _OURS = "overlap: "
 
 
+class Advance:
+    """Progress of a job from attempt to attempt, and what follows from it for the next one.
+
+    Attributes:
+        futile: How many attempts in a row got no further than one before them.
+        spare: How many more of them are tried than usual.
+
+    Args:
+        best: The step from which the first attempt goes on; None: from the beginning.
+    """
+
+    def __init__(self, best: int | None = None) -> None:
+        self.futile = self.spare = 0
+        self._best = best
+
+    def note(self, reached: int | None) -> None:
+        """Note how far an attempt came; None: that is not known."""
+        better = reached is not None and (self._best is None or reached > self._best)
+        self._best, self.futile = (reached, 0) if better else (self._best, self.futile + 1)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether there is no point in another attempt."""
+        return self.futile >= FUTILE + self.spare
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next attempt."""
+        return min(FIRST_PAUSE_S * 2 ** (self.futile - 1), LONGEST_PAUSE_S) if self.futile else 0.0
+
+    def given_up(self, attempt: int) -> str:
+        """Say why there is no further attempt after this one."""
+        if self.hopeless:
+            return f"gives up: {self.futile} attempts in a row ended without progress"
+        times = "once" if attempt == 1 else f"{attempt} times"
+        return f"gives up: it has been started again {times}, and --max-restarts allows no more"
+
+    def announced(
+        self, restart: int, most: int, step: int | None, place: str | None, why: str, *, fewer: str = ""
+    ) -> str:
+        """Say of the next attempt when it begins, from which step, and why the last one has ended.
+
+        Args:
+            restart: Its number.
+            most: How many there may be.
+            step: From which step it goes on; None: from the beginning.
+            place: Where the state is; None: none is named.
+            why: Why the last one has ended.
+            fewer: With how few nodes, if not with all.
+        """
+        begin = f"restart {restart} of {most}" + (f" in {self.pause_s:g} s" if self.pause_s else "") + fewer
+        if step is not None:
+            return f"{begin}, from step {step}: {why}"
+        lacking = f"no complete state in {place}" if place else "no --state-dir"
+        return f"{begin}, from the beginning ({lacking}): {why}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts:
     """When to start a world again."""
@@ -49,11 +106,12 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         restarts: How often.
         once: Launches it once.
     """
-    best, futile = restarts.latest() if restarts.place else None, 0
+    advance = Advance(restarts.latest() if restarts.place else None)
     fewest = restarts.fewest or what.nodes
+    advance.spare = what.nodes - fewest
     for attempt in range(restarts.most + 1):
         killed = oom_kills()
-        nodes = max(fewest, what.nodes - futile)
+        nodes = max(fewest, what.nodes - advance.futile)
         outcome = once(
             restarts.agree(what, attempt)
             if restarts.agree
@@ -63,20 +121,15 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
         step = restarts.latest()
-        reached = step if restarts.place else restarts.reached([ending.pid for ending in outcome.endings])
-        better = reached is not None and (best is None or reached > best)
-        best, futile = (reached, 0) if better else (best, futile + 1)
-        hopeless = futile >= FUTILE + what.nodes - fewest
-        if attempt == restarts.most or hopeless:
-            what.report(_given_up(futile if hopeless else 0, attempt))
+        advance.note(step if restarts.place else restarts.reached([ending.pid for ending in outcome.endings]))
+        if attempt == restarts.most or advance.hopeless:
+            what.report(advance.given_up(attempt))
             break
-        pause_s = min(FIRST_PAUSE_S * 2 ** (futile - 1), LONGEST_PAUSE_S) if futile else 0.0
         why = _why(guilty, oom_kills() - killed, restarts.signs)
-        begin = f"restart {attempt + 1} of {restarts.most}" + (f" in {pause_s:g} s" if pause_s else "")
-        begin += _with(max(fewest, what.nodes - futile), what.nodes)
-        what.report(f"{begin}, {_from(step, restarts.place)}: {why}")
-        if pause_s:
-            restarts.sleep(pause_s)
+        fewer = _with(max(fewest, what.nodes - advance.futile), what.nodes)
+        what.report(advance.announced(attempt + 1, restarts.most, step, restarts.place, why, fewer=fewer))
+        if advance.pause_s:
+            restarts.sleep(advance.pause_s)
     return outcome
 
 
@@ -88,21 +141,8 @@ def numbered(what: LaunchSpec, attempt: int, nodes: int, here: Sequence[int]) ->
     return replace(what, environ=environ, attempt=attempt, nodes=nodes, here=here)
 
 
-def _given_up(futile: int, attempt: int) -> str:
-    if futile:
-        return f"gives up: {futile} attempts in a row ended without progress"
-    times = "once" if attempt == 1 else f"{attempt} times"
-    return f"gives up: it has been started again {times}, and --max-restarts allows no more"
-
-
 def _with(nodes: int, all_nodes: int) -> str:
     return f" with {nodes} node{'s' * (nodes > 1)}" if nodes < all_nodes else ""
-
-
-def _from(step: int | None, place: str | None) -> str:
-    if step is not None:
-        return f"from step {step}"
-    return "from the beginning" + (f" (no complete state in {place})" if place else " (no --state-dir)")
 
 
 def _why(guilty: Ending, killed: int, signs: Callable[[int], Sequence[str]]) -> str:

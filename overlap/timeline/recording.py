@@ -123,8 +123,33 @@ class Recorder:
     def __len__(self) -> int:
         return len(self._ring)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _again, (self.rank, self._ring.maxlen, self.dropped, [_named(raw) for raw in self._ring.copy()])
+
     def __repr__(self) -> str:
         return f"<Recorder rank {self.rank}: {len(self._ring)} of {self._ring.maxlen} spans>"
+
+
+def _again(rank: int, capacity: int, dropped: int, raws: list[RawSpan]) -> Recorder:
+    """Return the recorder that was pickled."""
+    made = Recorder(rank, capacity=capacity)
+    made._ring.extend(raws)
+    made._appended = count(dropped + len(raws))
+    made.append = _counting(made._ring, made._appended)
+    return made
+
+
+def _named(raw: RawSpan) -> RawSpan:
+    """Return a span with the place of its call as text: code objects cannot be pickled."""
+    *begin, info = raw
+    if not isinstance(info, tuple):
+        return raw
+    at = 0 if raw[0] == "compute" else 3
+    code, instruction = info[at], info[at + 1]
+    if isinstance(code, str):
+        return raw
+    told = (*info[:at], call_site(cast(CodeType, code), cast(int, instruction)), 0, *info[at + 2 :])
+    return cast(RawSpan, (*begin, told))
 
 
 def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan], None]:

@@ -1,0 +1,54 @@
+"""`overlap run --engine`: the program runs here, and the ranks of its `overlap.run` on a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+
+from ..config import RunConfig
+from ..errors import UsageError
+from ..front import running_on
+
+_LOCAL = ("node_rank", "rdzv_endpoint", "processes", "log_dir", "bind")
+
+
+def on_engine(config: RunConfig) -> AbstractContextManager[None]:
+    """Let each `overlap.run` of the program take place on an engine for the block.
+
+    Raises:
+        UsageError: If an option is about the processes of this machine, or the engine is not installed.
+    """
+    for name in _LOCAL:
+        if getattr(config, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: with --engine, {config.engine} starts the processes; leave it out"
+            )
+
+    def elsewhere(main: Callable[..., Awaitable[object]], args: tuple[object, ...], wanted: RunConfig) -> list[object]:
+        each = config.nproc_per_node or (max(1, (wanted.ranks or 1) // config.nnodes) if config.nnodes else 1)
+        try:
+            return _run(str(config.engine), main, args, wanted, each, config.max_restarts or 0)
+        except ImportError as error:
+            raise UsageError(f"--engine: {error}") from error
+
+    return running_on(elsewhere)
+
+
+def _run(
+    engine: str,
+    main: Callable[..., Awaitable[object]],
+    args: tuple[object, ...],
+    wanted: RunConfig,
+    ranks_each: int,
+    max_restarts: int,
+) -> list[object]:
+    if engine == "ray":
+        from ..ray.door import run_wanted as run_on_ray
+
+        return run_on_ray(main, args, wanted, ranks_per_actor=ranks_each, max_restarts=max_restarts)
+    from ..dask.door import connected
+    from ..dask.door import run_wanted as run_on_dask
+
+    with connected(os.environ.get("DASK_SCHEDULER_ADDRESS")) as client:
+        return run_on_dask(client, main, args, wanted, ranks_per_worker=ranks_each, max_restarts=max_restarts)

@@ -1,0 +1,47 @@
+"""Worlds on a Dask cluster: Dask has the workers and the data; the ranks in them are ours.
+
+    import overlap.dask
+
+    async def main(rank, partitions):
+        ...
+
+    results = overlap.dask.run(client, main, ranks=8, data=frame)
+
+Dask 2025.1 or later: `pip install ".[dask]"`. Tested with 2026.8.
+"""
+
+# The map of this room:
+#
+#   door       run(): one world on workers, from a client
+#   gang       one attempt: tasks that are pinned to workers, started all or none, watched and cancelled together
+#   tasks      a member of a gang as a task, and what else runs on a worker
+#   variables  the store in which members meet
+#   data       partitions of a collection, and the workers that hold them
+
+try:
+    import distributed as _distributed  # noqa: F401
+except ImportError as error:
+    from ..version import install_command
+
+    raise ImportError(f"overlap.dask needs dask.distributed: {install_command('dask')}") from error
+
+import copyreg as _copyreg
+
+from ..errors import OverlapError as _OverlapError
+from .door import run
+
+
+def _let_errors_travel(kind: type[_OverlapError]) -> None:
+    """Let errors of ours be pickled as they say themselves.
+
+    The import of distributed registers a function for every error there is, by which the cause of one is pickled as it
+    is: with a cause that cannot be pickled, the error could not be either.
+    """
+    _copyreg.dispatch_table.pop(kind, None)
+    for each in kind.__subclasses__():
+        _let_errors_travel(each)
+
+
+_let_errors_travel(_OverlapError)
+
+__all__ = ["run"]

@@ -1,0 +1,163 @@
+"""Front door on Dask: `run` starts a world on the workers of a cluster, and returns its results to the client."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from os import PathLike
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import cloudpickle
+import distributed
+
+from ..config import RunConfig, requested
+from ..engines.attempts import attempted
+from ..engines.gang import GangSpec, gang_of
+from ..engines.pickling import Pickling
+from ..errors import UsageError
+from ..settings import check_seconds
+from .data import partitions_of
+from .gang import DaskGang
+
+if TYPE_CHECKING:
+    import topology
+
+T = TypeVar("T")
+
+WAIT_S = 300.0
+"""For workers: a cluster that adapts to its load brings them in that time."""
+
+
+def run(
+    client: distributed.Client,
+    main: Callable[..., Awaitable[T]],
+    *args: object,
+    ranks: int,
+    ranks_per_worker: int = 1,
+    data: object = None,
+    workers: Sequence[str] | None = None,
+    max_restarts: int = 0,
+    wait_s: float = WAIT_S,
+    name: str | None = None,
+    cluster: str | topology.Cluster = "local",
+    trace: str | PathLike[str] | None = None,
+    trace_steps: str | None = None,
+    timeout_s: float | None = None,
+    transport: str | None = None,
+    algorithm: str | None = None,
+    check: str | None = None,
+    state_dir: str | None = None,
+    flight_dir: str | None = None,
+) -> list[T]:
+    """Run `main(rank, *args)` on ranks in workers of a Dask cluster, and return their results in rank order.
+
+    Each worker has one task, which occupies one of its threads. All of them start, or none: of two gangs, one waits.
+    If one fails or its worker is lost, all end, and the first failure is raised here: the rank, its operation and its
+    line. Nothing stays pinned to a worker. With `max_restarts` they start again on the workers that are there, and the
+    program goes on from `rank.state` or from checkpoints. A client that goes away takes the tasks along.
+
+    A thread cannot be killed: a rank that is inside a long compute ends when that returns.
+
+    Args:
+        client: The cluster.
+        main: An async function; its first argument is the rank. It is pickled, by value if it is not importable there.
+        args: Further arguments, pickled too.
+        ranks: How many ranks.
+        ranks_per_worker: Ranks of each worker, which is one process.
+        data: A Dask collection, or futures. Each rank is given a dict of its partitions, by number, as the argument
+            after the rank: those that its worker holds already; workers that hold more are chosen first.
+        workers: Addresses of the workers that may be chosen; by default all.
+        max_restarts: How often the world may be started again.
+        wait_s: How long to wait for workers, and for one of their threads. After a second a line says what is missing.
+        name: Name of the job, for `overlap top`; two jobs of one name do not run at once. By default a new one.
+        cluster: As for `overlap.run`.
+        trace: Where this process writes the timeline of all ranks.
+        trace_steps: As for `overlap.run`.
+        timeout_s: As for `overlap.run`; of each attempt.
+        transport: Name of what joins the processes, as for `overlap run --transport`.
+        algorithm: As for `overlap.run`.
+        check: As for `overlap.run`.
+        state_dir: Where `rank.state` keeps what a restart goes on from: a folder that all machines share.
+        flight_dir: Where this process puts the flight records of a run that fails.
+
+    Raises:
+        UsageError: For arguments that cannot be meant; for objects that cannot be sent; for workers with another
+            version of this package; if a job of that name runs.
+        ResourcesError: If there are not enough workers in time.
+        RankFailedError: When a rank raises, or its worker is lost; its error is the `__cause__`.
+        StallError: As `overlap.run`.
+    """
+    if not isinstance(client, distributed.Client) or client.asynchronous:
+        raise UsageError(f"client: expected a distributed.Client that is not asynchronous, got {client!r}")
+    given = RunConfig.given(
+        ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
+        timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check, state_dir=_absolute(state_dir),
+        flight_dir=_absolute(flight_dir),
+    )  # fmt: skip
+    wanted = requested(main, args if data is None else ({}, *args), given)
+    results = run_wanted(
+        client, main, args, wanted, ranks_per_worker=ranks_per_worker, data=data, workers=workers,
+        max_restarts=max_restarts, wait_s=wait_s, name=name,
+    )  # fmt: skip
+    return cast("list[T]", results)
+
+
+def run_wanted(
+    client: distributed.Client,
+    main: Callable[..., Awaitable[object]],
+    args: tuple[object, ...],
+    wanted: RunConfig,
+    *,
+    ranks_per_worker: int = 1,
+    data: object = None,
+    workers: Sequence[str] | None = None,
+    max_restarts: int = 0,
+    wait_s: float = WAIT_S,
+    name: str | None = None,
+) -> list[object]:
+    """Do what `run` does, with the settings of a run."""
+    check_seconds("wait_s", wait_s)
+    pickling = Pickling(cloudpickle)
+    spec = gang_of(
+        "Dask", main, args, wanted,
+        ranks_each=ranks_per_worker, each="ranks_per_worker", name=name, pickling=pickling, import_path=sys.path[:1],
+    )  # fmt: skip
+    with _named(spec, client):
+        partitions = None if data is None else partitions_of(data, client)
+        gang = DaskGang(client=client, workers=workers, wait_s=wait_s, partitions=partitions)
+        return attempted(spec, wanted, gang.once, max_restarts=max_restarts, loads=pickling.loads)
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[distributed.Client]:
+    """Give the client of this process, or for the block one of the cluster at an address, or of a new local one."""
+    try:
+        here = nullcontext(distributed.Client.current())
+    except ValueError:
+        here = distributed.Client(address)
+    with here as client:
+        yield client
+
+
+@contextmanager
+def _named(spec: GangSpec, client: distributed.Client) -> Iterator[None]:
+    """Hold the name of a job for the block; the lease ends with its driver."""
+    lease = distributed.Semaphore(
+        max_leases=1, name=f"overlap job {spec.job}", scheduler_rpc=client.scheduler, loop=client.loop
+    )
+    if not lease.acquire(timeout=1):
+        raise UsageError(
+            f"name: a job named {spec.job!r} runs on this cluster already; wait for its end, or choose another name"
+        )
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # the cluster is gone
+            lease.release()
+            lease.close()
+
+
+def _absolute(folder: str | None) -> str | None:
+    return None if folder is None else os.path.abspath(folder)

@@ -1,0 +1,80 @@
+"""Tasks of a gang: a member on each worker, which ends when its task is cancelled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import cloudpickle
+import distributed
+
+from ..engines.gang import GangSpec, MemberEnd
+from ..engines.home import taken
+from ..engines.member import GangMember
+from ..engines.pickling import Pickling
+from .variables import VariableStore
+
+# How often a member looks whether its task is still wanted.
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """How a task of a gang has ended."""
+
+    end: MemberEnd  # As its member tells it
+    touched: frozenset[str]  # Keys of the store that it has used
+
+
+def live(spec: GangSpec, member: int, partitions: Sequence[dict[int, object]] | None) -> TaskEnd:
+    """Be a member of a gang, in a thread of a worker.
+
+    Args:
+        spec: The gang.
+        member: Index of this member.
+        partitions: Of each rank here, if the program is given data.
+    """
+    worker = distributed.get_worker()
+    one = GangMember(spec, member, Pickling(cloudpickle))
+    with _ending_with_its_task(worker, str(worker.get_current_task()), one) as over:
+        store = VariableStore(distributed.get_client(), over.is_set)
+        store.set(here_key(spec, member), b"")
+        end = one.run(store, () if partitions is None else (partitions,))
+    return TaskEnd(end, frozenset(store.touched))
+
+
+def here_key(spec: GangSpec, member: int) -> str:
+    """Return the key under which a member tells that its task has begun."""
+    return f"overlap/{spec.label}/here/{member}"
+
+
+@contextmanager
+def _ending_with_its_task(worker: distributed.Worker, key: str, member: GangMember) -> Iterator[threading.Event]:
+    """Stop a member in the block when its task is cancelled; Dask cannot end a thread.
+
+    It is cancelled by the driver, and by the scheduler when the driver is gone. The event that is given is set then.
+    """
+    done, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_LOOK_S):
+            task = worker.state.tasks.get(key)
+            if task is None or task.state == "cancelled":
+                over.set()
+                member.stop()
+                return
+
+    watcher = threading.Thread(target=watch, name="overlap task", daemon=True)
+    watcher.start()
+    try:
+        yield over
+    finally:
+        done.set()
+        watcher.join()
+
+
+def left_behind(token: str) -> dict[str, bytes]:
+    """Return the flight records of members of this machine that could not bring theirs, and remove the folder."""
+    return taken(token)

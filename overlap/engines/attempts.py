@@ -1,0 +1,115 @@
+"""Attempts of a gang until one ends well; the driver brings home the timeline and the flight records of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+
+from ..config import RunConfig
+from ..errors import OverlapError, RankFailedError, UsageError, in_one_line
+from ..flight.folder import ENDING, default_folder
+from ..launch.restarts import Advance
+from ..notice import notify
+from ..timeline.files.parts import Part, pack_part, read_stream
+from ..timeline.files.tracefile import write_merged
+from .gang import GangOutcome, GangSpec
+from .home import SPANS, put_down
+from .progress import latest_step, reached_step
+from .verdict import failure
+
+
+def attempted(
+    spec: GangSpec,
+    wanted: RunConfig,
+    once: Callable[[GangSpec], GangOutcome],
+    *,
+    max_restarts: int,
+    loads: Callable[[bytes], object],
+) -> list[object]:
+    """Run a gang, and again after failures, and return the results by rank.
+
+    Args:
+        spec: The gang.
+        wanted: Settings of the run on the driver: where the timeline and flight records go.
+        once: Runs one attempt to the end of all its members.
+        max_restarts: How often it may be started again.
+        loads: Reads a result.
+
+    Raises:
+        RankFailedError: If the last attempt has failed; the first failure is its `__cause__`.
+        UsageError: If nothing could run; it is not tried again.
+    """
+    if not isinstance(max_restarts, int) or isinstance(max_restarts, bool) or max_restarts < 0:
+        raise UsageError(f"max_restarts: expected 0 or more, got {max_restarts!r}")
+    advance = Advance(latest_step(wanted.state_dir))
+    for attempt in range(max_restarts + 1):
+        outcome = once(spec.again(attempt))
+        records = _brought_home(outcome, wanted)
+        _write_trace(outcome, wanted)
+        error = failure(spec, outcome)
+        if error is None:
+            return _results(spec, outcome, loads)
+        if isinstance(error, UsageError):
+            raise error
+        latest = max((end.latest for end in outcome.ends.values() if end.latest is not None), default=None)
+        advance.note(latest if wanted.state_dir else reached_step(records))
+        if attempt == max_restarts or advance.hopeless:
+            if attempt:
+                notify(advance.given_up(attempt))
+            raise _with_records(error, records)
+        notify(advance.announced(attempt + 1, max_restarts, latest, wanted.state_dir, in_one_line_of(error)))
+        if advance.pause_s:
+            time.sleep(advance.pause_s)
+    raise AssertionError("the last attempt has returned or raised")
+
+
+def in_one_line_of(error: OverlapError) -> str:
+    """Return what an error says in one line; that of a world names the rank itself."""
+    if isinstance(error, RankFailedError):
+        return str(error).splitlines()[0]
+    return in_one_line(error)
+
+
+def _results(spec: GangSpec, outcome: GangOutcome, loads: Callable[[bytes], object]) -> list[object]:
+    results: list[object] = []
+    for member in range(spec.members):
+        for rank, packed in zip(spec.ranks(member), outcome.ends[member].results or (), strict=True):
+            try:
+                results.append(loads(packed))
+            except Exception as error:
+                raise UsageError(f"the result of rank {rank} cannot be loaded here: {in_one_line(error)}") from error
+    return results
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _brought_home(outcome: GangOutcome, wanted: RunConfig) -> list[Path]:
+    """Write the flight records of an attempt that has failed where this machine's own are."""
+    folder = Path(wanted.flight_dir) if wanted.flight_dir else default_folder()
+    all_files = [*(end.files for end in outcome.ends.values()), outcome.files]
+    flights = [{name: data for name, data in files.items() if name.endswith(ENDING)} for files in all_files]
+    return [path for files in flights for path in put_down(files, folder)]
+
+
+def _with_records(error: OverlapError, records: Sequence[Path]) -> OverlapError:
+    if records:
+        error.add_note(
+            f"flight records of {len(records)} processes are in {records[0].parent}: `overlap autopsy` reads them"
+        )
+    return error
+
+
+def _write_trace(outcome: GangOutcome, wanted: RunConfig) -> None:
+    if wanted.trace is None:
+        return
+    killed = [data for name, data in outcome.files.items() if name.endswith(SPANS)]
+    packed = [end.spans for end in outcome.ends.values() if end.spans]
+    try:
+        packed += [pack_part(read_stream(data)) for data in killed]
+        if packed:
+            write_merged([Part(BytesIO(each)) for each in packed], wanted.trace)
+    except (OSError, UsageError) as error:
+        notify(f"no trace in {wanted.trace}: {error}")

@@ -1,0 +1,80 @@
+"""Demand of a gang: it waits for resources up to a limit, and says what is missing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from ..errors import OverlapError
+from ..notice import notify
+
+# Free resources are found within moments; what takes longer is told, and then rarely.
+FIRST_S, EVERY_S = 1.0, 30.0
+
+
+class ResourcesError(OverlapError):
+    """An engine has not had the resources for all processes of a gang in time; nothing has run.
+
+    Attributes:
+        missing: What is missing, in words.
+        waited_s: How long it was waited for.
+    """
+
+    def __init__(self, message: str, *, missing: str, waited_s: float) -> None:
+        self.missing, self.waited_s = missing, waited_s
+        super().__init__(message)
+
+
+def awaited(what: str, limit_s: float, ready: Callable[[float], bool], missing: Callable[[], str]) -> None:
+    """Wait until an engine has all that a gang needs; tell the user what it waits for.
+
+    Args:
+        what: The gang and its demand, for messages.
+        limit_s: How long, in seconds.
+        ready: Waits up to so many seconds, and returns whether all is there.
+        missing: Says what is missing.
+
+    Raises:
+        ResourcesError: If it takes longer.
+    """
+    begun, told_s = time.monotonic(), FIRST_S
+    while True:
+        waited_s = time.monotonic() - begun
+        if ready(max(0.0, min(told_s, limit_s) - waited_s)):
+            return
+        waited_s = time.monotonic() - begun
+        if waited_s >= limit_s:
+            lacking = missing()
+            raise ResourcesError(
+                f"{what}: not there within {limit_s:g} s: {lacking}", missing=lacking, waited_s=limit_s
+            )
+        if waited_s >= told_s:
+            notify(f"{what}: waiting for resources, up to {limit_s:g} s: {missing()}")
+            told_s += EVERY_S
+
+
+def lacking(demands: Sequence[Mapping[str, float]], nodes: Mapping[str, Mapping[str, float]]) -> str:
+    """Say which of some demands have no place on nodes with these free resources.
+
+    >>> lacking([{"CPU": 2}, {"CPU": 2}, {"GPU": 1}], {"a": {"CPU": 3}, "b": {"CPU": 1}})
+    '1 place with CPU: 2, 1 place with GPU: 1; free: CPU 3 on a, CPU 1 on b'
+    """
+    free = {name: dict(resources) for name, resources in nodes.items()}
+    unplaced: Counter[str] = Counter()
+    for demand in sorted(demands, key=lambda each: -sum(each.values())):
+        for resources in free.values():
+            if all(resources.get(name, 0) >= amount for name, amount in demand.items()):
+                for name, amount in demand.items():
+                    resources[name] -= amount
+                break
+        else:
+            unplaced[", ".join(f"{name}: {amount:g}" for name, amount in demand.items())] += 1
+    wanted = ", ".join(f"{count} place{'s' * (count > 1)} with {demand}" for demand, count in sorted(unplaced.items()))
+    kinds = sorted({name for demand in demands for name in demand})
+    here = [
+        f"{', '.join(f'{kind} {nodes[node].get(kind, 0):g}' for kind in kinds if nodes[node].get(kind))} on {node}"
+        for node in nodes
+        if any(nodes[node].get(kind) for kind in kinds)
+    ]
+    return f"{wanted or 'a place that fits the strategy'}; free: {', '.join(here) or 'nothing of that'}"

@@ -1,0 +1,75 @@
+"""Folder of a gang on a machine, and its files as bytes: the driver takes them home before the folder goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ..flight.folder import ENDING, MOST_FILES
+
+TRACE = "trace.json"
+"""Name of the trace that processes would write; beside it each streams its spans into a file until it has ended."""
+SPANS = ".part"
+"""The end of the names of these files."""
+
+# Of all files of one machine that are brought home: flight records have a third of a megabyte for two ranks.
+MOST_BYTES = 256 << 20
+
+
+def home_of(token: str) -> Path:
+    """Return the folder of a gang on this machine."""
+    return Path(tempfile.gettempdir(), f"overlap-gang-{os.getuid()}-{token}")
+
+
+def open_home(token: str) -> Path:
+    """Make the folder of a gang on this machine, for this user alone."""
+    folder = home_of(token)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def taken(token: str, *, pid: int | None = None) -> dict[str, bytes]:
+    """Return the flight records in the folder of a gang by name, and remove them; the folder too once it is empty.
+
+    Args:
+        token: Names the folder.
+        pid: Only records of that process; None: all, and the spans of processes that were killed.
+    """
+    folder = home_of(token)
+    patterns = [f"*{ENDING}", f"*{SPANS}"] if pid is None else [f"*-{pid}{ENDING}"]
+    files = dict(_read([path for pattern in patterns for path in sorted(folder.glob(pattern))[:MOST_FILES]]))
+    if pid is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # others still have files in it
+        folder.rmdir()
+    return files
+
+
+def _read(paths: list[Path]) -> Iterator[tuple[str, bytes]]:
+    room_bytes = MOST_BYTES
+    for path in paths:
+        with suppress(OSError):
+            data = path.read_bytes()
+            path.unlink()
+            room_bytes -= len(data)
+            if room_bytes < 0:
+                return
+            yield path.name, data
+
+
+def put_down(files: Mapping[str, bytes], folder: Path) -> list[Path]:
+    """Write files into a folder of this machine; return those that could be written."""
+    written = []
+    for name, data in files.items():
+        path = folder / os.path.basename(name)  # a name from another machine stays in the folder
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # the link of a killed process to its record
+            path.write_bytes(data)
+            path.chmod(0o600)
+            written.append(path)
+    return written

@@ -1,0 +1,36 @@
+"""Progress of a job: the newest step that is kept in a folder, and the last step that flight records tell of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..errors import UsageError
+from ..flight.reading import Flight, read_flight
+from ..state.parts import Parts
+
+
+def latest_step(folder: str | None) -> int | None:
+    """Return the step of the newest complete state or checkpoint in a folder, as this machine sees it."""
+    if folder is None:
+        return None
+    from ..parallel.checkpoints.files import complete_steps  # not at the top: loads all strategies and simulation
+
+    states = [save.step for save, _ in Parts(folder).complete()]
+    return max([*states, *complete_steps(folder)], default=None)
+
+
+def reached_step(records: Iterable[Path]) -> int | None:
+    """Return the last step that any rank began, from flight records."""
+    return max((step for file in records for step in _steps(file)), default=None)
+
+
+def _steps(file: Path) -> Iterator[int]:
+    try:
+        flight: Flight = read_flight(file)
+    except UsageError:
+        return
+    for record in flight.ranks:
+        yield from (op.step for op in record.operations if op.step is not None)
+        if record.step is not None:
+            yield record.step

@@ -1,0 +1,145 @@
+"""Front door on Ray: `run` starts a world on the actors of a gang, and returns its results on the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import ray
+from ray import cloudpickle
+
+from ..config import RunConfig, requested
+from ..engines.attempts import attempted
+from ..engines.gang import GangSpec, gang_of
+from ..engines.pickling import Pickling
+from ..errors import UsageError
+from ..settings import check_seconds
+from .actors import RayStore, made_store
+from .gang import RayGang
+from .placement import check_strategy, checked_resources
+
+if TYPE_CHECKING:
+    import topology
+
+T = TypeVar("T")
+
+WAIT_S = 300.0
+"""For resources: an autoscaler brings a node in that time."""
+
+
+def run(
+    main: Callable[..., Awaitable[T]],
+    *args: object,
+    ranks: int,
+    ranks_per_actor: int = 1,
+    resources: Mapping[str, float] | None = None,
+    strategy: str = "PACK",
+    max_restarts: int = 0,
+    wait_s: float = WAIT_S,
+    name: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    cluster: str | topology.Cluster = "local",
+    trace: str | PathLike[str] | None = None,
+    trace_steps: str | None = None,
+    timeout_s: float | None = None,
+    transport: str | None = None,
+    algorithm: str | None = None,
+    check: str | None = None,
+    state_dir: str | None = None,
+    flight_dir: str | None = None,
+) -> list[T]:
+    """Run `main(rank, *args)` on ranks in actors of a Ray cluster, and return their results in rank order.
+
+    All actors start, or none. If one fails or is lost, all end, and the first failure is raised here: the rank, its
+    operation and its line. With `max_restarts` they start again, on other nodes if theirs are gone, and go on from
+    `rank.state` or from checkpoints. A driver that ends, however that happens, takes the actors along.
+
+    Args:
+        main: An async function; its first argument is the rank. It is pickled, by value if it is not importable there.
+        args: Further arguments, pickled too.
+        ranks: How many ranks.
+        ranks_per_actor: Ranks of each actor, which is one process; they share its memory.
+        resources: Of each actor, such as {"CPU": 4, "GPU": 1}; by default one CPU.
+        strategy: Of the placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+        max_restarts: How often the world may be started again.
+        wait_s: How long to wait for resources. After a second a line on stderr says what is missing.
+        name: Name of the job, for `overlap top`; two jobs of one name do not run at once. By default a new one.
+        runtime_env: Ray's description of the actors' environment.
+        cluster: As for `overlap.run`.
+        trace: Where this process writes the timeline of all ranks.
+        trace_steps: As for `overlap.run`.
+        timeout_s: As for `overlap.run`; of each attempt.
+        transport: Name of what joins the processes, as for `overlap run --transport`.
+        algorithm: As for `overlap.run`.
+        check: As for `overlap.run`.
+        state_dir: Where `rank.state` keeps what a restart goes on from: a folder that all nodes share.
+        flight_dir: Where this process puts the flight records of a run that fails.
+
+    Raises:
+        UsageError: For arguments that cannot be meant; for objects that cannot be sent; for nodes with another version
+            of this package; if a job of that name runs.
+        ResourcesError: If there are not enough resources in time.
+        RankFailedError: When a rank raises, or its process is lost; its error is the `__cause__`.
+        StallError: As `overlap.run`.
+    """
+    given = RunConfig.given(
+        ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
+        timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check, state_dir=_absolute(state_dir),
+        flight_dir=_absolute(flight_dir),
+    )  # fmt: skip
+    wanted = requested(main, args, given)
+    results = run_wanted(
+        main, args, wanted, ranks_per_actor=ranks_per_actor, resources=resources, strategy=strategy,
+        max_restarts=max_restarts, wait_s=wait_s, name=name, runtime_env=runtime_env,
+    )  # fmt: skip
+    return cast("list[T]", results)
+
+
+def run_wanted(
+    main: Callable[..., Awaitable[object]],
+    args: tuple[object, ...],
+    wanted: RunConfig,
+    *,
+    ranks_per_actor: int = 1,
+    resources: Mapping[str, float] | None = None,
+    strategy: str = "PACK",
+    max_restarts: int = 0,
+    wait_s: float = WAIT_S,
+    name: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+) -> list[object]:
+    """Do what `run` does, with the settings of a run."""
+    check_strategy(strategy)
+    each = checked_resources(resources)
+    check_seconds("wait_s", wait_s)
+    pickling = Pickling(cloudpickle)
+    spec = gang_of(
+        "Ray", main, args, wanted,
+        ranks_each=ranks_per_actor, each="ranks_per_actor", name=name, pickling=pickling, import_path=(),
+    )  # fmt: skip
+    if not ray.is_initialized():
+        ray.init(log_to_driver=True, logging_level="warning")
+    store = _own_store(spec, runtime_env)
+    try:
+        gang = RayGang(resources=each, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env, store=store)
+        return attempted(spec, wanted, gang.once, max_restarts=max_restarts, loads=pickling.loads)
+    finally:
+        if ray.is_initialized():
+            ray.kill(store.actor)
+
+
+def _own_store(spec: GangSpec, runtime_env: Mapping[str, Any] | None) -> RayStore:
+    """Return the store of a job; its name is taken as long as the job runs."""
+    more = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
+    try:
+        return made_store(f"job/{spec.job}", **more)
+    except ValueError as error:
+        raise UsageError(
+            f"name: a job named {spec.job!r} runs on this cluster already; wait for its end, or choose another name"
+        ) from error
+
+
+def _absolute(folder: str | None) -> str | None:
+    return None if folder is None else os.path.abspath(folder)

@@ -1,0 +1,193 @@
+"""Gang on Ray: one attempt of a world, whose actors are placed together, watched, and ended together."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ..engines.attempts import in_one_line_of
+from ..engines.gang import GangOutcome, GangSpec, MemberEnd
+from ..engines.verdict import failure, lost_member
+from ..notice import notify
+from .actors import MemberActor, RayStore, left_behind
+from .placement import Placement, gone, placed
+
+# From the first failure to the hard end of the actors that have not ended by themselves.
+GRACE_S = 10.0
+# Of calls that any actor answers at once, unless its machine is gone.
+_ANSWER_S = 5.0
+_LEFT_BEHIND_S = 5.0
+_POLL_S = 0.5
+_MISSING_MODULE = re.compile(r"No module named '([^']+)'")
+
+
+@dataclass(kw_only=True)
+class RayGang:
+    """The way in which the actors of a job are placed."""
+
+    resources: Mapping[str, float]  # Of each actor
+    strategy: str  # Of the placement group
+    wait_s: float  # How long to wait for resources
+    runtime_env: Mapping[str, Any] | None  # Of the actors
+    store: RayStore  # Where they meet
+    without: set[str] = field(default_factory=set)  # Nodes that were lost
+
+    def once(self, spec: GangSpec) -> GangOutcome:
+        """Run one attempt, and return how it has ended; no actor of it is left then."""
+        what = f"job {spec.job!r}"
+        with placed(
+            what,
+            spec.members,
+            self.resources,
+            strategy=self.strategy,
+            limit_s=self.wait_s,
+            without=self.without,
+        ) as placement:
+            actors = [self._actor(spec, member, placement) for member in range(spec.members)]
+            try:
+                watch = _Watch(spec, actors, [actor.run.remote(self.store) for actor in actors])
+                outcome = watch.outcome()
+                return self._with_files(spec, outcome, actors, placement)
+            finally:
+                _end(actors)
+
+    def _actor(self, spec: GangSpec, member: int, placement: Placement) -> Any:
+        more = {} if self.runtime_env is None else {"runtime_env": dict(self.runtime_env)}
+        options = placement.options(member) | {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16} | more
+        return ray.remote(MemberActor).options(**options).remote(spec, member)
+
+    def _with_files(
+        self, spec: GangSpec, outcome: GangOutcome, actors: Sequence[Any], placement: Placement
+    ) -> GangOutcome:
+        """Bring the flight records of members that could not bring theirs, and remember the nodes that are gone."""
+        if not outcome.lost:
+            return outcome
+        nodes = {placement.nodes[member] for member in outcome.lost}
+        self.without.update(lost := gone(nodes))
+        files: dict[str, bytes] = {}
+        for node in sorted(nodes.difference(lost)):
+            near = [member for member in outcome.ends if placement.nodes[member] == node]
+            if near:
+                files.update(_answer(actors[near[0]].left_behind.remote(), _ANSWER_S) or {})
+                continue
+            if (error := failure(spec, outcome)) is not None:
+                notify(f"{in_one_line_of(error)}; looking for flight records on node {node[:6]}")
+            place = NodeAffinitySchedulingStrategy(node, soft=False)
+            asked = ray.remote(left_behind).options(num_cpus=0, scheduling_strategy=place, max_retries=0)
+            files.update(_answer(asked.remote(spec.token), _LEFT_BEHIND_S) or {})
+        return replace(outcome, files=files)
+
+
+class _Watch:
+    """Waits for the ends of all members, and once one has failed only for as long as the others may need."""
+
+    def __init__(self, spec: GangSpec, actors: Sequence[Any], running: Sequence[Any]) -> None:
+        self._spec, self._actors = spec, actors
+        self._pending = {answer: member for member, answer in enumerate(running)}
+        self._ends: dict[int, MemberEnd] = {}
+        self._lost: dict[int, str] = {}
+        self._until_s: float | None = None
+        self._has_met = True
+
+    def outcome(self) -> GangOutcome:
+        """Return how they have ended."""
+        try:
+            while self._pending and not self._is_over():
+                self._look()
+        except BaseException:  # Ctrl-C
+            self._stop()
+            raise
+        late = (
+            f"did not end within {GRACE_S:g} s, and is killed" if self._has_met else "had met no other, and was ended"
+        )
+        for member in self._pending.values():
+            self._lost[member] = "is gone" if member in self._blamed() else late
+        return GangOutcome(ends=self._ends, lost=self._lost)
+
+    def _look(self) -> None:
+        done, _ = ray.wait(list(self._pending), num_returns=1, timeout=_POLL_S if self._until_s else None)
+        for answer in done:
+            member = self._pending.pop(answer)
+            try:
+                self._ends[member] = ray.get(answer)
+            except ray.exceptions.RayError as error:
+                self._lost[member] = why(error)
+        if self._until_s is None and self._has_failed():
+            self._has_met = self._met()
+            self._until_s = time.monotonic() + (GRACE_S if self._has_met else 0.0)
+
+    def _has_failed(self) -> bool:
+        return bool(self._lost) or any(end.results is None for end in self._ends.values())
+
+    def _met(self) -> bool:
+        """Whether the world had come to life, so that its processes tell each other of failures."""
+        if any(end.begun_s for end in self._ends.values()):
+            return True
+        others = [self._actors[member] for member in self._pending.values()]
+        return bool(others) and bool(_answer(others[0].lives.remote(), _ANSWER_S))
+
+    def _is_over(self) -> bool:
+        """Whether only those are missing that will tell nothing."""
+        if self._until_s is None:
+            return False
+        return time.monotonic() >= self._until_s or self._blamed().issuperset(self._pending.values())
+
+    def _blamed(self) -> set[int]:
+        """Return the members that the others have lost."""
+        blamed = (lost_member(self._spec, end) for end in self._ends.values())
+        return {member for member in blamed if member is not None and member not in self._ends}
+
+    def _stop(self) -> None:
+        """Let the ranks end in peace, for as long as that takes at most."""
+        for actor in self._actors:
+            actor.stop.remote()
+        ray.wait(list(self._pending), num_returns=len(self._pending), timeout=_ANSWER_S)
+
+
+def _answer(asked: Any, limit_s: float) -> Any:
+    """Return the answer of an actor or task; None if it gives none in time."""
+    try:
+        return ray.get(asked, timeout=limit_s)
+    except (ray.exceptions.RayError, TimeoutError):
+        return None
+
+
+def _end(actors: Iterable[Any]) -> None:
+    """End actors at once, and return when Ray knows it."""
+    told: list[Callable[[], Any]] = []
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
+        told.append(actor.lives.remote)
+    answers = [tell() for tell in told]
+    if answers:
+        ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_S)
+
+
+def why(error: Exception) -> str:
+    """Say in words of the engine why a process has told nothing, as the end of a sentence."""
+    text = str(error)
+    if missing := _MISSING_MODULE.search(text):
+        return (
+            f"has no module {missing[1]!r}: its Python environment differs from the driver's; install it on every "
+            f"node, or name it in runtime_env={{'pip': [...]}}"
+        )
+    if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
+        return f"has no Python environment: {_first_lines(text)}"
+    if "node has died" in text or "node was terminated" in text:
+        return "is gone, and its node with it"
+    if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in text:
+        return "was killed by Ray, because its node ran low on memory"
+    if "worker process has died" in text:
+        return "has died: it was killed, or has crashed"
+    return f"has ended: {_first_lines(text)}"
+
+
+def _first_lines(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    return " ".join(lines)[:300]

@@ -1,0 +1,1 @@
+"""Worlds on engines that place processes: Ray and Dask, for real."""

@@ -1,0 +1,291 @@
+"""Worlds on a Dask cluster of worker processes: results, data, failures, losses, restarts, ends."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from .dasks import WORKERS, DaskCluster
+from .rays import Driver, driving, ran, until
+
+pytest.importorskip("distributed", reason="not installed: dask")
+pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("dask")]
+
+BEGIN = """
+import json, os, signal, sys, threading, time
+import distributed
+import numpy as np
+import trio
+import overlap
+import overlap.dask
+
+def tell(value):
+    print("TOLD", json.dumps(value), flush=True)
+
+client = distributed.Client(os.environ["DASK_ADDRESS"])
+client.wait_for_workers(3)
+"""
+
+
+def dask_ran(cluster: DaskCluster, folder: Path, text: str, *args: str) -> Driver:
+    return ran("", folder, BEGIN + text, *args, DASK_ADDRESS=cluster.address)
+
+
+LEFT = """
+def left(dask_scheduler):
+    return {
+        "tasks": [str(key) for key in dask_scheduler.tasks if "overlap" in str(key)],
+        "unrunnable": [str(each) for each in dask_scheduler.unrunnable],
+        "variables": [name for name in dask_scheduler.extensions["variables"].variables if "overlap" in name],
+        "leases": [name for name, held in dask_scheduler.extensions["semaphores"].leases.items() if held],
+    }
+
+def running(dask_worker):
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("overlap")]
+
+tell([client.run_on_scheduler(left), sorted(client.run(running).values())])
+"""
+NOTHING = [{"tasks": [], "unrunnable": [], "variables": [], "leases": []}, [[]] * WORKERS]
+
+
+def left(cluster: DaskCluster, folder: Path) -> object:
+    """Return what gangs have left on the scheduler, and their threads on workers."""
+    return dask_ran(cluster, folder / "left", LEFT).told
+
+
+def test_results_come_in_the_order_of_ranks_and_one_trace_of_all(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    driver = dask_ran(dask_cluster, tmp_path, """
+async def main(rank, x):
+    got = await rank.all_reduce(np.full(4, rank.rank + x))
+    return rank.rank, float(got[0]), os.getpid()
+
+tell(overlap.dask.run(client, main, 1.0, ranks=4, ranks_per_worker=2, trace="run.json"))
+""")  # fmt: skip
+    told = driver.told
+    assert [(rank, total) for rank, total, _ in told] == [(rank, 10.0) for rank in range(4)]
+    pids = [pid for _, _, pid in told]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+    from overlap.timeline import read_trace
+
+    assert read_trace(tmp_path / "run.json").ranks() == [0, 1, 2, 3]
+    assert left(dask_cluster, tmp_path) == NOTHING
+
+
+def test_partitions_go_to_ranks_where_they_lie(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    pytest.importorskip("dask.array", reason="not installed: dask")
+    driver = dask_ran(dask_cluster, tmp_path, """
+import dask.array
+
+data = client.persist(dask.array.arange(48, chunks=4))
+distributed.wait(data)
+before = client.who_has(distributed.futures_of(data))
+
+async def main(rank, partitions, more):
+    own = sum(int(part.sum()) for part in partitions.values())
+    total = await rank.all_reduce(np.array([own + more]))
+    return sorted(partitions), int(total[0]), distributed.get_worker().address
+
+told = overlap.dask.run(client, main, 1, ranks=6, ranks_per_worker=2, data=data)
+after = client.who_has(distributed.futures_of(data))
+keys = [future.key for future in distributed.futures_of(data)]
+near = [address in before[keys[number]] for numbers, _, address in told for number in numbers]
+tell([[numbers for numbers, _, _ in told], [total for _, total, _ in told], near, before == after])
+""")  # fmt: skip
+    numbers, totals, near, unmoved = driver.told
+    assert sorted(number for each in numbers for number in each) == list(range(12))
+    assert totals == [sum(range(48)) + 6] * 6
+    assert near == [True] * 12
+    assert unmoved
+    assert left(dask_cluster, tmp_path) == NOTHING
+
+
+FAILS = """
+async def main(rank):
+    await rank.barrier()
+    if rank.rank == 1:
+        {fault}
+    await rank.all_reduce(np.ones(3))
+
+try:
+    overlap.dask.run(client, main, ranks=3, flight_dir="flight")
+except overlap.RankFailedError as error:
+    tell([str(error), error.rank, repr(error.__cause__)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "begin", "cause"),
+    [
+        ("raise ValueError('on purpose')", "rank 1 failed at driver.py:19: ValueError: on purpose", "ValueError"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 failed: PeerLostError: process 1 (rank 1)", "PeerLostError"),
+    ],
+    ids=["raises", "killed"],
+)  # fmt: skip
+def test_the_first_failure_is_raised_on_the_driver(
+    dask_cluster: DaskCluster, tmp_path: Path, fault: str, begin: str, cause: str
+) -> None:
+    driver = dask_ran(dask_cluster, tmp_path, FAILS.format(fault=fault))
+    message, rank, error = driver.told
+    assert message.startswith(begin)
+    assert (rank, error.partition("(")[0]) == (1, cause)
+    if cause == "PeerLostError":
+        assert "in all_reduce #1 on group 'world' (driver.py:20)" in message
+    assert len(list((tmp_path / "flight").glob("*.flight"))) == 3
+    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+
+
+TRAINS = """
+async def train(rank, steps, pause_s):
+    found = await rank.state.latest()
+    first = 0 if found is None else found.step + 1
+    for step in range(first, steps):
+        with rank.step(step):
+            total = await rank.all_reduce(np.ones(3))
+            await trio.sleep(pause_s)
+        await rank.state.save(step, {"total": total})
+        if rank.rank == 0 and step == 3 and rank.restart == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return first, rank.restart
+
+if sys.argv[2:]:
+    threading.Timer(float(sys.argv[2]), lambda: os.kill(os.getpid(), int(sys.argv[3]))).start()
+tell(overlap.dask.run(client, train, 8, float(sys.argv[1]), ranks=3, max_restarts=2, state_dir="state"))
+"""
+
+
+def test_a_lost_worker_is_replaced_and_training_goes_on(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    driver = dask_ran(dask_cluster, tmp_path, TRAINS, "0.05")
+    assert driver.told == [[4, 1]] * 3
+    assert "overlap: restart 1 of 2, from step 3" in driver.err
+    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_client_that_goes_away_takes_the_gang_along(dask_cluster: DaskCluster, tmp_path: Path, how: int) -> None:
+    dask_ran(dask_cluster, tmp_path, TRAINS, "1000", "4", str(int(how)))
+    # the lease of its name and that of a gang that starts end some time after a driver that was killed
+    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+
+
+def test_two_gangs_never_wait_for_each_other(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    """Each has a task on every thread but one, so that only one of them can run at once."""
+    driver = dask_ran(dask_cluster, tmp_path, """
+from concurrent.futures import ThreadPoolExecutor
+
+async def main(rank, number):
+    await rank.barrier()
+    return number
+
+def hold(seconds):
+    time.sleep(seconds)
+
+# one thread of each worker is taken
+held = [client.submit(hold, 600, workers=[each], pure=False) for each in client.scheduler_info(n_workers=-1)["workers"]]
+with ThreadPoolExecutor(4) as pool:
+    told = list(pool.map(lambda number: overlap.dask.run(client, main, number, ranks=3), range(4)))
+client.cancel(held, force=True)
+tell(told)
+""")  # fmt: skip
+    assert driver.told == [[number] * 3 for number in range(4)]
+
+
+def test_too_few_workers_are_told_and_waited_for_up_to_a_limit(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    driver = dask_ran(dask_cluster, tmp_path, """
+async def main(rank):
+    pass
+
+overlap.dask.run(client, main, ranks=5, wait_s=2, name="big")
+""")  # fmt: skip
+    assert re.search(r"overlap: job 'big', 5 workers: waiting .*: 2 more workers; there are 3", driver.err)
+    assert re.search(r"ResourcesError: job 'big', 5 workers: not there within .*: 2 more workers", driver.err)
+    assert left(dask_cluster, tmp_path) == NOTHING
+
+
+def test_a_second_job_of_one_name_is_refused(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    text = (
+        BEGIN
+        + """
+async def main(rank, pause_s):
+    await rank.barrier()
+    await trio.sleep(pause_s)
+
+threading.Timer(1, lambda: print("begun", flush=True)).start()
+overlap.dask.run(client, main, float(sys.argv[1]), ranks=2, name="train")
+"""
+    )
+    with driving("", tmp_path / "first", text, "1000", DASK_ADDRESS=dask_cluster.address) as first:
+        first.said("begun")
+        second = dask_ran(dask_cluster, tmp_path / "second", text.removeprefix(BEGIN), "0")
+        assert "UsageError: name: a job named 'train' runs on this cluster already" in second.err
+
+
+def test_bad_input_is_told_in_a_sentence(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    driver = dask_ran(dask_cluster, tmp_path, """
+class Held(Exception):
+    def __init__(self):
+        super().__init__("held")
+        self.lock = threading.Lock()
+
+async def main(rank, *args):
+    await rank.barrier()
+    if args == (2,) and rank.rank == 1:
+        raise Held()
+    return threading.Lock() if args else None
+
+def told(*args, **named):
+    try:
+        overlap.dask.run(*args, **named)
+    except overlap.OverlapError as error:
+        return f"{type(error).__name__}: {error}"
+
+tell([
+    told("client", main, ranks=2),
+    told(client, main, threading.Lock(), ranks=2),
+    told(client, main, 1, ranks=2),
+    told(client, main, 2, ranks=2),
+    told(client, main, ranks=3, ranks_per_worker=2),
+    told(client, main, ranks=2, data=[1, 2]),
+    told(client, main, ranks=2, wait_s=0),
+    told(client, main, ranks=2, max_restarts=-1),
+    told(client, main, ranks=2, name=""),
+])
+""")  # fmt: skip
+    told = driver.told
+    assert told[0] == "UsageError: client: expected a distributed.Client that is not asynchronous, got 'client'"
+    assert told[1].startswith("UsageError: argument 1 of main: cannot be sent to other processes: TypeError: ")
+    assert re.match(r"UsageError: rank [01] returned <unlocked _thread.lock .*>, which cannot be sent", told[2])
+    assert told[3] == "RankFailedError: rank 1 failed at driver.py:25: Held: held"
+    assert told[4:] == [
+        "UsageError: ranks: 3 cannot be divided into ranks_per_worker=2",
+        "UsageError: data: expected a Dask collection or a sequence of futures, got list",
+        "UsageError: wait_s: expected a positive number of seconds, got 0",
+        "UsageError: max_restarts: expected 0 or more, got -1",
+        "UsageError: name: expected 1 to 27 printable characters, got ''",
+    ]
+    assert left(dask_cluster, tmp_path) == NOTHING
+
+
+@pytest.mark.parametrize("cycles", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_gangs_leave_nothing(dask_cluster: DaskCluster, tmp_path: Path, cycles: int) -> None:
+    driver = dask_ran(dask_cluster, tmp_path, """
+async def main(rank, cycle):
+    await rank.barrier()
+    if rank.rank == 1 and cycle % 10 == 1:
+        raise ValueError("on purpose")
+    if rank.rank == 1 and cycle % 10 == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    await rank.barrier()
+
+failed = 0
+for cycle in range(int(sys.argv[1])):
+    try:
+        overlap.dask.run(client, main, cycle, ranks=3, flight_dir="flight")
+    except overlap.RankFailedError as error:
+        assert error.rank == 1, error
+        failed += 1
+tell(failed)
+""", str(cycles))  # fmt: skip
+    assert driver.told == 2 * cycles // 10
+    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    assert not list(Path("/tmp").glob("overlap-gang-*"))
