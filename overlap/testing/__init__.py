@@ -21,7 +21,9 @@ In a test of pytest::
 #   faults       faults as data, drawn or written down;  world: the simulated world that records, and suffers them
 #   threads      a rank whose program is plain code: its thread, and the baton
 #   views        the process as each rank sees it
-#   programs     programs and functions that use torch.distributed;  pytorch: the torch of each rank
+#   hashing      sets whose order differs between ranks, as between processes
+#   programs     programs and functions that use torch.distributed
+#   pytorch      puts torch.distributed into threads;  torch_rank: that of one rank;  torch_store: where ranks meet
 #   watch        what PyTorch does in a rank: prices, buffers in flight, memory, weights
 
 from .faults import Fault

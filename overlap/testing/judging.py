@@ -52,6 +52,8 @@ def _ended(record: Record, error: BaseException) -> Verdict:
     cause = error.cause if isinstance(error, RankFailedError) else error
     rank = error.rank if isinstance(error, RankFailedError) else -1
     chain = list(_causes(cause))
+    if isinstance(cause, RuntimeError) and rank in record.troubles:  # C++ has passed it on as text
+        chain += _causes(record.troubles[rank])
     for each in chain:
         if isinstance(each, CollectiveMismatchError):
             told = why_mismatched(record, each.group, each.seq, each.ranks)
@@ -66,7 +68,7 @@ def _ended(record: Record, error: BaseException) -> Verdict:
                 return told
             kind = "stall" if not isinstance(each, DeadlineError) else "deadline"
             return Verdict(kind=kind, text=str(each), ranks=(rank,) if rank >= 0 else ())
-    place = where(chain[-1]) or where(cause)
+    place = where(cause)
     line = place.removeprefix(" at ")
     return Verdict(
         kind="crash", text=f"rank {rank} failed{place}: {in_one_line(only(cause))}", ranks=(rank,),

@@ -28,6 +28,7 @@ from ..errors import OverlapError, UsageError
 from ..runtime.rank import Rank
 from ..torch.tensors import view_of
 from . import pytorch
+from .hashing import NAME, compiled
 from .judging import judge
 from .record import Record
 from .run import Run
@@ -186,7 +187,7 @@ def of_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting)
     """
     file = Path(path).absolute()
     try:
-        code = compile(file.read_bytes(), str(file), "exec")
+        code = compiled(file.read_bytes(), str(file))
     except OSError as error:
         raise UsageError(f"program: cannot read {path}: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
@@ -198,6 +199,7 @@ def of_file(path: str | os.PathLike[str], args: Sequence[str], setting: Setting)
 
 def _execute(code: CodeType, file: str, view: RankView) -> None:
     view.main.__file__ = file
+    view.main.__dict__.update({NAME: view.set_type, "set": view.set_type})
     exec(code, view.main.__dict__)  # a program of the user, as `python FILE` runs it
 
 

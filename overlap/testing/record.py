@@ -95,6 +95,7 @@ class Record:
     made: list[Made] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
     touches: list[Touch] = field(default_factory=list)
+    troubles: dict[int, BaseException] = field(default_factory=dict)  # Last error of an operation that a rank was given
     left: dict[int, str] = field(default_factory=dict)  # Ranks whose program has ended, and how: "" is well
     places: dict[int, str] = field(default_factory=dict)  # Lines at which ranks stood when the run was ended
     leaks: list[tuple[int, str]] = field(default_factory=list)  # By rank

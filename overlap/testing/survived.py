@@ -137,8 +137,8 @@ def gradients(record: Record) -> Verdict | None:
 def weights(record: Record) -> Verdict | None:
     """Return the first weight that differs between ranks, and the update after which it does."""
     for step, of_step in _by_step(record):
-        for name in next(iter(of_step.values())).digests:
-            found = {rank: each.digests.get(name, "") for rank, each in of_step.items()}
+        for name in of_step[min(of_step)].digests:
+            found = {rank: of_step[rank].digests.get(name, "") for rank in sorted(of_step)}
             counts = Counter(found.values())
             if len(counts) > 1:
                 usual = counts.most_common(1)[0][0] if counts.most_common(1)[0][1] > 1 else next(iter(found.values()))
@@ -152,11 +152,8 @@ def _differing(
 ) -> Verdict:
     usual = next(rank for rank in found if rank not in odd)
     line = of_step[odd[0]].line
-    when = f"after update {step} ({line})" if step else "before the first update"
-    text = (
-        f"{when} '{name}' differs: {named(odd)} ({found[odd[0]]}) from {named([usual])} ({found[usual]}), "
-        "and it did not before"
-    )
+    when = f"after update {step} ({line}), and not before," if step else "before the first update"
+    text = f"{when} '{name}' differs: {named(odd)} ({found[odd[0]]}) from {named([usual])} ({found[usual]})"
     last = randomness(record, odd[0], usual)
     return Verdict(kind="weights differ", text=text + last, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
 

@@ -121,6 +121,9 @@ def _cycle(cycle: list[int], blocked: dict[int, Issue]) -> Verdict:
     text = ", and ".join(steps)
     lines = tuple(dict.fromkeys(issue.line for issue in issues))
     if all(issue.is_message for issue in issues):
+        if len(issues) == 2 and issues[0].op != issues[1].op and issues[0].tag != issues[1].tag:
+            told = f"{text}: the tags are in another order on one of them"
+            return Verdict(kind="tags differ", text=told, ranks=tuple(ranks), lines=lines)
         words = {issue.op for issue in issues}
         what = {"send": "each sends before it receives", "recv": "each receives before it sends"}.get(
             issues[0].op if len(words) == 1 else "", "sends and receives are in an order that cannot meet"

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
+from .hashing import set_type
 
 # Characters of a rank's output that are kept; what comes after them is counted.
 _KEPT_CHARACTERS = 100_000
@@ -70,6 +71,7 @@ class RankView:
     Attributes:
         output: What it prints, standard error included.
         main: Its module `__main__`.
+        set_type: The type of its sets, whose order differs from those of other ranks.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class RankView:
     ) -> None:
         self.output, self.main = Output(), ModuleType("__main__")
         self.main.__dict__["__builtins__"] = __builtins__
+        self.set_type = set_type(seed, rank)
         self._folder, self._more = folder, more
         self._environ = _environment(rank, world_size)
         self._argv = list(argv)
@@ -189,6 +192,7 @@ def process_restored() -> Iterator[None]:
     numbers = random.getstate(), np.random.get_state()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
     with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as in a process of the program's own, whatever the tests make of warnings
         try:
             yield
         finally:

@@ -1,0 +1,85 @@
+"""Sets of strings whose order differs between ranks, as it does between processes.
+
+Each process of Python hashes strings by a seed of its own, so a loop over a set of names takes another order in each.
+The ranks of a test share one process; with a seed other than 0, the sets that a program makes behave as in processes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from types import CodeType
+from typing import Any
+
+from xxhash import xxh64_intdigest
+
+NAME = "__set_of_rank__"
+"""The name by which changed programs find the type of sets."""
+
+_COMBINING = (
+    "__and__", "__or__", "__sub__", "__xor__", "__rand__", "__ror__", "__rsub__", "__rxor__", "union", "intersection",
+    "difference", "symmetric_difference", "copy",
+)  # fmt: skip
+
+
+def set_type(seed: int, rank: int) -> type[set[Any]]:
+    """Return the type of sets of one rank."""
+    if seed == 0:
+        return set
+
+    class SetOfRank(set[Any]):
+        """A set in the order of this rank."""
+
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[Any]:
+            elements = list(super().__iter__())
+            if elements and all(isinstance(each, str) for each in elements):
+                elements.sort(key=lambda each: xxh64_intdigest(f"{seed}, {rank}, {each}".encode()))
+            return iter(elements)
+
+        def pop(self) -> Any:
+            """Remove the first element, and return it."""
+            for each in self:
+                self.remove(each)
+                return each
+            raise KeyError("pop from an empty set")
+
+    for name in _COMBINING:
+        setattr(SetOfRank, name, _combining(name, SetOfRank))
+    return SetOfRank
+
+
+def _combining(name: str, kind: type[set[Any]]) -> Any:
+    original = getattr(set, name)
+
+    def combine(self: set[Any], *others: Iterable[Any]) -> Any:
+        found = original(self, *others)
+        return found if found is NotImplemented else kind(found)
+
+    return combine
+
+
+def compiled(source: bytes, file: str) -> CodeType:
+    """Compile a program whose literals and comprehensions of sets are of the rank's type.
+
+    Raises:
+        SyntaxError: If it is no program.
+    """
+    tree = ast.parse(source, file)
+    return compile(ast.fix_missing_locations(_Sets().visit(tree)), file, "exec")
+
+
+class _Sets(ast.NodeTransformer):
+    def visit_Set(self, node: ast.Set) -> ast.AST:
+        self.generic_visit(node)
+        return _call(node, ast.List(elts=node.elts, ctx=ast.Load()))
+
+    def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
+        self.generic_visit(node)
+        return _call(node, ast.GeneratorExp(elt=node.elt, generators=node.generators))
+
+
+def _call(node: ast.expr, argument: ast.expr) -> ast.AST:
+    name = ast.Name(id=NAME, ctx=ast.Load())
+    return ast.copy_location(ast.Call(func=name, args=[ast.copy_location(argument, node)], keywords=[]), node)

@@ -1,0 +1,225 @@
+"""The torch.distributed of one rank: its operations, its groups, and the futures that C++ waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch.autograd import Variable
+
+from ..runtime.future import Future
+from ..timeline.ranklist import listed
+from ..torch.process_group import ProcessGroup
+from .record import Record
+from .threads import RankThread
+from .torch_store import Store
+from .watch import Models, Watch
+from .world import TestedCommunicators
+
+
+class Pending:
+    """A future of ours, for which a rank's thread waits by giving others the baton.
+
+    Args:
+        thread: Of the rank.
+        future: Of the operation.
+        noted: Called when the program has waited for it.
+        failed: Called with its error.
+    """
+
+    def __init__(
+        self,
+        thread: RankThread[Any],
+        future: Future[Any],
+        noted: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._thread, self.future, self._noted, self._failed = thread, future, noted, failed
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended; to ask takes a moment."""
+        if not self.future.done and RankThread.here() is not None:
+            self._thread.sleep(1e-6)
+        return bool(self.future.done)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for its end, and raise its error."""
+        if (error := self.exception(timeout)) is not None:
+            raise error
+        return self.future.result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for its end, and return its error."""
+        self._wait(timeout)
+        error = self.future.exception(0)
+        if error is not None:
+            self._failed(error)
+        return error
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call `callback` once it is done, in the event loop."""
+        self.future.add_done_callback(callback)
+
+    @property
+    def src(self) -> Any:
+        """Where a message came from, of a receive from any source."""
+        return self.future.src  # type: ignore[attr-defined]
+
+    def _wait(self, timeout_s: float | None) -> None:
+        if RankThread.here() is not self._thread:
+            return
+        if not self._thread.wait(self.future, timeout_s):
+            raise TimeoutError(f"the operation has not ended within {timeout_s:g} s")
+        self._noted()
+
+
+class ThreadGroup:
+    """A group of ours, as the process group of a rank's thread uses it.
+
+    Args:
+        ranks: The torch of this rank.
+        group: Ours.
+    """
+
+    def __init__(self, torch_rank: TorchRank, group: Any) -> None:
+        self._torch, self._group = torch_rank, group
+        self.rank, self.size, self.name, self.ranks = group.rank, group.size, group.name, group.ranks
+
+    def __getattr__(self, name: str) -> Callable[..., Pending]:
+        method = getattr(self._group, name)
+
+        def issue(*args: Any, **more: Any) -> Pending:
+            return self._torch.issue(partial(method, *args, **more))
+
+        return issue
+
+    def group(self, ranks: list[int], *, name: str | None = None) -> ThreadGroup:
+        """Make a group of some of these."""
+        return ThreadGroup(self._torch, self._torch.thread.call(partial(self._group.group, ranks, name=name)))
+
+    def abort(self, error: BaseException | str | None = None) -> None:
+        """Fail all operations of the group."""
+        self._torch.thread.call(partial(self._group.abort, error))
+
+
+class TorchRank:
+    """The torch of one rank.
+
+    Args:
+        thread: Of the rank.
+        store: Of all ranks.
+        record: Is written to.
+        shared: Where operations meet.
+        watch: Sees its functions.
+        models: Its weights.
+    """
+
+    def __init__(
+        self,
+        thread: RankThread[Any],
+        store: dict[str, bytes],
+        record: Record,
+        shared: TestedCommunicators,
+        watch: Watch,
+        models: Models,
+    ) -> None:
+        self.thread, self.record, self.watch, self.models = thread, record, watch, models
+        self.store = Store(store)
+        self._shared = shared
+        self._later: list[tuple[Pending | Any, torch.futures.Future[None]]] = []
+        self._groups: dict[tuple[int, ...], int] = {}  # how many have been made of the same ranks
+        self.named = "gloo"  # the backend that the program has named
+        thread.on_resume = self.deliver
+
+    def issue(self, method: Callable[[], Any]) -> Pending:
+        """Issue an operation, in the event loop."""
+        self.watch.inside += 1
+        try:
+            state = torch.default_generator.get_state()
+            future = self.thread.call(method)
+        finally:
+            self.watch.inside -= 1
+        issue, operation = self._shared.noted.get(id(future), (None, None))
+        if issue is None or operation is None:
+            return Pending(self.thread, future, _nothing, self._failed)
+        issue.randomness = xxhash.xxh64_hexdigest(memoryview(state.numpy()))
+        self.watch.begun(issue, _memory(operation))
+
+        def waited() -> None:
+            self.watch.ended(issue)
+            if issue.waited_ns is None:
+                issue.waited_ns = self.thread.kernel.now_ns
+
+        return Pending(self.thread, future, waited, self._failed)
+
+    def _failed(self, error: BaseException) -> None:
+        """Keep the error of an operation: what C++ makes of it has only its text."""
+        self.record.troubles[self.thread.rank.rank] = error
+
+    def end(self) -> None:
+        """Wait for what the program has left unfinished, as the end of a process of torch does not."""
+        self.finish()
+
+    # -- futures of torch, which C++ waits for -----------------------------------------------------------------------
+
+    def later(self, handle: Any, begun: torch.futures.Future[None]) -> None:
+        """Complete a future of torch in this rank's thread, when an operation has ended."""
+        self._later.append((handle, begun))
+        with suppress(RuntimeError):  # no backward pass is under way
+            Variable._execution_engine.queue_callback(self.finish)
+
+    def deliver(self) -> None:
+        """Complete the futures whose operations have ended."""
+        ended = [each for each in self._later if over(each[0])]
+        self._later = [each for each in self._later if each not in ended]
+        for _, begun in ended:
+            begun.set_result(None)
+
+    def finish(self) -> None:
+        """Wait for all operations whose futures C++ may wait for."""
+        while self._later:
+            self._later[0][0].exception()
+            self.deliver()
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def make(self, asked: Any) -> ProcessGroup:
+        """Make the process group that torch asks for."""
+        ranks = list(asked.global_ranks_in_group)
+        group = ThreadGroup(self, self.thread.rank.world)
+        if ranks:
+            same = self._groups[tuple(ranks)] = self._groups.get(tuple(ranks), 0) + 1
+            group = group.group(ranks, name=f"{listed(ranks)}{f', number {same}' if same > 1 else ''}")
+        return ProcessGroup(asked.store, group, asked.timeout)  # type: ignore[arg-type]
+
+
+def _nothing() -> None:
+    """Nobody is told."""
+
+
+def _memory(operation: Any) -> list[tuple[int, int, bool]]:
+    """Return address and bytes of an operation's arrays, and whether it writes to them."""
+    found = [(operation.out, True)] if isinstance(operation.out, np.ndarray) else []
+    inputs = operation.input if isinstance(operation.input, (list, tuple)) else [operation.input]
+    found += [(each, False) for each in inputs if isinstance(each, np.ndarray) and each is not operation.out]
+    return [(array.ctypes.data, array.nbytes, written) for array, written in found if array.size]
+
+
+def over(handle: Any) -> bool:
+    """Whether an operation has ended, without giving others the baton."""
+    return bool(handle.future.done) if isinstance(handle, Pending) else bool(handle._over.is_set())
+
+
+RANKS: dict[RankThread[Any], TorchRank] = {}
+
+
+def here() -> TorchRank | None:
+    """Return the torch of the rank whose thread calls."""
+    thread = RankThread.here()
+    return None if thread is None else RANKS.get(thread)
