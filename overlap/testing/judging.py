@@ -68,7 +68,7 @@ def _ended(record: Record, error: BaseException) -> Verdict:
                 return told
             kind = "stall" if not isinstance(each, DeadlineError) else "deadline"
             return Verdict(kind=kind, text=str(each), ranks=(rank,) if rank >= 0 else ())
-    place = where(cause)
+    place = next(filter(None, map(where, [cause, *chain])), "")
     line = place.removeprefix(" at ")
     return Verdict(
         kind="crash", text=f"rank {rank} failed{place}: {in_one_line(only(cause))}", ranks=(rank,),

@@ -139,7 +139,7 @@ class Program:
             mine.end()
         except SystemExit as left:
             if left.code not in (None, 0):
-                raise ProgramExit(f"the program called sys.exit({left.code!r})") from None
+                raise ProgramExit(f"the program called sys.exit({left.code!r})") from left
             record.left[number] = "called sys.exit()"
             return None
         record.left.setdefault(number, "")

@@ -26,6 +26,7 @@ class Issue:
     ended_ns: int | None = None  # None: it never ended
     failed: bool = False
     waited_ns: int | None = None  # When its program had waited for it; None: it never did
+    lost: bool = False  # Whether a fault has stopped its rank before anybody heard of it
     awaited: bool = False  # Whether its program waits for it, or has
     randomness: str = ""  # Digest of the state of the rank's random numbers
 

@@ -137,8 +137,9 @@ def gradients(record: Record) -> Verdict | None:
 def weights(record: Record) -> Verdict | None:
     """Return the first weight that differs between ranks, and the update after which it does."""
     for step, of_step in _by_step(record):
-        for name in of_step[min(of_step)].digests:
-            found = {rank: of_step[rank].digests.get(name, "") for rank in sorted(of_step)}
+        for name in dict.fromkeys(name for rank in sorted(of_step) for name in of_step[rank].digests):
+            having = [rank for rank in sorted(of_step) if name in of_step[rank].digests or " [part " not in name]
+            found = {rank: of_step[rank].digests.get(name, "") for rank in having}
             counts = Counter(found.values())
             if len(counts) > 1:
                 usual = counts.most_common(1)[0][0] if counts.most_common(1)[0][1] > 1 else next(iter(found.values()))

@@ -46,6 +46,8 @@ class Meetings:
         self.of_rank: dict[int, list[Issue]] = {rank: [] for rank in range(record.size)}
         self.of_key: dict[str, dict[int, list[Issue]]] = {}
         for issue in record.issues:
+            if issue.lost:
+                continue
             # the two ends of a message to oneself have one rank
             end = (issue.rank, issue.op) if issue.is_message else issue.rank
             self.ends.setdefault((issue.key, issue.seq), {})[end] = issue

@@ -167,6 +167,9 @@ class TestedBackend(SimulatedBackend):
     def _stop(self, operation: Operation) -> None:
         """Stop a rank for ever; nobody is told."""
         operation.lock()
+        assert self.shared is not None
+        self.shared.noted[id(operation)][0].lost = True
+        self.record.left[operation.context.rank] = "was stopped by a fault"
         self.doom.stop(operation.context.rank)
 
     def communicators(self, engine: BaseEngine) -> Communicators:

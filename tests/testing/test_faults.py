@@ -1,0 +1,94 @@
+"""Faults as data: what each does, that a seed draws them, and that a failing seed is made smaller."""
+
+import numpy as np
+import pytest
+
+import overlap
+from overlap.testing import Fault, Ranks, RanksFailed
+from overlap.testing.faults import KINDS, draw, parse
+
+
+async def steps(rank: overlap.Rank) -> float:
+    total = 0.0
+    for step in range(4):
+        with rank.step(step):
+            grad = await rank.compute(np.full, 4, 1.0 + step, seconds=1e-3)
+            total += float((await rank.all_reduce(grad))[2])
+    return total
+
+
+def run(faults: str, **setting):
+    return Ranks().run(steps, ranks=3, faults=faults, check=False, **setting)
+
+
+def test_faults_are_read_as_they_are_written() -> None:
+    text = "die(rank=1, at=3), late(rank=0, at=2, by=0.5), disk(rank=2, step=4)"
+    assert ", ".join(map(str, parse(text))) == text
+    assert parse(text)[0] == Fault(kind="die", rank=1, at=3)
+
+
+@pytest.mark.parametrize("text", ["die", "die()", "die(rank=x)", "die(rank=1) and more", "melt(rank=1)"])
+def test_what_is_no_fault_is_refused(text: str) -> None:
+    with pytest.raises(overlap.UsageError, match="faults: "):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("faults", "kind", "told"),
+    [
+        ("die(rank=1, at=3)", "rank lost", "rank 1 died at all_reduce #1 on group 'world'"),
+        ("cut(rank=2, at=1)", "rank lost", "rank 2 was not heard in all_reduce #0 on group 'world'"),
+        ("stop(rank=0, at=5)", "skipped collective", "rank 0 skipped all_reduce #2 on group 'world'"),
+        ("die(rank=1, step=2)", "rank lost", "rank 1 died at all_reduce #2 on group 'world'"),
+    ],
+)
+def test_a_rank_that_is_gone_is_named(faults: str, kind: str, told: str) -> None:
+    verdict = run(faults).verdict
+    assert verdict is not None
+    assert (verdict.kind, told in verdict.text) == (kind, True), verdict
+
+
+def test_slow_and_late_ranks_take_time_and_change_no_result() -> None:
+    calm = run("late(rank=0, at=99)")
+    for faults in ("slow(rank=1, at=0, by=3)", "late(rank=1, at=1, by=0.01)", "slow_link(rank=2, at=0, by=0.001)"):
+        disturbed = run(faults)
+        assert disturbed.results == calm.results
+        assert disturbed.seconds > calm.seconds + 0.003
+
+
+def test_a_flipped_bit_changes_the_results() -> None:
+    flipped = run("flip(rank=1, at=1)")
+    assert flipped.results
+    assert flipped.results[0] == flipped.results[1] != run("late(rank=0, at=99)").results[0]
+
+
+def test_a_seed_draws_the_same_faults_and_other_seeds_others() -> None:
+    drawn = [draw(seed, list(KINDS), [10, 10]) for seed in range(50)]
+    assert drawn == [draw(seed, list(KINDS), [10, 10]) for seed in range(50)]
+    assert {fault.kind for faults in drawn for fault in faults} == set(KINDS)
+
+
+def test_a_program_that_names_the_lost_rank_passes_all_seeds() -> None:
+    Ranks().run(steps, ranks=3, faults="die, cut, late, slow", seeds=8)
+
+
+async def fragile(rank: overlap.Rank) -> None:
+    """Waits for a fixed time where it should wait for the result."""
+    future = rank.all_reduce(np.ones(4))
+    import trio
+
+    await trio.sleep(0.2)
+    assert future.done, "it is not here yet"
+    await future
+
+
+def test_a_failing_seed_is_made_smaller_and_printed_as_a_line_to_paste() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        Ranks().run(fragile, ranks=8, faults="late, slow", seeds=30)
+    last = str(caught.value).splitlines()[-1]
+    assert last.startswith("repeat: ranks.run(fragile, ranks=")
+    assert last.count("late(") == 1
+    assert "slow" not in last
+    assert "made smaller in" in str(caught.value)
+    faults = last.partition('faults="')[2].partition('"')[0]
+    assert Ranks().run(fragile, ranks=caught.value.run.size, faults=faults, check=False).verdict.kind == "crash"

@@ -1,0 +1,209 @@
+"""Unchanged programs of PyTorch with many ranks in this process."""
+
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from overlap import UsageError
+from overlap.testing import Ranks, RanksFailed
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+dist = torch.distributed
+
+HERE = Path(__file__).parent / "programs"
+
+
+def test_ddp_has_the_same_weights_on_all_ranks_and_those_of_one_process() -> None:
+    ranks = Ranks(HERE)
+    run, alone = ranks.program("ddp.py", ranks=8), ranks.program("ddp.py", ranks=1)
+    assert run.same("model weights")
+    assert run.equals(alone, bound=1e-6)
+    assert not run.equals(alone)
+    assert run.output[3].startswith("rank 3 of 8 by gloo: ")
+    assert 0 < run.exposed < 1
+    assert run.sent_bytes > 5 * 4 * (32 * 64 + 64 + 64 * 10 + 10)  # a gradient for each step
+    assert run.peak_bytes > 4 * (32 * 64 + 64 * 10)
+
+
+def test_the_same_seed_gives_the_same_trace_and_any_seed_the_same_weights() -> None:
+    def run(seed):
+        return Ranks(HERE).program("ddp.py", ["--steps", "2"], ranks=4, seed=seed)
+
+    assert run(0).trace == run(0).trace
+    assert run(5).trace == run(5).trace
+    assert Ranks().repeats(run, seeds=6)
+
+
+def test_fsdp_dtensor_pipelining_and_checkpoints(tmp_path: Path) -> None:
+    runs = [Ranks(HERE).program("sharded.py", [str(tmp_path / str(n))], ranks=n) for n in (2, 4)]
+    assert all(run.same() for run in runs)
+    assert runs[0].equals(runs[1], bound=1e-6)
+
+
+@pytest.mark.slow
+def test_64_ranks_of_ddp() -> None:
+    run = Ranks(HERE).program("ddp.py", ranks=64)
+    assert run.same()
+
+
+def reduced(values):
+    dist.init_process_group("gloo")
+    total = torch.tensor(values[dist.get_rank()])
+    dist.all_reduce(total)
+    return total
+
+
+def test_a_function_returns_its_results() -> None:
+    run = Ranks().function(reduced, [1.0, 2.0, 4.0], ranks=3)
+    assert run.results == [7, 7, 7]
+    assert run.same("results")
+
+
+def spawning():
+    torch.multiprocessing.spawn(spawned, args=("gloo",), nprocs=3)
+
+
+def spawned(rank, backend):
+    dist.init_process_group(backend, init_method="tcp://127.0.0.1:29999", rank=rank, world_size=3)
+    dist.barrier()
+
+
+def test_what_a_program_would_spawn_are_the_ranks() -> None:
+    assert len(Ranks().function(spawning, ranks=3).record.issues) == 3
+    with pytest.raises(RanksFailed, match="the program spawns 3 processes, and the test has 2 ranks"):
+        Ranks().function(spawning, ranks=2)
+
+
+# -- what programs do ------------------------------------------------------------------------------------------------
+
+
+def exits():
+    dist.init_process_group("gloo")
+    raise SystemExit(3)
+
+
+def exits_well():
+    dist.init_process_group("gloo")
+    dist.barrier()
+    raise SystemExit
+
+
+def prints_much():
+    dist.init_process_group("gloo")
+    dist.barrier()
+    for _ in range(3000):
+        print("x" * 100)
+
+
+def starts_a_thread():
+    dist.init_process_group("gloo")
+    dist.barrier()
+    threading.Thread(target=dist.barrier, name="by the program").start()
+    dist.barrier()
+
+
+def never_ends():
+    dist.init_process_group("gloo")
+    dist.barrier()
+    while dist.get_rank() == 1:
+        pass
+    dist.barrier()
+
+
+def waits_for_ever():
+    dist.init_process_group("gloo")
+    dist.barrier()
+    while True:
+        time.sleep(100)
+
+
+def says_nothing():
+    return 1
+
+
+def forks():
+    dist.init_process_group("gloo")
+    os.fork()
+
+
+def uses_cuda():
+    dist.init_process_group("gloo")
+    torch.ones(1).cuda()
+
+
+def uses_mpi():
+    import mpi4py  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (exits, r"crash: rank \d failed at test_torch.py:\d+: ProgramExit: the program called sys.exit\(3\)"),
+        (never_ends, "never ends: rank 1 is still computing at test_torch.py:"),
+        (waits_for_ever, "did not finish within timeout_s=1000"),
+        (says_nothing, "no communication: the program has ended, and no rank has issued any operation"),
+        (forks, "the program forks, and a fork of this process would have all ranks; load data in the program's own"),
+        (uses_cuda, r"in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available\(\)"),
+        (uses_mpi, "the program communicates by mpi4py, whose ranks are processes"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_sentence(function, told, monkeypatch) -> None:
+    monkeypatch.delitem(__import__("sys").modules, "mpi4py", raising=False)
+    with pytest.raises(RanksFailed, match=told):
+        Ranks().function(function, ranks=2, timeout_s=1000, real_timeout_s=2)
+    assert Ranks().function(reduced, [1.0, 2.0], ranks=2).results == [3, 3]  # the next one is clean
+
+
+def test_programs_may_exit_print_much_and_name_files_that_do_not_exist() -> None:
+    assert not Ranks().function(exits_well, ranks=2).verdicts
+    run = Ranks().function(prints_much, ranks=2)
+    assert run.output[0].endswith("\n... and 203000 more characters\n")
+    with pytest.raises(UsageError, match=r"program: cannot read nothing.py: No such file"):
+        Ranks().program("nothing.py", ranks=2)
+
+
+def changes_everything():
+    dist.init_process_group("gloo")
+    dist.barrier()
+    os.environ["LEFT_BEHIND"] = "1"
+    os.chdir("/")
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True)
+    return os.environ["RANK"], os.environ["LOCAL_RANK"], random.random(), torch.rand(1).dtype
+
+
+def test_what_a_program_changes_in_its_process_is_its_own() -> None:
+    before = os.getcwd(), random.getstate(), torch.random.get_rng_state(), torch.get_num_threads()
+    run = Ranks().function(changes_everything, ranks=2)
+    assert [result[:2] for result in run.results] == [("0", "0"), ("1", "1")]
+    assert run.results[0][2] == run.results[1][2]
+    assert "LEFT_BEHIND" not in os.environ
+    assert before[0] == os.getcwd()
+    assert before[1] == random.getstate()
+    assert torch.equal(before[2], torch.random.get_rng_state())
+    assert (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()) == (torch.float32, False)
+    assert not dist.is_initialized()
+    assert torch.get_num_threads() == before[3]
+
+
+def draws():
+    dist.init_process_group("gloo")
+    first = torch.rand(1).item(), random.random(), float(np.random.rand())
+    dist.barrier()
+    return first, torch.rand(1).item()
+
+
+def test_random_numbers_of_ranks_are_apart_as_in_processes() -> None:
+    """PyTorch begins with the same state in each process, Python and numpy with others."""
+    one, two = Ranks().function(draws, ranks=2).results
+    assert (one[0][0], one[1]) == (two[0][0], two[1])
+    assert one[0][1] != two[0][1]
+    assert one[0][2] != two[0][2]

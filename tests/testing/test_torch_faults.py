@@ -1,0 +1,77 @@
+"""Faults that programs of PyTorch meet."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from overlap.testing import Ranks, RanksFailed
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+dist = torch.distributed
+
+HERE = Path(__file__).parent / "programs"
+
+
+def saves(path):
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(2, 2)
+    for step in range(3):
+        dist.all_reduce(model.weight.detach())
+        if dist.get_rank() == 0:
+            torch.save({"step": step}, path / f"{step}.pt")
+            (path / "latest").write_text(str(step))
+
+
+def test_a_full_disk_is_met_by_the_rank_that_writes(tmp_path: Path) -> None:
+    run = Ranks().function(saves, tmp_path, ranks=2, faults="disk(rank=0, at=1)", check=False)
+    assert run.verdict is not None
+    assert run.verdict.kind == "crash"
+    assert "rank 0 failed at test_torch_faults.py:" in run.verdict.text
+    assert "No space left on device (a fault of this test)" in run.verdict.text
+    assert [path.name for path in tmp_path.iterdir()] == ["0.pt", "latest"] or len(list(tmp_path.iterdir())) == 2
+    assert not Ranks().function(saves, tmp_path, ranks=2, faults="disk(rank=1, at=0)").verdicts
+
+
+def handles():
+    dist.init_process_group("gloo")
+    told = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    for _ in range(3):
+        dist.barrier()
+    return told
+
+
+def handles_nothing():
+    dist.init_process_group("gloo")
+    dist.barrier()
+
+
+def test_a_signal_comes_to_the_rank_that_it_is_for() -> None:
+    run = Ranks().function(handles, ranks=2, faults="signal(rank=1, at=1)")
+    assert run.results == [[], [signal.SIGTERM]]
+    ended = Ranks().function(handles_nothing, ranks=2, faults="signal(rank=1)", check=False)
+    assert ended.verdict is not None
+    assert "the rank was ended by SIGTERM, which its program does not handle" in ended.verdict.text
+
+
+def test_a_flipped_bit_in_a_gradient_makes_other_weights_on_all_ranks() -> None:
+    ranks = Ranks(HERE)
+    calm = ranks.program("ddp.py", ["--steps", "2"], ranks=2)
+    gradient = next(issue.index for issue in calm.record.of(1) if issue.op == "all_reduce")
+    flipped = ranks.program("ddp.py", ["--steps", "2"], ranks=2, faults=f"flip(rank=1, at={gradient})")
+    assert flipped.same()
+    assert not flipped.equals(calm)
+
+
+@pytest.mark.parametrize("fault", ["die(rank=1, at=6)", "cut(rank=1, at=6)", "stop(rank=1, at=6)"])
+def test_a_rank_that_is_gone_is_named(fault: str) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        Ranks(HERE).program("ddp.py", ranks=4, faults=fault)
+    assert caught.value.verdict.ranks[0] == 1
+    assert f'faults="{fault}"' in str(caught.value)
+    assert caught.value.verdict.kind in ("rank lost", "skipped collective")
+
+
+def test_seeds_with_faults_pass_where_the_program_names_the_lost_rank() -> None:
+    Ranks(HERE).program("ddp.py", ["--steps", "2"], ranks=3, faults="die, late, slow", seeds=5)
