@@ -8,6 +8,7 @@ import time
 
 from ..errors import UsageError
 from ..units import count, seconds
+from .parser import Parser
 
 _DESCRIPTION = """\
 Run an unchanged PyTorch program with many ranks in this process, in virtual time, once for each seed. A seed decides
@@ -26,9 +27,14 @@ examples:
 
 def fill(parser: argparse.ArgumentParser) -> None:
     """Declare the command line."""
+    parser.usage = f"{parser.prog} [options] PROGRAM [options] [-- ARGS ...]"
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("program", help="file of the program")
-    parser.add_argument("arguments", nargs="*", help="its arguments; after `--` if they begin with a dash")
+    _fill_options(parser)
+    parser.add_argument("program", metavar="PROGRAM", help="file of the program")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the program, after `--`")
+
+
+def _fill_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=count, default=2, metavar="N", help="how many ranks; default: 2")
     parser.add_argument("--seeds", type=count, default=1, metavar="N", help="how many seeds; default: 1")
     parser.add_argument(
@@ -52,14 +58,23 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the ranks print")
 
 
+def _options_after_the_program(args: argparse.Namespace) -> list[str]:
+    """Read the options that stand behind the program's name, and return the program's own arguments."""
+    at = args.rest.index("--") if "--" in args.rest else len(args.rest)
+    later = Parser(prog="overlap test")
+    _fill_options(later)
+    later.parse_args(args.rest[:at], args)
+    return list(args.rest[at + 1 :])
+
+
 def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if a seed fails."""
     from ..testing import Ranks, RanksFailed
 
-    began_s = time.perf_counter()
+    arguments, began_s = _options_after_the_program(args), time.perf_counter()
     try:
         run = Ranks().program(
-            args.program, args.arguments, ranks=args.ranks, seeds=args.seeds, seed=args.seed, cluster=args.cluster,
+            args.program, arguments, ranks=args.ranks, seeds=args.seeds, seed=args.seed, cluster=args.cluster,
             faults=args.faults or (), real_timeout_s=args.timeout,
         )  # fmt: skip
     except RanksFailed as failed:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.abc import MetaPathFinder
@@ -30,7 +31,7 @@ from ..torch.tensors import view_of
 from . import pytorch
 from .hashing import NAME, compiled
 from .judging import judge
-from .record import Record
+from .record import Issue, Record
 from .run import Run
 from .running import Setting, finished, live
 from .threads import RankThread
@@ -70,6 +71,7 @@ class Program:
         self._store: dict[str, bytes] = {}
         self._views: list[RankView] = []
         self._handlers: dict[int, Any] = {}
+        self.opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
 
     def run(self, line: str) -> Run:
         """Run it, and return the result with its verdicts."""
@@ -143,10 +145,18 @@ class Program:
             record.left[number] = "called sys.exit()"
             return None
         record.left.setdefault(number, "")
-        self._note_leaks(number, record, before)
+        unfinished = [issue for issue, _ in clock.shared.noted.values() if issue.rank == number and not issue.waited_ns]
+        self._note_leaks(number, record, before, unfinished)
         return result
 
-    def _note_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
+    def _note_leaks(
+        self, number: int, record: Record, before: set[threading.Thread], unfinished: Sequence[Issue]
+    ) -> None:
+        for issue in unfinished:
+            record.leaks.append((number, f"has ended without waiting for {issue.told}, which is under way"))
+        for name, file in self.opened.pop(number, []):
+            if (left := file()) is not None and not left.closed:
+                record.leaks.append((number, f"has left the file {name} open, which it writes"))
         ranks = {thread._thread for thread in self._threads.values()}
         for thread in set(threading.enumerate()) - before - ranks:
             if not thread.daemon:
@@ -325,8 +335,12 @@ def _sleeping(original: Callable[[float], None], seconds: float) -> None:
 
 def _opening(program: Program) -> Callable[..., Any]:
     def opened(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
-        _check_disk(program, any(letter in mode for letter in "wax+"), file)
-        return original(file, mode, *args, **more)
+        writes, here = any(letter in mode for letter in "wax+"), RankThread.here()
+        _check_disk(program, writes, file)
+        made = original(file, mode, *args, **more)
+        if writes and here is not None:
+            program.opened.setdefault(here.rank.rank, []).append((str(file), weakref.ref(made)))
+        return made
 
     return opened
 

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import StallError
 from ..processes.life import cluster_of
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
@@ -80,34 +79,41 @@ class TestedCommunicators(FaultyCommunicators):
             known.peer = known.members[0]
             return
         index = self._counts[rank] = self._counts.get(rank, -1) + 1
-        call = getattr(operation, "call", None)
         issue = Issue(
             rank=rank,
             index=index,
             op=operation.op if message is None else "recv" if message[0] else "send",
-            what="" if call is None else str(call),
+            what="",
             group=operation.group.name,
             members=port.communicator.members,
             key=port.communicator.identity or f"any source, {rank}, {index}",
             seq=operation.seq,
             line=os.path.basename(operation.call_site),
             issued_ns=operation.context.now_ns(),
-            nbytes=0 if call is None else call.nbytes,
             tag=0 if message is None else message[2],
             peer=None if message is None or message[1] is None else ranks[message[1]],
         )
         self.record.issues.append(issue)
         self.noted[id(operation)] = issue, operation
+        _describe(issue, operation)
 
         def ended() -> None:
             self.noted.pop(id(operation), None)
             issue.ended_ns = operation.context.now_ns()
             issue.failed = operation._failure is not None
+            _describe(issue, operation)
             issue.awaited = operation.awaited_ns is not None
             if issue.awaited:
                 issue.waited_ns = issue.ended_ns
 
         call_when_done(operation, ended)
+
+
+def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:
+    """Say of an operation what it is, once its input is there."""
+    call = getattr(operation, "call", None)
+    if call is not None:
+        issue.what, issue.nbytes = str(call), call.nbytes
 
 
 class _TestedCommunicator(FaultyCommunicator):
@@ -223,6 +229,7 @@ def simulate(
             assert clock.shared is not None
             for issue, operation in clock.shared.noted.values():
                 issue.awaited = operation.awaited_ns is not None
+                _describe(issue, operation)
 
     try:
         with plan.ordering_tasks():
@@ -230,8 +237,3 @@ def simulate(
     except Exception as error:
         lived.error = error
     return lived
-
-
-def stalled(error: BaseException | None) -> bool:
-    """Whether a world ended because nothing could go on."""
-    return isinstance(error, StallError)

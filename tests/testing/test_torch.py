@@ -194,6 +194,56 @@ def test_what_a_program_changes_in_its_process_is_its_own() -> None:
     assert torch.get_num_threads() == before[3]
 
 
+def leaves_an_operation():
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1 << 20), async_op=True)
+
+
+def leaves_a_file(kept):
+    dist.init_process_group("gloo")
+    dist.barrier()
+    kept.append(open(os.devnull, "w"))  # noqa: SIM115
+
+
+def test_what_is_left_behind_is_told() -> None:
+    kept: list = []
+    with pytest.raises(
+        RanksFailed, match=r"leak: rank 0 has ended without waiting for all_reduce #0 .*py:\d+\), which is"
+    ):
+        Ranks().function(leaves_an_operation, ranks=2)
+    with pytest.raises(RanksFailed, match="leak: rank 0 has left the file /dev/null open, which it writes"):
+        Ranks().function(leaves_a_file, kept, ranks=2)
+    for file in kept:
+        file.close()
+
+
+def changes_in_flight():
+    dist.init_process_group("nccl")
+    x = torch.ones(4)
+    if dist.get_rank() == 0:
+        work = dist.isend(x, 1)
+        x += 1
+    else:
+        work = dist.irecv(x, 0)
+    work.wait()
+
+
+def looks_in_flight():
+    dist.init_process_group("nccl")
+    x = torch.ones(4)
+    work = dist.all_reduce(x, async_op=True)
+    found = x.sum().item()
+    work.wait()
+    return found
+
+
+def test_buffers_in_flight() -> None:
+    with pytest.raises(RanksFailed, match=r"rank 0 changes a tensor at test_torch.py:\d+ \(add_\) while send to"):
+        Ranks().function(changes_in_flight, ranks=2)
+    with pytest.raises(RanksFailed, match=r"rank 0 reads a tensor at test_torch.py:\d+ \(sum\) while all_reduce #0"):
+        Ranks().function(looks_in_flight, ranks=2)
+
+
 def draws():
     dist.init_process_group("gloo")
     first = torch.rand(1).item(), random.random(), float(np.random.rand())

@@ -1,0 +1,47 @@
+"""`overlap test`."""
+
+from pathlib import Path
+
+import pytest
+
+MUSEUM = Path(__file__).parents[1] / "museum"
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_a_wrong_program_is_explained_and_a_right_one_is_well(overlap):
+    program = str(MUSEUM / "saved_by_one.py")
+    code, out, _ = overlap("test", program, "--ranks", "4", "--seeds", "2")
+    assert code == 1
+    assert out.startswith(f"{program} is wrong with 2 ranks, seed 0\nskipped collective: rank 1 skipped barrier #1 ")
+    assert f'repeat: ranks.program("{program}", ranks=2)\n' in out
+    code, out, _ = overlap("test", "--ranks", "4", program, "--seeds", "2", "--", "--right")
+    assert code == 0
+    assert out.startswith(f"{program} is well with 4 ranks and 2 seeds: 12 operations, ")
+
+
+def test_weights_faults_traces_and_output(overlap, tmp_path):
+    program = str(MUSEUM / "other_seeds.py")
+    code, out, _ = overlap("test", program, "--ranks", "2", "--same")
+    assert (code, "weights differ: before the first update 'weight' differs: rank 1 (" in out) == (1, True)
+    trace = tmp_path / "trace.txt"
+    code, out, _ = overlap("test", program, "--ranks", "2", "--same", "--trace", str(trace), "--", "--right")
+    assert code == 0
+    assert len(trace.read_text().splitlines()) == 8
+    code, out, _ = overlap("test", program, "--ranks", "2", "--faults", "die(rank=1, at=1)", "--", "--right")
+    assert (code, "rank lost: rank 1 died at all_reduce #1" in out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["none.py"], "program: cannot read none.py: No such file or directory"),
+        (["none.py", "--ranks", "0"], "expected a positive integer, got '0'"),
+        (["none.py", "--color", "red"], "test: unrecognized arguments: --color red"),
+        (["none.py", "--faults", "flood"], "faults: 'flood' is unknown; known are die"),
+    ],
+)
+def test_mistakes(overlap, words, told):
+    code, out, err = overlap("test", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"overlap: {told}")

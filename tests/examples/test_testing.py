@@ -1,0 +1,62 @@
+"""The page and the examples on testing: what they show is what is printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlap.testing import Ranks, RanksFailed
+from tests import interpreters
+
+ROOT = Path(__file__).parents[2]
+
+NUMPY = """\
+skipped collective: rank 1 skipped all_reduce #2 on group 'world', which ranks 0, 2-7 issued at \
+22_testing_ranks.py:26; rank 1 ended its program after all_reduce #1 on group 'world' (22_testing_ranks.py:26); \
+ranks 0, 2-7 wait for it
+repeat: ranks.run(wrong, ranks=8, cluster='trn1.32xlarge')
+right: 0.0% exposed, 786,432 bytes sent by a rank
+"""
+
+PYTORCH = """\
+right: same weights on all ranks: True, 75% exposed
+mismatch: operation #6 on group 'world' differs between ranks: rank 0 called all_reduce(float32 (1,), op='sum') at \
+23_testing_pytorch.py:24, ranks 1-7 called all_reduce(float32 (676,), op='sum') at 23_testing_pytorch.py:37
+"""
+
+
+def printed_by(*argv: object) -> str:
+    done = interpreters.run(*argv, cwd=ROOT, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    return str(done.stdout)
+
+
+def test_the_example_with_numpy() -> None:
+    """22_testing_ranks."""
+    assert printed_by(ROOT / "examples" / "22_testing_ranks.py") == NUMPY
+
+
+def test_its_tests_pass() -> None:
+    where = ("-p", "no:cacheprovider", "-n", "0", "-q", "examples/22_testing_ranks.py")
+    command = [sys.executable, "-m", "pytest", "-p", "pytest_overlap", *where]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert "2 passed" in done.stdout
+
+
+def test_the_example_with_pytorch() -> None:
+    """23_testing_pytorch."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    assert printed_by(ROOT / "examples" / "23_testing_pytorch.py") == PYTORCH
+
+
+def test_the_page_begins_with_a_wrong_program_and_what_its_test_says(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    page = (ROOT / "docs" / "testing.md").read_text()
+    [program] = re.findall(r"```python\n# train.py\n(.*?)```", page, re.DOTALL)
+    [told] = re.findall(r"```text\n(.*?)\n```", page, re.DOTALL)
+    (tmp_path / "train.py").write_text(f"# train.py\n{program}")
+    with pytest.raises(RanksFailed) as caught:
+        Ranks(tmp_path).program("train.py", ranks=4)
+    assert str(caught.value) == told

@@ -1,0 +1,180 @@
+"""Verdicts from records that are written down: pure, without ranks."""
+
+import pytest
+
+from overlap.errors import CollectiveMismatchError, RankFailedError, RankLeftError, StallError
+from overlap.testing import survived
+from overlap.testing.judging import judge
+from overlap.testing.record import Issue, Made, Record, Touch, Weights
+from overlap.testing.verdict import why_mismatched, why_stalled
+
+STALL = StallError(None, [], reason="cannot finish")
+
+
+def record(size: int, *issues: tuple, **more) -> Record:
+    """Make a record of (rank, op, group, line[, ended]); of messages, (peer, tag) stands for the group."""
+    made, counts = Record(size=size, **more), {}
+    for rank, op, group, line, *rest in issues:
+        ended = rest[0] if rest else None
+        if op in ("send", "recv"):
+            peer, tag = group
+            ends = (rank, peer) if op == "send" else (peer, rank)
+            key, members, name = f"{ends} {tag}", ends, "world"
+        else:
+            key, members, name, peer, tag = group, tuple(range(size)), group, None, 0
+        seq = counts[rank, key, op] = counts.get((rank, key, op), -1) + 1
+        if op not in ("send", "recv"):
+            seq = counts[rank, key] = counts.get((rank, key), -1) + 1
+        made.issues.append(
+            Issue(
+                rank=rank, index=len(made.issues), op=op, what=f"{op}(float32 (4,))", group=name, members=members,
+                key=key, seq=seq, line=f"x.py:{line}", issued_ns=0, ended_ns=ended, awaited=ended is None, peer=peer,
+                tag=tag,
+            )
+        )  # fmt: skip
+    return made
+
+
+def test_a_cycle_over_three_groups_is_named_in_order() -> None:
+    made = record(3, (0, "all_reduce", "a", 1), (1, "all_gather", "b", 2), (2, "barrier", "c", 3))
+    for issue, members in zip(made.issues, [(0, 1), (1, 2), (2, 0)], strict=True):
+        issue.members = members
+    verdict = why_stalled(made)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.lines) == (
+        "order inversion",
+        (0, 1, 2),
+        ("x.py:1", "x.py:2", "x.py:3"),
+    )
+    assert verdict.text.startswith(
+        "rank 0 waits in all_reduce #0 on group 'a' (x.py:1) for rank 1, and rank 1 waits in all_gather #0 on group "
+        "'b' (x.py:2) for rank 2, and rank 2 waits in barrier #0 on group 'c' (x.py:3) for rank 0; "
+    )
+
+
+def test_the_operation_that_was_skipped_is_named_and_not_the_one_that_hangs() -> None:
+    """Rank 1 leaves out line 5 in its second round: the lines of both tell, although all operations are alike."""
+    loop = [(4, 1), (5, 1), (4, 1), (5, 1), (4, 1)]
+    mine = [(rank, "all_reduce", "world", line, 9) for rank in (0, 2) for line, _ in loop]
+    theirs = [(1, "all_reduce", "world", line, 9) for line in (4, 5, 4, 4)]
+    made = record(3, *mine, *theirs, (0, "all_reduce", "world", 5), (2, "all_reduce", "world", 5), left={1: ""})
+    verdict = why_stalled(made)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks[0], verdict.lines[:2]) == ("skipped collective", 1, ("x.py:5", "x.py:4"))
+    assert "rank 1 skipped all_reduce #3 on group 'world', which ranks 0, 2 issued at x.py:5" in verdict.text
+    assert "rank 1 went on to all_reduce #3 on group 'world' (x.py:4) instead" in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("issues", "kind", "told"),
+    [
+        (
+            [(0, "send", (1, 3), 1)],
+            "send without a receive",
+            "rank 0 sends to rank 1 with tag 3 at x.py:1, and it never",
+        ),
+        ([(0, "recv", (1, 0), 1)], "receive without a send", "rank 0 receives from rank 1 with tag 0 at x.py:1"),
+        (
+            [(0, "send", (1, 3), 1), (1, "recv", (0, 4), 2)],
+            "tags differ",
+            "rank 0 waits in send to rank 1 with tag 3 (x.py:1) for rank 1, and rank 1 waits in recv from rank 0 with",
+        ),
+        ([(0, "send", (1, 0), 1), (1, "send", (0, 0), 2)], "circular messages", "each sends before it receives"),
+        ([(0, "recv", (1, 0), 1), (1, "recv", (0, 0), 2)], "circular messages", "each receives before it sends"),
+    ],
+)
+def test_messages_without_an_end(issues, kind, told) -> None:
+    verdict = why_stalled(record(2, *issues, left={1: ""} if len(issues) == 1 else {}))
+    assert verdict is not None
+    assert (verdict.kind, told in verdict.text) == (kind, True), verdict
+
+
+def test_a_mismatch_names_the_odd_ranks_first() -> None:
+    made = record(4, *[(rank, "all_reduce" if rank != 2 else "barrier", "dp", 7 + (rank == 2)) for rank in range(4)])
+    verdict = why_mismatched(made, "dp", 0, (0, 2))
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.lines) == ("mismatch", (2, 0, 1, 3), ("x.py:8", "x.py:7"))
+    error = CollectiveMismatchError(group="dp", seq=0, ranks=(0, 2), calls=("a", "b"), call_sites=("x.py:7", "x.py:8"))
+    failed = RankFailedError(rank=0, cause=error, where="", doing=[], others={}, world_size=4)
+    assert judge(made, failed)[0] == verdict
+
+
+def test_messages_of_one_tag_that_differ_are_told_apart() -> None:
+    made = record(2, (0, "send", (1, 5), 1), (0, "send", (1, 5), 2), (1, "recv", (0, 5), 9))
+    made.issues[1].what, made.issues[2].what = "send/recv(int64 (1,))", "send/recv(int64 (1,))"
+    verdict = why_mismatched(made, "world", 0, (0, 1))
+    assert verdict is not None
+    assert verdict.kind == "tag reused"
+    assert "messages sent at x.py:1 and x.py:2 have the same tag 5" in verdict.text
+
+
+def test_an_inversion_that_was_survived_is_found_and_one_order_is_none() -> None:
+    order = [("a", 1), ("b", 2)]
+    wrong = record(2, *[(r, "all_reduce", g, line, 9) for r in (0, 1) for g, line in order[:: 1 if r else -1]])
+    right = record(2, *[(r, "all_reduce", g, line, 9) for r in (0, 1) for g, line in order])
+    verdict = survived.inversion(wrong)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.lines) == ("order inversion", (0, 1), ("x.py:2", "x.py:1"))
+    assert (
+        "rank 0 issues all_reduce #0 on group 'b' (x.py:2) before all_reduce #0 on group 'a' (x.py:1)" in verdict.text
+    )
+    assert survived.inversion(right) is None
+
+
+def test_a_long_cycle_is_told_by_its_joints_only() -> None:
+    """Operations of one rank between two joints are left out."""
+    one = [(0, "all_reduce", name, line, 9) for line, name in enumerate("abcd")]
+    other = [(1, "all_reduce", name, line, 9) for line, name in enumerate("dbca", 10)]
+    verdict = survived.inversion(record(2, *one, *other))
+    assert verdict is not None
+    assert verdict.text.count(" before ") == 2
+
+
+def test_groups_of_some() -> None:
+    made = [Made(rank=rank, ranks=(0, 1), line="x.py:3") for rank in (0, 1, 2)]
+    verdict = survived.groups(Record(size=4, made=made), {0, 1, 2, 3})
+    assert verdict is not None
+    assert (verdict.ranks[0], verdict.lines) == (3, ("x.py:3",))
+    assert survived.groups(Record(size=4, made=made), {0, 1, 2}) is None  # rank 3 may still have come to it
+    alone = [Made(rank=0, ranks=(0, 1), line="x.py:3", alone=True)]
+    assert survived.groups(Record(size=2, made=alone), {0, 1}) is None
+
+
+def weights(rank: int, step: int, **digests: str) -> Weights:
+    return Weights(rank=rank, step=step, digests=digests, line=f"x.py:{step}")
+
+
+def test_weights_that_differ_name_the_first_update_and_the_first_weight() -> None:
+    same = [weights(rank, 1, a="1", b="2") for rank in range(3)]
+    then = [weights(rank, 2, a="3", b="4" if rank != 1 else "5") for rank in range(3)]
+    assert survived.weights(Record(size=3, weights=same)) is None
+    verdict = survived.weights(Record(size=3, weights=same + then))
+    assert verdict is not None
+    assert verdict.text == "after update 2 (x.py:2), and not before, 'b' differs: rank 1 (5) from rank 0 (4)"
+    parts = [Weights(rank=rank, step=1, digests={f"a [part {rank}]": str(rank)}) for rank in range(2)]
+    assert survived.weights(Record(size=2, weights=parts)) is None
+
+
+def test_a_missing_gradient_and_a_touched_buffer() -> None:
+    lacking = [
+        Weights(rank=rank, step=1, digests={}, without_gradient=("a", "b")[: 1 + rank], line="x.py:9")
+        for rank in (0, 1)
+    ]
+    verdict = survived.gradients(Record(size=2, weights=lacking))
+    assert verdict is not None
+    assert verdict.text == "rank 1 had no gradient of 'b' in update 1 (x.py:9), rank 0 had one"
+    made = record(2, (0, "all_reduce", "world", 4))
+    made.touches.append(Touch(rank=0, issue=made.issues[0], line="x.py:5", how="read", by="mul"))
+    [stall, *_] = judge(made, STALL)
+    assert stall.text == (
+        "rank 0 reads a tensor at x.py:5 (mul) while all_reduce #0 on group 'world' (x.py:4) is under way: wait for it "
+        "first"
+    )
+
+
+def test_a_rank_that_left_is_told_with_what_it_did_last() -> None:
+    made = record(2, (0, "barrier", "world", 2), (1, "all_reduce", "other", 8, 5), left={1: "called sys.exit()"})
+    cause = RankLeftError("rank 1 finished", culprit=1)
+    error = RankFailedError(rank=1, cause=cause, where="", doing=[], others={}, world_size=2)
+    [verdict] = judge(made, error)
+    assert "rank 1 called sys.exit() after all_reduce #0 on group 'other' (x.py:8); rank 0 waits for it" in verdict.text
