@@ -33,6 +33,7 @@
 #   engines/, ray/, dask/   worlds on clusters of Ray and Dask: what both share, and each of them
 #   torch/      the backend of `torch.distributed`, and those strategies for its modules
 #   planning/   training steps from a configuration or a recorded run, and machine files; only the command imports it
+#   testing/    distributed programs as tests: many ranks in one process, by seeds; `pytest_overlap` is its plugin
 #   cli/        the `overlap` command, a file or a folder for each of its words
 #   diagnostics   from an error to its culprit;  uncaught: the interpreter's hook, which shows it by launch/report
 #   hints         sentences on common mistakes: names that are almost right
