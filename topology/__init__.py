@@ -7,6 +7,7 @@
     |-- rules       check_group and the nearest legal groups
     |-- wiring      the devices of one node as a graph, with coordinates where they form a grid
     |-- machine     the contents of a machine file, as records;  figures: its numbers, and those of collectives
+    |-- libraries   the algorithms of the library that a machine comes with
     |-- machinefile from TOML to a machine, with what it extends;  tables: from tables to records;  keys: limits and
     |               words of their keys;  data/: the files
     |-- picture     the machine as text (only the command line draws)
@@ -21,7 +22,8 @@ from .cluster import Cluster, cluster, names
 from .errors import TopologyError, TopologyWarning, format_ranks, parse_ranks
 from .figures import Curve, Figure, WireOverheads
 from .groups import Axis
-from .machine import LinkKind, Machine, Rule
+from .libraries import Library, Model, Protocol
+from .machine import Fabric, Level, LinkKind, Machine, Rule
 from .routes import Link, Place, Port
 from .rules import Finding
 from .wiring import Grid
@@ -30,14 +32,19 @@ __all__ = [
     "Axis",
     "Cluster",
     "Curve",
+    "Fabric",
     "Figure",
     "Finding",
     "Grid",
+    "Level",
+    "Library",
     "Link",
     "LinkKind",
     "Machine",
+    "Model",
     "Place",
     "Port",
+    "Protocol",
     "Rule",
     "TopologyError",
     "TopologyWarning",

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from .keys import ByName, Numbers, Texts, Words, wrong
+from .keys import ByName, Numbers, Words, wrong
+from .libraries import Library
 
 Confidence = Literal["A", "B", "C", "D", "E"]
 
@@ -141,19 +142,6 @@ class Program:
     barrier_s: Duration | None = None  # for four ranks to meet before a program with collectives
     doubling_s: Duration | None = None  # for each time that the largest group is twice as large
     trigger_s: Duration | None = None  # for each collective, until its first step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
-    """The choices of the machine's own library; its measurements are judged by the best of these."""
-
-    algorithms: Texts  # their names, as plans spell them
-    source: str  # as of a figure
-    confidence: Confidence  # as of a figure
-
-    def __post_init__(self) -> None:
-        if not self.algorithms:
-            raise ValueError("algorithms: expected names such as 'ring', found none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,11 @@ contradict each other with a ValueError that begins with the key.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from .errors import parse_ranks
-from .figures import Amount, Collectives, Confidence, Duration, Whole
+from .figures import Amount, Collectives, Confidence, Duration, Factor, Whole
 from .keys import ByName, Count, Counts, Index, Indices, Numbers, Pairs, Parsed, Words, wrong
 
 LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "ultraserver", "efa", "ethernet", "none"]
@@ -146,6 +147,45 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the switches between nodes. Messages inside a block of nodes do not leave it."""
+
+    name: str  # such as "leaf", "rail" or "pod"
+    nodes: Count  # of a block that the switches of this level join
+    rails: Count = 1  # planes of switches, each for adapters of one number
+    oversubscription: Factor | None = None  # bandwidth of a block's adapters over that of its way out
+    bandwidth_bytes_per_s: Amount | None = None  # of a block's way out, of all rails together, one way
+
+    def __post_init__(self) -> None:
+        if (self.oversubscription is None) == (self.bandwidth_bytes_per_s is None):
+            found = "neither" if self.oversubscription is None else "both"
+            raise ValueError(
+                f"bandwidth_bytes_per_s: expected the bandwidth out of a block of {self.name!r}, or its "
+                f"oversubscription, one of the two, found {found}"
+            )
+
+    def out_bytes_per_s(self, of_a_node: float) -> float:
+        """Return the bandwidth out of a block, given that of a node's adapters."""
+        if self.bandwidth_bytes_per_s is not None:
+            return self.bandwidth_bytes_per_s.value
+        assert self.oversubscription is not None
+        return self.nodes * of_a_node / self.oversubscription.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The switches between nodes; one that never blocks where a file says nothing."""
+
+    levels: Annotated[tuple[Level, ...], Words("tables")] = ()  # from the nodes upwards
+    sums: bool = False  # whether they add what passes (SHARP)
+
+    def __post_init__(self) -> None:
+        nodes = [level.nodes for level in self.levels]
+        if any(above % below or above == below for below, above in pairwise(nodes)):
+            raise wrong("levels", "blocks of ascending nodes, each a multiple of the one below", tuple(nodes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UltraServer:
     """Nodes joined device by device: device d of one server to device d of the next, in a ring."""
 
@@ -170,6 +210,7 @@ class Machine:
     wires: WiringSpec  # between devices
     links: Annotated[tuple[LinkSpec, ...], ByName("a table", known=WIRED)]  # figures per kind of wire
     network: Network | None = None  # between nodes, None if nothing joins them
+    fabric: Fabric | None = None  # the switches of that network, None if nothing is known of them
     ultraserver: UltraServer | None = None  # device-to-device wires between nodes, if there are any
     collectives: Collectives = field(default=Collectives())  # the cost of collectives beyond bytes on wires
     rules: Annotated[tuple[Rule, ...], Words("tables")] = ()  # of legal groups, in the order of their checks

@@ -151,6 +151,8 @@ def _collectives(table: object, where: str) -> Collectives:
     if not isinstance(table, dict):
         return record(Collectives, table, key, where)
     parts = {name: table[name] for name in Collectives.__slots__ if name in table}
+    if isinstance(library := parts.get("library"), dict):
+        parts["library"] = _library(library)
     usual = {name: value for name, value in table.items() if name not in parts}
     given = {"usual": record(Overheads, usual, key, where)}
     for name in ("host_copies", "between_nodes"):
@@ -159,8 +161,34 @@ def _collectives(table: object, where: str) -> Collectives:
     return record(Collectives, parts, key, where, given=given)
 
 
+def _library(table: Table) -> Table:
+    """Add a table of a library to the file that it uses."""
+    rest = dict(table)
+    name = rest.pop("use", None)
+    if name is None:
+        return rest
+    known = sorted(path.stem for path in (_DATA / "libraries").glob("*.toml"))
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"collectives.library.use: expected one of {', '.join(known)}, found {name!r}")
+    path = _DATA / "libraries" / f"{name}.toml"
+    return _merged(_parsed(path.read_text(encoding="utf-8"), path.name), rest)
+
+
+def _check_library(machine: Machine) -> None:
+    """Refuse a library that the machine cannot run."""
+    library = machine.collectives.library
+    if library and library.wires and machine.wires.link not in library.wires:
+        raise ValueError(
+            f"collectives.library: {library.name} runs over {' or '.join(library.wires)} inside a node, and wires.link "
+            f"is {machine.wires.link!r}"
+        )
+
+
 def _check(machine: Machine) -> None:
     """Refuse tables that contradict each other."""
+    _check_library(machine)
+    if machine.fabric and machine.network is None:
+        raise ValueError("fabric: expected a [network], whose nodes its switches join, found none")
     kinds = tuple(link.kind for link in machine.links)
     for key in ("wires", "network", "ultraserver"):
         joined: WiringSpec | Network | UltraServer | None = getattr(machine, key)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 
 from topology import Cluster
 
 from ..collectives.generators import generate
+from ..collectives.narrowing import WIDER
 from ..collectives.placement import place
 from ..collectives.schedule import ROOTED
 from ..errors import UsageError
 from .composed import rooted_options, two_level_options
 from .flat import PlanRequest, flat_options
 from .geometry import Geometry
+from .levels import Levelled, crossings
+from .library import library_options
+from .narrow import NARROWED, Narrowed, narrowed_options
 from .option import Flat, Option, Rejected
 from .parameters import Parameters, parameters
 from .placed import Placed, on
@@ -56,14 +61,24 @@ def candidates(
         assert algorithm is not None, "the plain form is that of a named algorithm"
         make = partial(generate, op, algorithm, size, root=request.root, pairs=pairs)
         return [Flat(algorithm, "", on(placement, rounds(make()), parameters=figures), make)], []
-    found = (
+    found: list[tuple[Sequence[Option], list[Rejected]]] = [
         flat_options(request, placement, figures),
         rooted_options(request, placement, figures),
         two_level_options(request, placement, figures),
         short_cut_options(request),
-    )
+        library_options(request, placement, figures),
+    ]
+    wider = WIDER.get(op)
+    if wider is not None and algorithm in (None, NARROWED) and size > 1:
+        of_all, _ = candidates(wider, cluster, ranks, 0, None, peer_direct, None, False)
+        found.append((narrowed_options(of_all, wider, request.root), []))
     # Sliced options search for their best number of slices: they come last, when the price to beat is known.
     options = sorted((each for options, _ in found for each in options), key=lambda each: each.searches)
+    if cluster.machine.fabric is not None and cluster.machine.fabric.levels:
+        options = [
+            each if isinstance(each, Narrowed) else Levelled(each, crossings(cluster, ranks, each.parts))
+            for each in options
+        ]
     return options, [each for _, rejected in found for each in rejected]
 
 
@@ -74,6 +89,7 @@ def figures_of(geometry: Geometry, *, peer_direct: bool) -> Parameters:
         peer_direct=peer_direct,
         ranks_per_process=max(len(node) for node in geometry.nodes),
         processes=len(geometry.nodes),
+        nodes=len(geometry.nodes),
         networked=len(geometry.units) > 1,
     )
 

@@ -134,7 +134,14 @@ class _Levels:
         """Return every combination of algorithms."""
         algorithm = _ON_ONE_LEVEL[self.request.collective] if self.one else "hierarchical"
         return [
-            Phased(algorithm, self._detail(names), parts, self.parameters, partial(self._table, names))
+            Phased(
+                algorithm,
+                self._detail(names),
+                parts,
+                self.parameters,
+                partial(self._table, names),
+                [name for name in names.values() if name],
+            )
             for names, parts in self._combined()
         ]
 

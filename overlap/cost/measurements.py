@@ -12,14 +12,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from topology import Cluster, cluster
+
 Unit = Literal["us", "algbw GB/s", "nw_bw MB/s"]
+
+
+_MACHINES = Path(__file__).with_name("machines")
+
+
+def cluster_of(machine: str, *, strict: bool | None = None) -> Cluster:
+    """Return the cluster that something was measured on.
+
+    Args:
+        machine: As `topology.cluster` spells it, or with a file of the folder `machines`.
+        strict: As of `topology.cluster`.
+    """
+    name, _, nodes = machine.partition(" ")
+    if name.endswith(".toml"):
+        machine = f"{_MACHINES / name} {nodes}".strip()
+    return cluster(machine, strict=strict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One collective that somebody measured."""
 
-    machine: str  # as `topology.cluster` spells it; machines of GPUs are the cost model's own
+    machine: str  # as `topology.cluster` spells it, or with a file of the folder `machines`
     ranks: int  # how many took part
     group: tuple[int, ...] = ()  # the world ranks that took part; all ranks of the machine if empty
     collective: str  # its name

@@ -135,6 +135,13 @@ class Option(ABC):
     algorithm: str  # its name
     detail: str  # what it is made of, or where it runs; may be empty
     parts: tuple[Part, ...]  # its phases, one after the other
+    tabled = True  # whether it has a table, so that it can run here
+    of_library = False  # whether the machine's own library prices it
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """Names of the algorithms that it is made of."""
+        return (self.algorithm,)
 
     @abstractmethod
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
@@ -195,6 +202,50 @@ class Option(ABC):
         part = max(busy_s, key=lambda each: busy_s[each], default=None)
         wire = part.model.busiest_wire() if part else None
         return None if part is None or wire is None else (part.model, wire, busy_s[part])
+
+
+class Wrapped(Option):
+    """An option that is another one, but for what a subclass changes."""
+
+    def __init__(self, option: Option) -> None:
+        self.algorithm, self.detail, self.parts = option.algorithm, option.detail, option.parts
+        self.tabled, self.of_library = option.tabled, option.of_library
+        self.option = option
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """Names of the algorithms that it is made of."""
+        return self.option.made_of
+
+    @property
+    def searches(self) -> bool:
+        """Whether a price is the best of several forms."""
+        return self.option.searches
+
+    @property
+    def steps(self) -> int:
+        """Steps in which anything travels."""
+        return self.option.steps
+
+    def price(self, nbytes: float, *, below_s: float = inf) -> Price:
+        """Return the cost for a vector of `nbytes`."""
+        return self.option.price(nbytes, below_s=below_s)
+
+    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+        """Return where the time goes."""
+        return self.option.breakdown(nbytes, slices)
+
+    def phases(self, slices: int) -> tuple[Part, ...]:
+        """Return its phases with the data cut in so many slices."""
+        return self.option.phases(slices)
+
+    def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
+        """Return the time of so many slices, without the launch, if phases take `phases_s` for each."""
+        return self.option.in_slices_s(phases_s, slices)
+
+    def schedule(self, slices: int = 1) -> Schedule:
+        """Return the table, not yet proved."""
+        return self.option.schedule(slices)
 
 
 class Flat(Option):

@@ -81,6 +81,7 @@ def parameters(
     peer_direct: bool = True,
     ranks_per_process: int = 1,
     processes: int = 1,
+    nodes: int | None = None,
     networked: bool = False,
 ) -> Parameters:
     """Return the figures of collectives in a machine's file; a file without any describes a perfect machine.
@@ -91,9 +92,10 @@ def parameters(
         ranks_per_process: How many ranks share a process; matters where they share what starts their messages.
         networked: Whether the operation crosses the network.
         processes: How many there are; matters where they share processors.
+        nodes: How many the operation needs, all by default; matters where the file says what differs between them.
     """
     told = cluster.machine.collectives
-    figures = told.usual if cluster.nodes == 1 or told.between_nodes is None else told.between_nodes
+    figures = told.usual if (nodes or cluster.nodes) == 1 or told.between_nodes is None else told.between_nodes
     if not peer_direct and told.host_copies is not None:
         figures = told.host_copies
     network = cluster.machine.network
@@ -143,14 +145,20 @@ def measured(cluster: Cluster, ranks: int, collective: str, nbytes: int, dtype: 
     A shape is a machine, a number of ranks, a collective and a dtype, between the smallest and the largest size
     published.
     """
+    known = known_sizes(cluster, ranks, collective, dtype)
+    return bool(known) and min(known) <= nbytes <= max(known)
+
+
+def known_sizes(cluster: Cluster, ranks: int, collective: str, dtype: str) -> tuple[int, ...]:
+    """Return the sizes of which a measurement is published, in bytes; none if the shape was never measured."""
+    if cluster.lnc != cluster.machine.chip.lnc[0]:
+        return ()
     shape = cluster.name, ranks, collective, dtype
-    known = [
+    return tuple(
         row.nbytes
         for row in COLLECTIVES
         if (row.machine, row.ranks, row.collective, row.dtype) == shape and not (row.group or row.beyond_bytes)
-    ]
-    default = cluster.lnc == cluster.machine.chip.lnc[0]
-    return default and bool(known) and min(known) <= nbytes <= max(known)
+    )
 
 
 def itemsize_of(dtype: str) -> int:

@@ -98,6 +98,7 @@ class Phased(Option):
         parts: The phases, without the launch of the whole.
         parameters: The model's.
         make: Generates the table on data in so many slices.
+        made_of: Names of the algorithms of its phases.
     """
 
     def __init__(
@@ -107,10 +108,17 @@ class Phased(Option):
         parts: tuple[Part, ...],
         parameters: Parameters,
         make: Callable[[int], Schedule],
+        made_of: Sequence[str] = (),
     ) -> None:
         self.algorithm, self.detail, self.parts = algorithm, detail, parts
+        self._made_of = (algorithm, *made_of)
         self._parameters, self._make = parameters, make
         self._uses: Uses | None = None
+
+    @property
+    def made_of(self) -> tuple[str, ...]:
+        """Its own name, and those of the algorithms of its phases."""
+        return self._made_of
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
         """Return the cost with the best number of slices, of equal ones the smallest."""

@@ -18,6 +18,7 @@ from .maxplus import CostBreakdown
 if TYPE_CHECKING:
     from topology import Cluster
 
+    from .levels import Crossing
     from .option import Option, Price, Rejected
 
 DIRECT = "direct"
@@ -103,6 +104,9 @@ class Plan:
     busiest: BusiestWire | None  # the wire that is busy longest, None if nothing travels
     alternatives: tuple[Alternative, ...]  # all other algorithms: the fastest first, then the ones that do not apply
     reason: str  # why the algorithm was chosen
+    library: str  # the machine's own library, which has the algorithm; "" if it is ours
+    proposals: tuple[Alternative, ...]  # faster schedules that the library lacks, the fastest first
+    levels: tuple[Crossing, ...]  # what crosses each level of the network's switches; none where no file tells
     option: Option = field(repr=False, compare=False)  # the cheapest option, placed and priced
 
     @property
@@ -196,6 +200,8 @@ def _plan(
     plain: bool,
 ) -> Plan:
     from .candidates import candidates
+    from .levels import crossings
+    from .narrow import NARROWED
     from .parameters import itemsize_of, measured
 
     if op not in GENERATORS:
@@ -207,16 +213,25 @@ def _plan(
     itemsize_of(dtype)  # raises an error for an unknown dtype
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
     options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact, plain)
-    options = [option for option in options if not (programs_only and option.algorithm == DIRECT)]
+    options = [option for option in options if option.tabled or not programs_only]
+    library, lacking = "", options[:0]
+    if not exact and not programs_only:
+        library, options, lacking = _by_library(op, cluster, options)
     if not options:
         raise ScheduleError(f"{op}: {'; '.join(f'{each.algorithm} does not apply: {each.why}' for each in rejected)}")
     priced = _priced(options, size_class(nbytes))
     best = priced[0][1]
+    # What is narrowed is told where it wins only: there is one for each option of the wider collective.
+    options = [option for option in options if option is best or option.algorithm != NARROWED]
+    priced = [each for each in priced if each[1] in options]
     if nbytes != size_class(nbytes):
         price = best.price(nbytes)
         others = [each for each in options if each is not best]
         priced = [(price, best), *_priced(others, nbytes, below_s=price.total_s)]
     price, others_priced = priced[0][0], priced[1:]
+    beside = _priced(lacking, nbytes, below_s=price.total_s)
+    faster = [each for each in beside if each[0].total_s < price.total_s]
+    narrow = [each for each in beside if each[1].algorithm == NARROWED][1:]
     breakdown = best.breakdown(nbytes, price.slices)
     return Plan(
         op=op,
@@ -234,10 +249,32 @@ def _plan(
         bytes_per_rank=round(best.sent_share * nbytes),
         hops=tuple(sorted(best.hops().items())),
         busiest=_busiest(best, nbytes),
-        alternatives=_alternatives(others_priced, rejected),
+        alternatives=_alternatives(
+            sorted([*others_priced, *(each for each in beside[len(faster) :] if each not in narrow)], key=_total_s),
+            rejected,
+        ),
         reason=_reason(breakdown, others_priced, nbytes),
+        library=library,
+        proposals=_alternatives([each for each in faster if each not in narrow], ()),
+        levels=crossings(cluster, group, best.parts),
         option=best,
     )
+
+
+def _by_library(op: str, cluster: Cluster, options: list[Option]) -> tuple[str, list[Option], list[Option]]:
+    """Separate what the machine's own library has from what it lacks.
+
+    Returns:
+        The library, its options, and the others; no library, and all options as its own, where it is not known what the
+        library does for the collective, or where it does nothing on the group.
+    """
+    library = cluster.machine.collectives.library
+    if library is None or not library.speaks_of(op):
+        return "", options, []
+    has = [option for option in options if option.of_library or library.runs(op, option.made_of)]
+    if not has:
+        return "", options, []
+    return library.label, has, [option for option in options if option not in has]
 
 
 def _priced(options: Sequence[Option], nbytes: int, *, below_s: float = inf) -> list[tuple[Price, Option]]:
@@ -247,7 +284,11 @@ def _priced(options: Sequence[Option], nbytes: int, *, below_s: float = inf) -> 
         price = option.price(nbytes, below_s=below_s)
         priced.append((price, option))
         below_s = min(below_s, price.total_s)
-    return sorted(priced, key=lambda each: each[0].total_s)
+    return sorted(priced, key=_total_s)
+
+
+def _total_s(priced: tuple[Price, Option]) -> float:
+    return priced[0].total_s
 
 
 def _reason(winner: CostBreakdown, others: Sequence[tuple[Price, Option]], nbytes: int) -> str:

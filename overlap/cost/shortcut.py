@@ -91,6 +91,7 @@ class _Cut(Option):
     """No message, no table."""
 
     algorithm, detail, parts = "direct", "", ()
+    tabled = False
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
         """Return the cost for a vector of `nbytes`."""

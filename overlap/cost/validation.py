@@ -15,7 +15,7 @@ from statistics import median
 from topology import TopologyWarning, cluster
 
 from ..errors import UsageError
-from .measurements import COLLECTIVES, KNEES, STARTS, TRAINING, Knee, Measurement, Start, Training
+from .measurements import COLLECTIVES, KNEES, STARTS, TRAINING, Knee, Measurement, Start, Training, cluster_of
 from .parameters import startup
 from .select import plan
 
@@ -29,7 +29,7 @@ class Asked:
 
 
 _NEURON = Asked(median=0.08, worst=0.20)
-_BY_DATA = Asked(median=0.15, worst=0.40)
+_BY_DATA = Asked(median=0.15, worst=0.50)
 
 _START_BYTES, _START_DTYPE = 32 << 10, "bfloat16"
 # Crossovers are looked for in this many octaves around what is published, and found to a hundredth of the size.
@@ -100,6 +100,7 @@ class Class:
     asked: Asked  # accuracy asked of the unseen rows
     unseen: Accuracy  # accuracy on rows that nothing was fitted to
     fitted: int  # number of rows to which figures were fitted
+    all: Accuracy  # accuracy on all rows, those that figures were fitted to as well
 
     @property
     def as_asked(self) -> bool:
@@ -177,7 +178,7 @@ def _classes(collectives: Sequence[Judged]) -> tuple[Class, ...]:
     found: dict[tuple[str, str, bool], list[Judged]] = {}
     for row in collectives:
         assert isinstance(row.of, Measurement)
-        machine = cluster(row.of.machine, strict=False).machine
+        machine = cluster_of(row.of.machine, strict=False).machine
         name = f"{machine.chip.name}, {_place(row.of)}"
         found.setdefault((name, row.of.dtype, machine.wires.link != "nvlink"), []).append(row)
     return tuple(
@@ -187,6 +188,7 @@ def _classes(collectives: Sequence[Judged]) -> tuple[Class, ...]:
             asked=_NEURON if closely else _BY_DATA,
             unseen=Accuracy.of([row for row in rows if not row.fits]),
             fitted=sum(bool(row.fits) for row in rows),
+            all=Accuracy.of(rows),
         )
         for (name, dtype, closely), rows in found.items()
     )
@@ -228,17 +230,9 @@ def _collective_s(row: Measurement) -> float:
 
 
 def _planned_s(row: Measurement, nbytes: int) -> float:
-    """Return the price of what the planner chooses, or of the best that the machine's own library has."""
-    group, machine = row.group or None, cluster(row.machine)
-    found = plan(row.collective, nbytes, machine, group, dtype=row.dtype, peer_direct=row.peer_direct)
-    library = machine.machine.collectives.library
-    if library is None or found.algorithm in library.algorithms:
-        return found.predicted_s
-    return next(
-        other.predicted_s
-        for other in found.alternatives
-        if other.predicted_s is not None and other.algorithm in library.algorithms
-    )
+    """Return the price of what the planner chooses: of what the machine's own library has, where it is known."""
+    group, machine = row.group or None, cluster_of(row.machine, strict=False)
+    return plan(row.collective, nbytes, machine, group, dtype=row.dtype, peer_direct=row.peer_direct).predicted_s
 
 
 def _start(row: Start) -> Judged:

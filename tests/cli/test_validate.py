@@ -24,10 +24,10 @@ all_reduce of uint8 on 2 ranks of inf2.xlarge (floor of two ranks on one chip)
         size   measured  predicted    error
          0 B       4 us     4.1 us    +2.5%  fits semaphores of a step
 
-the planner on rows that nothing was fitted to
-class                       dtype     rows  median   worst  asked
-Inferentia2, one node       uint8        4    5.4%   16.2%  8%, 20%: met
-all                                      4    5.4%   16.2%
+the planner, by class of rows          rows not fitted to        all rows
+class                       dtype     rows  median   worst rows  median   worst  asked
+Inferentia2, one node       uint8        4    5.4%   16.2%    6    3.1%   16.2%  8%, 20%: met
+all                                      4    5.4%   16.2%    6    3.1%   16.2%
 
 taken as published, not predicted: start of a DMA 1.3 us, NeuronLink hop 1.5 us
   (of 1 to 2 us), EFA hop 15 us
@@ -74,15 +74,15 @@ def test_check_tells_by_the_exit_code(overlap, monkeypatch):
     assert overlap(*words)[0] == 0
     code, out, _ = overlap(*words, "--check")
     assert code == 1
-    assert "Inferentia2, one node       uint8        4    5.4%   16.2%  8%, 10%: MISSED\n" in out
+    assert "Inferentia2, one node       uint8        4    5.4%   16.2%    6    3.1%   16.2%  8%, 10%: MISSED\n" in out
 
 
 def test_an_unknown_machine(overlap):
     code, out, err = overlap("calibrate", "--published", "--machine", "trn9")
     assert (code, out) == (2, "")
-    assert "nothing is published of 'trn9'; known are dl1.24xlarge, inf2.xlarge, p5.48xlarge" in err
+    assert "nothing is published of 'trn9'; known are a3mega.toml, dl1.24xlarge, h100ib.toml, inf2.xlarge, p4d" in err
 
 
 def test_a_machine_to_which_every_row_was_fitted(overlap):
     out = overlap("calibrate", "--published", "--machine", "dl1.24xlarge x4")[1]
-    assert "\nGaudi, across nodes         float32      0                  4 rows, all fitted\n" in out
+    assert "\nGaudi, across nodes         float32      0                    4    0.0%    0.1%  all fitted\n" in out

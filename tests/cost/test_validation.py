@@ -60,12 +60,22 @@ def test_every_published_row_is_judged(everything):
         "dl1.24xlarge x16": 1,
         "p5.48xlarge x2": 5 + 3 + 3,
         "p5.48xlarge x8": 5 + 3 + 3,
+        "a3mega.toml x2": 7 + 6,
+        "p4d.24xlarge x2": 6 + 1,
+        "p4d.24xlarge": 1,
+        "p4de.24xlarge x2": 4,
+        "h100ib.toml x2": 2,
+        "h100ib.toml x8": 3,
+        "u-p6e-gb200x72": 3,
+        "u-p6e-gb200x72 x2": 3,
+        "p6-b200.48xlarge": 4,
+        "p5en.48xlarge": 5,
     }
 
 
 @pytest.mark.slow
 def test_rows_of_a_known_library_are_predicted_by_what_it_has(everything):
-    """Neuron's runtime has no trees, which the planner would choose between two nodes."""
+    """Neuron's runtime has no trees, which we could run between two nodes."""
     pair = [
         each
         for each in everything.rows
@@ -78,7 +88,9 @@ def test_rows_of_a_known_library_are_predicted_by_what_it_has(everything):
             plan(*place, dtype="uint8", algorithm=name).predicted_s for name in ("mesh", "one_shot", "ring", "rdh")
         ]
         assert each.predicted == min(prices)
-    assert plan(*place, dtype="uint8").algorithm == "double_binary_tree"
+    found = plan(*place, dtype="uint8")
+    assert (found.library, found.predicted_s) == ("NeuronX", min(prices))
+    assert found.proposals[0].algorithm == "double_binary_tree"  # it is faster, and no promise
 
 
 def test_the_planner_judges_by_class(everything):
@@ -91,21 +103,35 @@ def test_the_planner_judges_by_class(everything):
         ("Trainium1, across nodes", "uint8", 1, 2),
         ("Trainium1, across nodes", "float32", 1, 0),
         ("Gaudi, across nodes", "float32", 0, 4),
-        ("H100, across nodes", "float32", 20, 2),
+        ("H100, across nodes", "float32", 26, 14),
+        ("A100, across nodes", "float32", 7, 4),
+        ("A100, one node", "float32", 1, 0),
+        ("GB200 GPU, one node", "float32", 3, 0),
+        ("GB200 GPU, across nodes", "float32", 3, 0),
+        ("B200, one node", "float32", 4, 0),
+        ("H200, one node", "float32", 3, 2),
     ]
-    assert everything.unseen.rows == sum(each.unseen.rows for each in everything.classes) == 46
+    assert everything.unseen.rows == sum(each.unseen.rows for each in everything.classes) == 73
 
 
 def test_how_good_the_planner_is(everything):
     """Medians as asked of all of Trainium and Inferentia together, and of GPU clusters described by data."""
     neuron = [e for e in everything.collectives if e.of.machine.startswith(("trn", "inf")) and not e.fits]
-    gpus = [e for e in everything.collectives if e.of.machine.startswith("p5") and not e.fits]
+    p5 = [e for e in everything.collectives if e.of.machine.startswith("p5.")]
+    gpus = [e for e in everything.collectives if e.of.machine not in {row.of.machine for row in (*neuron, *p5)}]
+    gpus = [e for e in gpus if not e.of.machine.startswith(("trn", "inf", "dl1"))]
     assert Accuracy.of(neuron).median <= 0.04
     # One row is far off: 128 MiB between two single adapters take 1.4 times what 4 MiB let expect.
     far = [each for each in neuron if abs(each.error) > 0.17]
     assert [(each.of.machine, each.of.ranks, each.of.nbytes >> 20) for each in far] == [("trn1.32xlarge x2", 2, 128)]
-    assert [each.name for each in everything.classes if not each.as_asked] == ["Trainium1, across nodes"]
-    assert (Accuracy.of(gpus).median <= 0.15, Accuracy.of(gpus).worst <= 0.40) == (True, True)
+    missed = ["Trainium1, across nodes", "H100, across nodes", "B200, one node"]
+    assert [each.name for each in everything.classes if not each.as_asked] == missed
+    assert (Accuracy.of(p5).median <= 0.15, Accuracy.of(p5).worst <= 0.40) == (True, True)
+    assert len(gpus) == 45
+    assert Accuracy.of(gpus).median <= 0.15
+    # One row is off by more than half: 16 MiB on two A3 Mega take 2.7 times as long as 4 MiB.
+    far = [each for each in gpus if abs(each.error) > 0.5]
+    assert [(each.of.machine, each.of.nbytes >> 20) for each in far] == [("a3mega.toml x2", 16)]
     assert all(each.inside for each in everything.crossovers)
 
 
@@ -133,7 +159,9 @@ def test_only_one_machine():
 
 
 def test_no_such_machine():
-    with pytest.raises(UsageError, match=r"nothing is published of 'trn9'; known are dl1.24xlarge, inf2.xlarge"):
+    with pytest.raises(
+        UsageError, match=r"nothing is published of 'trn9'; known are a3mega.toml, dl1.24xlarge, h100ib"
+    ):
         validate("trn9")
 
 
@@ -158,8 +186,8 @@ def test_what_is_not_as_asked():
     assert not validation_of(judged(1.0, 1.21), judged(1.0, 1.0), judged(1.0, 1.0)).as_asked
     assert not validation_of(judged(1.0, 1.09), judged(1.0, 1.09), judged(1.0, 1.0)).as_asked
     gpus = {"machine": "p5.48xlarge"}
-    assert validation_of(judged(1.0, 1.39, **gpus), judged(1.0, 1.14, **gpus), judged(1.0, 1.0, **gpus)).as_asked
-    assert not validation_of(judged(1.0, 1.41, **gpus), judged(1.0, 1.0, **gpus), judged(1.0, 1.0, **gpus)).as_asked
+    assert validation_of(judged(1.0, 1.49, **gpus), judged(1.0, 1.14, **gpus), judged(1.0, 1.0, **gpus)).as_asked
+    assert not validation_of(judged(1.0, 1.51, **gpus), judged(1.0, 1.0, **gpus), judged(1.0, 1.0, **gpus)).as_asked
     knee = measurements.KNEES[0]
     near, far, never = (Crossover(knee=knee, predicted_bytes=size) for size in (1_000_000, 2_000_001, None))
     assert [each.inside for each in (near, far, never)] == [True, False, False]

@@ -163,19 +163,23 @@ def _summary(found: Validation) -> list[str]:
 
 
 def _classes(found: Validation) -> list[str]:
-    """Return the planner's accuracy by class of rows."""
+    """Return the planner's accuracy by class of rows, without and with the rows that figures were fitted to."""
     return [
-        "the planner on rows that nothing was fitted to",
-        f"{'class':<27} {'dtype':<9} {'rows':>4} {'median':>7} {'worst':>7}  asked",
+        f"{'the planner, by class of rows':<37} {'rows not fitted to':^20} {'all rows':^20}".rstrip(),
+        f"{'class':<27} {'dtype':<9}" + f"{'rows':>5} {'median':>7} {'worst':>7}" * 2 + "  asked",
         *(_class(each) for each in found.classes),
-        f"{'all':<37} {found.unseen.rows:>4} {found.unseen.median:>7.1%} {found.unseen.worst:>7.1%}",
+        f"{'all':<37}{_figures(found.unseen)}{_figures(Accuracy.of(found.collectives))}",
     ]
 
 
 def _class(of: Class) -> str:
-    figures = f"{of.unseen.rows:>4} {of.unseen.median:>7.1%} {of.unseen.worst:>7.1%}" if of.unseen.rows else f"{0:>4}"
     asked = f"{of.asked.median:.0%}, {of.asked.worst:.0%}: {'met' if of.as_asked else 'MISSED'}"
-    return f"{of.name:<27} {of.dtype:<9} {figures:<20}  {asked if of.unseen.rows else f'{of.fitted} rows, all fitted'}"
+    figures = f"{_figures(of.unseen)}{_figures(of.all)}"
+    return f"{of.name:<27} {of.dtype:<9}{figures}  {asked if of.unseen.rows else 'all fitted'}"
+
+
+def _figures(of: Accuracy) -> str:
+    return f"{of.rows:>5} {of.median:>7.1%} {of.worst:>7.1%}" if of.rows else f"{0:>5} {'':>7} {'':>7}"
 
 
 def _accuracy(of: Accuracy) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 from topology import Cluster, cluster, format_ranks, parse_ranks
 
-from ...cost.parameters import itemsize_of
+from ...cost.forced import forced
+from ...cost.levels import Crossing
+from ...cost.parameters import itemsize_of, known_sizes
 from ...cost.select import DIRECT, NAMES, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
@@ -57,9 +59,9 @@ def show(op: str, told: Mapping[str, Any]) -> int:
     if told.get("json"):
         print(as_json(describe(chosen)), end="")
         return 0
-    print("\n".join([*_summary(chosen), *_advice(machine, chosen), "", *_others(chosen, told.get("top", 8))]))
+    print("\n".join([*_summary(machine, chosen), *_advice(machine, chosen), "", *_others(chosen, told.get("top", 8))]))
     if told.get("steps"):
-        grid = ["no table: nothing is sent"] if chosen.algorithm == DIRECT else step_grid(chosen.schedule())
+        grid = step_grid(chosen.schedule()) if chosen.option.tabled else [_no_table(chosen)]
         print("\n".join(["", *grid]))
     return 0
 
@@ -93,6 +95,12 @@ def describe(chosen: Plan) -> dict[str, object]:
         "hops": dict(chosen.hops),
         "busiest_link": asdict(chosen.busiest) if chosen.busiest else None,
         "reason": chosen.reason,
+        "library": chosen.library,
+        "proposals": [
+            {"algorithm": each.algorithm, "detail": each.detail, "predicted_s": each.predicted_s}
+            for each in chosen.proposals
+        ],
+        "levels": [asdict(each) | {"bytes": each.share * chosen.nbytes} for each in chosen.levels],
         "alternatives": [
             {"algorithm": each.algorithm, "detail": each.detail, "predicted_s": each.predicted_s} for each in others
         ],
@@ -110,7 +118,7 @@ def _advice(machine: Cluster, chosen: Plan) -> list[str]:
     ]
 
 
-def _summary(chosen: Plan) -> list[str]:
+def _summary(machine: Cluster, chosen: Plan) -> list[str]:
     sliced = f", in {chosen.slices} slices" if chosen.slices > 1 else ""
     spent = [f"{format_s(value)} {NAMES[term]}" for term, value in asdict(chosen.breakdown).items() if value > 0]
     hops = ", ".join(f"{count} {kind}" for kind, count in chosen.hops) or "none"
@@ -123,23 +131,72 @@ def _summary(chosen: Plan) -> list[str]:
         ),
         "",
         f"  {_name(chosen.algorithm, chosen.detail)}{sliced}",
-        *_field("predicted", format_s(chosen.predicted_s) + (" (extrapolated)" if chosen.extrapolated else "")),
+        *_field("predicted", format_s(chosen.predicted_s) + _extrapolated(machine, chosen)),
+        *(_field("library", f"{chosen.library} carries it out") if chosen.library else []),
+        *_forced(machine, chosen),
         *_field("why", chosen.reason),
         *_field("time goes to", ", ".join(spent) or "nothing"),
         *_field("steps", str(chosen.steps)),
         *_field("bytes", f"{format_bytes(chosen.bytes_per_rank)} sent by the busiest rank"),
         *_field("hops", f"{hops}, on the longest way of every step"),
+        *(line for each in chosen.levels for line in _field(f"out of a {each.level}", _crossed(each, chosen.nbytes))),
         *_field(
             "busiest link", f"{busiest.kind} {busiest.name}, {format_s(busiest.busy_s)} of bytes" if busiest else "none"
         ),
     ]
 
 
+def _extrapolated(machine: Cluster, chosen: Plan) -> str:
+    """Return beside the price whether anything of that shape was measured, and of which sizes."""
+    if not chosen.extrapolated:
+        return ""
+    known = known_sizes(machine, len(chosen.ranks), chosen.op, chosen.dtype)
+    if not known:
+        return " (extrapolated)"
+    return f" (extrapolated: measured from {format_bytes(min(known))} to {format_bytes(max(known))})"
+
+
+def _forced(machine: Cluster, chosen: Plan) -> list[str]:
+    found = forced(chosen, machine)
+    if found is None:
+        return []
+    instead = " and ".join(found.collectives)
+    return _field("forced", f"{found.library} has nothing faster for it: {instead} take {format_s(found.predicted_s)}")
+
+
+def _no_table(chosen: Plan) -> str:
+    if chosen.algorithm == DIRECT:
+        return "no table: nothing is sent"
+    return f"no table: {chosen.library} carries it out"
+
+
 def _field(name: str, text: str) -> list[str]:
     return field(name, text, label=14)
 
 
+def _crossed(crossing: Crossing, nbytes: int) -> str:
+    amount, all_of = format_bytes(round(crossing.busiest * nbytes)), format_bytes(round(crossing.share * nbytes))
+    return f"{amount} of the busiest, {all_of} of all, {format_s(crossing.s_per_byte * nbytes)} on the way out"
+
+
 def _others(chosen: Plan, top: int) -> list[str]:
+    return [*_slower(chosen, top), *_proposed(chosen, top)]
+
+
+def _proposed(chosen: Plan, top: int) -> list[str]:
+    """Return what we could run in less time, which is no promise to users of the library."""
+    if not chosen.proposals:
+        return []
+    lines = ["", f"proposals, which {chosen.library} lacks:"]
+    for each in chosen.proposals[:top]:
+        assert each.predicted_s is not None
+        name, less = _name(each.algorithm, each.detail), f"{each.predicted_s / chosen.predicted_s - 1:.0%}"
+        lines += wrapped(name, first=f"  {format_s(each.predicted_s):>8}  {less:>7}  ", rest=" " * 21)
+    more = len(chosen.proposals) - top
+    return [*lines, f"  and {more} more (--top {len(chosen.proposals)})"] if more > 0 else lines
+
+
+def _slower(chosen: Plan, top: int) -> list[str]:
     priced = [each for each in chosen.alternatives if each.predicted_s is not None]
     lines = ["alternatives:"] if chosen.alternatives else ["no alternatives"]
     for each in priced[:top]:

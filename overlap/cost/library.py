@@ -1,0 +1,287 @@
+"""Algorithms of the machine's own library, priced by the library's own model.
+
+A price is the launch, the latency of the hops, and the bytes on the busiest wires. A ring is in step with itself, and a
+chain sends pieces far shorter than its data, so the three add up. Trees and sums in switches are pipelines of pieces:
+with a latency `l` through all stages and `b` of bytes on the wires, pieces of the best size take
+``l + b + 2 sqrt(l b)``: longer pieces fill the pipeline later, shorter ones start more often. This is the optimum of
+``(stages + pieces - 1) (start + bytes / pieces)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, inf, log2, sqrt
+
+import numpy as np
+
+from topology import Library, Model, Protocol
+
+from ..collectives.placement import Floats, Ints, Placement
+from ..collectives.schedule import Schedule
+from ..errors import ScheduleError
+from .flat import PlanRequest
+from .geometry import Geometry
+from .maxplus import CostBreakdown
+from .option import Option, Part, Price, Rejected
+from .parameters import Parameters
+from .placed import on
+from .rounds import Round, Rounds
+
+_PIPELINES = ("tree", "switch", "switch_tree", "fabric")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The time of a protocol of an algorithm on a group, for any number of bytes."""
+
+    latency_s: float  # of an operation without bytes
+    inside: float  # bytes on the busiest wire inside a node, for each byte of the vector
+    between: float  # bytes that leave the busiest node, for each byte of the vector
+    s_per_byte: float  # of the vector, on the busiest wires
+    steps: int  # hops one after the other
+    piped: bool  # whether it is a pipeline of pieces
+
+    def filling_s(self, nbytes: float) -> float:
+        """Return the time that a pipeline loses to its filling and to the starts of its pieces."""
+        return 2 * sqrt(self.latency_s * self.s_per_byte * nbytes) if self.piped else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """A group on a machine, as a library sees it."""
+
+    library: Library
+    geometry: Geometry
+    parameters: Parameters
+    operation: str
+
+    @cached_property
+    def nodes(self) -> int:
+        return len(self.geometry.nodes)
+
+    @cached_property
+    def on_a_node(self) -> int:
+        """Ranks on the fullest node."""
+        return max(len(node) for node in self.geometry.nodes)
+
+    def why_not(self, model: Model) -> str | None:
+        """Return why an algorithm does not apply; None if it does."""
+        alone = self.on_a_node == 1
+        if self.geometry.size < 2:
+            return "a rank alone sends nothing"
+        if model.nodes == "one" and self.nodes > 1:
+            return "it is for one node"
+        if model.nodes in ("several", "alone") and self.nodes == 1:
+            return "it is for several nodes"
+        if model.nodes == "alone" and not alone:
+            return "it is for nodes of one rank"
+        if self.on_a_node < model.least_ranks:
+            return f"it needs {model.least_ranks} ranks on a node"
+        chips = self.library.of_chips()
+        if model.shape in ("switch", "switch_tree", "fabric") and (chips is None or chips.switch_share is None):
+            return "the switch of a node does not sum"
+        fabric = self.geometry.cluster.machine.fabric
+        if model.shape == "fabric" and not (fabric and fabric.sums):
+            return "the network's switches do not sum"
+        return None
+
+    def carries(self, protocol: Protocol) -> bool:
+        """Tell whether a protocol runs over the wires of the group."""
+        known = self.library.protocols_between
+        return self.nodes == 1 or not known or protocol.kind in known
+
+    def way(self, model: Model, protocol: Protocol) -> Way:
+        """Return the time of an algorithm with a protocol."""
+        ranks, nodes, here = self.geometry.size, self.nodes, self.on_a_node
+        far_s = protocol.between_s + protocol.waits * self._network_s
+        depth = ceil(log2(nodes))
+        passes = (2 if self.operation == "all_reduce" else 1) * (ranks - 1) / ranks
+        near_s, latency_s = protocol.inside_s, protocol.base_s
+        if model.shape == "ring":
+            hops = round(passes * ranks)
+            borders = min(hops, round(passes * ranks / (ranks - 1)) * nodes) if nodes > 1 else 0
+            processors = self.library.of_processors()
+            posts_s = protocol.posts * processors.post_s if processors and nodes > 1 else 0.0
+            latency_s += (hops - borders) * max(near_s, posts_s) + borders * far_s
+            inside, between = passes, passes
+        elif model.shape == "pat":
+            hops, latency_s = depth, latency_s + depth * far_s + ranks * near_s
+            inside, between = 0.0, passes
+        elif model.shape == "chain":
+            hops, latency_s = ranks - 1, latency_s + (ranks - nodes) * near_s + (nodes - 1) * far_s
+            inside, between = 1.0, 1.0
+        elif model.shape == "tree":
+            hops = 2 * (here - 1 + depth)
+            latency_s += 2 * ((here - 1) * near_s + depth * far_s)
+            # Up and down each wire once; of two trees a node is a leaf of one and passes on in the other.
+            inside, between = 2.0, 1.0 if nodes == 2 else 2.0
+        else:
+            # What a switch sums comes from all and goes to one; what it spreads comes from one and goes to all.
+            inside, between = (here + 1) / here, 2.0 if model.shape == "switch_tree" and nodes > 2 else 1.0
+            hops = {"switch": 2, "fabric": 4}.get(model.shape, 2 + 2 * depth)
+            latency_s += near_s + {"switch": 0, "fabric": 1}.get(model.shape, 2 * depth) * far_s
+        between = between if nodes > 1 else 0.0
+        return Way(
+            latency_s=latency_s,
+            inside=inside,
+            between=between,
+            s_per_byte=self._s_per_byte(model, protocol, inside, between),
+            steps=hops,
+            piped=model.shape in _PIPELINES,
+        )
+
+    def _s_per_byte(self, model: Model, protocol: Protocol, inside: float, between: float) -> float:
+        chips, processors = self.library.of_chips(), self.library.of_processors()
+        share = protocol.share
+        in_switch = chips.switch_share if chips and model.shape in ("switch", "switch_tree", "fabric") else None
+        times = [inside / (self._inside_bytes_per_s * share * (in_switch or 1.0))]
+        if self.nodes > 1:
+            times.append(between / (self._between_bytes_per_s * share))
+        if protocol.low_latency:
+            most = chips.low_latency_bytes_per_s if chips else inf
+            if self.nodes > 1 and processors:
+                two, more = processors.low_latency_bytes_per_s, processors.low_latency_beyond_two_bytes_per_s
+                most = two if self.nodes == 2 else more
+            times.append(max(inside, between) / most)
+        return max(times)
+
+    def _efficiency(self, kind: str) -> float:
+        return dict(self.parameters.efficiency).get(kind, 1.0)
+
+    @cached_property
+    def _network_s(self) -> float:
+        """Latency of the network; none inside a node."""
+        cluster = self.geometry.cluster
+        network = cluster.machine.network
+        return cluster.latency_s(network.link) if self.nodes > 1 and network else 0.0
+
+    @cached_property
+    def _inside_bytes_per_s(self) -> float:
+        """Rate of the wires of a rank inside its node."""
+        cluster, link = self.geometry.cluster, self.geometry.cluster.machine.wires.link
+        return cluster.bandwidth_bytes_per_s(link) * self._efficiency(link)
+
+    @cached_property
+    def _between_bytes_per_s(self) -> float:
+        """Rate of all adapters of the group in a node, of the node that has the fewest."""
+        g = self.geometry
+        fewest = min(len({g.cluster.nic_of(g.ranks[index]) for index in node}) for node in g.nodes)
+        network = g.cluster.machine.network
+        assert network is not None
+        whole = g.cluster.bandwidth_bytes_per_s(network.link) * g.cluster.nics_per_bundle
+        return fewest * whole * self._efficiency(network.link)
+
+
+class Carried(Option):
+    """An algorithm of the machine's own library, with one of its protocols."""
+
+    tabled = False
+    of_library = True
+
+    def __init__(self, model: Model, protocol: Protocol, group: _Group, placement: Placement) -> None:
+        self.algorithm = f"{group.library.name} {model.name}"
+        self.detail = f"protocol {protocol.kind}"
+        self._way, self._launch_s = group.way(model, protocol), group.parameters.launch_s
+        rounds = _loads(group.geometry, self._way)
+        self.parts = (Part(on(placement, rounds, parameters=group.parameters)),)
+
+    def price(self, nbytes: float, *, below_s: float = inf) -> Price:
+        """Return the cost for a vector of `nbytes`."""
+        way = self._way
+        return Price(total_s=self._launch_s + way.latency_s + way.s_per_byte * nbytes + way.filling_s(nbytes))
+
+    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
+        """Return where the time goes; the filling of pipelines counts as latency."""
+        way = self._way
+        return CostBreakdown(
+            waiting_s=0.0,
+            launch_s=self._launch_s,
+            start_s=0.0,
+            latency_s=way.latency_s + way.filling_s(nbytes),
+            wire_s=way.s_per_byte * nbytes,
+            memory_s=0.0,
+            reduction_s=0.0,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Hops one after the other."""
+        return self._way.steps
+
+    def schedule(self, slices: int = 1) -> Schedule:
+        """Refuse: the library carries it out.
+
+        Raises:
+            ScheduleError: Always.
+        """
+        raise ScheduleError(f"{self.algorithm}: the library carries it out, there is no table of it here")
+
+
+def _loads(g: Geometry, way: Way) -> Rounds:
+    """Return messages that put on wires what an algorithm does: around each node, and from node to node."""
+    none = np.zeros(g.size)
+    rounds = []
+    for pairs, sent in (_around(g, way.inside), _across(g, way.between)):
+        if len(pairs) and sent.any():
+            order = np.argsort(pairs[:, 1], kind="stable")
+            src, dst = pairs[order].T
+            rounds.append(
+                Round(
+                    repeat=1, src=src, dst=dst, sent=sent[order], added=none, local_added=none, moving=none,
+                    adding=none, local=none,
+                )
+            )  # fmt: skip
+    return Rounds(size=g.size, slots=1, rounds=tuple(rounds))
+
+
+def _around(g: Geometry, load: float) -> tuple[Ints, Floats]:
+    pairs = [pair for node in g.nodes if len(node) > 1 for pair in zip(node, (*node[1:], node[0]), strict=True)]
+    return np.array(pairs, np.int64).reshape(-1, 2), np.full(len(pairs), load)
+
+
+def _across(g: Geometry, load: float) -> tuple[Ints, Floats]:
+    """Return the messages from each node to the next, spread over all its ranks."""
+    pairs, sent = [], []
+    if len(g.nodes) > 1:
+        for here, there in zip(g.nodes, (*g.nodes[1:], g.nodes[0]), strict=True):
+            most = max(len(here), len(there))
+            found: dict[tuple[int, int], float] = {}
+            for number in range(most):
+                pair = here[number % len(here)], there[number % len(there)]
+                found[pair] = found.get(pair, 0.0) + load / most
+            pairs += list(found)
+            sent += list(found.values())
+    return np.array(pairs, np.int64).reshape(-1, 2), np.array(sent)
+
+
+def library_options(
+    request: PlanRequest, placement: Placement, parameters: Parameters
+) -> tuple[list[Option], list[Rejected]]:
+    """Price every algorithm that the machine's own library has for a collective.
+
+    Returns:
+        Those that apply, and the reasons of those that do not.
+    """
+    library = request.geometry.cluster.machine.collectives.library
+    options: list[Option] = []
+    rejected: list[Rejected] = []
+    if library is None or request.exact:
+        return options, rejected
+    group = _Group(library=library, geometry=request.geometry, parameters=parameters, operation=request.collective)
+    for model in library.has(request.collective):
+        name = f"{library.name} {model.name}"
+        if model.schedule or request.algorithm not in (None, name):
+            continue
+        if (why := group.why_not(model)) is not None:
+            rejected.append(Rejected(algorithm=name, why=why))
+            continue
+        options += _carried(model, group, placement)
+    return options, rejected
+
+
+def _carried(model: Model, group: _Group, placement: Placement) -> Iterator[Option]:
+    for protocol in model.protocols:
+        if group.carries(protocol):
+            yield Carried(model, protocol, group, placement)
