@@ -43,6 +43,7 @@ def draw(cluster: Cluster, *, ascii: bool = False, width: int = 80) -> str:
         picture(cluster, width=width),
         _device_table(cluster),
         _link_table(cluster, width),
+        _fabric(cluster, width),
         _summary(cluster, width),
     ]
     lines = "\n\n".join(part for part in parts if part).split("\n")
@@ -243,6 +244,26 @@ def _link_table(cluster: Cluster, width: int) -> str:
     for spec in cluster.machine.links:
         lines += paragraph(f"{spec.kind}: {spec.bandwidth_bytes_per_s.source}", width, first="  ", rest="    ")
     return "\n".join(lines)
+
+
+def _fabric(cluster: Cluster, width: int) -> str:
+    """Draw the levels of the switches between nodes, from the top downwards; "" where nothing is known of them."""
+    fabric, network = cluster.machine.fabric, cluster.machine.network
+    if fabric is None or network is None:
+        return ""
+    of_a_node = cluster.nics_per_node * cluster.bandwidth_bytes_per_s(network.link)
+    sums = ", whose switches add what passes" if fabric.sums else ""
+    lines = paragraph(f"fabric between nodes{sums}:", width)
+    for depth, level in enumerate(reversed(fabric.levels)):
+        out = level.out_bytes_per_s(of_a_node)
+        ratio = level.nodes * of_a_node / out
+        rails = f" on {level.rails} rails" if level.rails > 1 else ""
+        text = f"{level.name} of {level.nodes} nodes{rails}: {out / 1e9:.0f} GB/s out, {ratio:.1f} : 1"
+        first = "  " * depth + ("└─ " if depth else "   ")
+        lines += paragraph(text, width, first=first, rest=" " * len(first))
+    depth = len(fabric.levels)
+    node = f"node: {cluster.nics_per_node} x {cluster.bandwidth_bytes_per_s(network.link) / 1e9:.1f} GB/s"
+    return "\n".join([*lines, "  " * depth + ("└─ " if depth else "   ") + node])
 
 
 def _summary(cluster: Cluster, width: int) -> str:

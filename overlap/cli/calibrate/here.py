@@ -14,12 +14,13 @@ from ...cost.own import OwnFit, fit_own
 from ...errors import OverlapError, UsageError
 from ...notice import notify
 from ...planning.calibrate import own_machine_file
-from ...units import format_bytes
+from ...units import format_bytes, wrapped
 from ..bench.cases import Case
 from ..bench.measuring import NodeLayout, measure_cases
 from ..bench.operations import find
 from ..bench.sampling import Sampling
 from ..output import written
+from .busy import Busyness
 from .page import accuracy_lines, times_of
 
 BETWEEN: Mapping[str, str] = {"shared_memory": "shared_memory", "sockets": "efa", "mpi": "mpi"}
@@ -27,6 +28,9 @@ BETWEEN: Mapping[str, str] = {"shared_memory": "shared_memory", "sockets": "efa"
 
 AIM = 0.15
 """Largest wanted error of predictions of our own bench."""
+
+QUIET = 0.1
+"""Processors that other programs may use before times are said to be too long."""
 
 _OPERATIONS = ("all_reduce", "all_gather", "broadcast", "all_to_all")
 _SIZES = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -56,8 +60,9 @@ def calibrate_here(args: argparse.Namespace) -> int:
     between = args.between or next(iter(BETWEEN))
     cores = len(os.sched_getaffinity(0))
     shared = between == "shared_memory"
-    found = fit_own(list(_samples(_worlds(BETWEEN[between]))), cores=cores, shared_memory=shared)
-    print("\n".join(_page(found, between)))
+    busyness = Busyness(os.cpu_count() or cores)
+    found = fit_own(list(_samples(_worlds(BETWEEN[between]), busyness)), cores=cores, shared_memory=shared)
+    print("\n".join([*_page(found, between), *busy_lines(found, busyness)]))
     text = own_machine_file(args.name or "here", found, between=between, cores=cores)
     if args.output is None:
         print("\n" + text, end="")
@@ -74,13 +79,28 @@ def _worlds(transport: str) -> list[_World]:
     return [_World(ranks=2, layout=own), _World(ranks=4, layout=own), _World(ranks=2, layout=apart)]
 
 
-def _samples(worlds: Sequence[_World]) -> Iterator[Sample]:
+def busy_lines(found: OwnFit, busyness: Busyness) -> list[str]:
+    """Return the wider band of predictions that were fitted beside other programs; nothing where it was quiet."""
+    if busyness.cores <= QUIET:
+        return []
+    _, middle, worst = found.errors(left_out=True)
+    wider = [f"{(1 + error) * busyness.factor - 1:.0%}" for error in (middle, worst)]
+    return wrapped(
+        f"BUSY: other programs used {busyness.cores:.1f} processors meanwhile, so that times may be "
+        f"{busyness.factor:.1f} times too long: on a quiet computer expect predictions to be off by {wider[0]} in the "
+        f"median and {wider[1]} at worst; measure again while nothing else runs",
+        rest="  ",
+    )
+
+
+def _samples(worlds: Sequence[_World], busyness: Busyness) -> Iterator[Sample]:
     """Yield the least time of every case, measured in rounds, so that no busy moment meets all its samples."""
     least: dict[tuple[_World, str, int], float] = {}
     for number in range(_ROUNDS):
         for world in worlds:
             processes = f"{world.layout.nodes} process{'es' if world.layout.nodes > 1 else ''}"
             notify(f"measuring {world.ranks} ranks in {processes}, round {number + 1} of {_ROUNDS}")
+            busyness.look()
             for name in _OPERATIONS:
                 for nbytes, time_s in _round(name, world):
                     case = world, name, nbytes

@@ -160,8 +160,9 @@ def _forced(machine: Cluster, chosen: Plan) -> list[str]:
     found = forced(chosen, machine)
     if found is None:
         return []
-    instead = " and ".join(found.collectives)
-    return _field("forced", f"{found.library} has nothing faster for it: {instead} take {format_s(found.predicted_s)}")
+    instead, verb = " and ".join(found.collectives), "take" if len(found.collectives) > 1 else "takes"
+    told = f"{found.library} has nothing faster for it: {instead} {verb} {format_s(found.predicted_s)}"
+    return _field("forced", told)
 
 
 def _no_table(chosen: Plan) -> str:

@@ -1,0 +1,142 @@
+"""Prices of what the machine's own library carries out, and of what crosses the levels of a fabric."""
+
+from math import sqrt
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import topology
+from overlap.cost.forced import forced
+from overlap.cost.select import plan
+from overlap.errors import ScheduleError
+
+P5 = topology.cluster("p5.48xlarge x2")
+SIZES = st.integers(min_value=3, max_value=34).map(lambda power: 1 << power)
+MACHINES = st.sampled_from(["p4d.24xlarge", "p5.48xlarge", "p6-b200.48xlarge", "trn1.32xlarge", "dl1.24xlarge"])
+COLLECTIVES = st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"])
+
+
+def placed(name, nodes):
+    return topology.cluster(name, nodes=nodes, strict=False)
+
+
+def test_a_ring_takes_its_launch_its_hops_and_its_bytes():
+    """By hand: 15 hops, 2 of them between nodes; 8 rings, of which each leaves a node through adapters of its own."""
+    found = next(a for a in (plan("all_gather", 1 << 30, P5),) if a.detail == "protocol Simple")
+    hops_s = 13 * 6e-6 + 2 * (14e-6 + 2 * 20e-6)  # a hop inside waits for three posts of 2 us
+    bytes_s = 15 / 16 * (1 << 30) / min(450e9 * 0.8, 32 * 12.5e9 * 0.9)
+    assert found.predicted_s == pytest.approx(8e-6 + 8.4e-6 + hops_s + bytes_s, rel=1e-12)
+
+
+def test_a_sum_in_the_switch_is_a_pipeline():
+    found = plan("all_reduce", 8 << 30, topology.cluster("p5.48xlarge"))
+    bytes_s = 9 / 8 * (8 << 30) / (450e9 * 0.8 * 0.85)
+    assert (found.algorithm, found.library) == ("NCCL nvls", "NCCL 2.28")
+    assert found.predicted_s == pytest.approx(8e-6 + (sqrt(bytes_s) + sqrt(25e-6)) ** 2, rel=1e-12)
+    with pytest.raises(ScheduleError, match="NCCL nvls: the library carries it out, there is no table of it here"):
+        found.schedule()
+
+
+def test_fewer_than_three_ranks_do_not_sum_in_the_switch():
+    assert plan("all_reduce", 8 << 30, topology.cluster("p5.48xlarge"), (0, 1)).algorithm == "NCCL ring"
+
+
+def test_no_schedule_that_the_library_lacks_is_promised():
+    """What we could run in less time is a proposal, and can be asked for by name."""
+    found = plan("all_reduce", 1 << 20, P5)
+    assert found.algorithm.startswith("NCCL ")
+    assert found.proposals
+    assert all(each.predicted_s < found.predicted_s for each in found.proposals)
+    assert not any(each.algorithm.startswith("NCCL ") for each in found.proposals)
+    ours = plan("all_reduce", 1 << 20, P5, algorithm="hierarchical")
+    assert (ours.algorithm, ours.library) == ("hierarchical", "")
+    table = plan("all_reduce", 1 << 20, P5, programs_only=True)
+    assert len(table.schedule()) > 0
+
+
+def test_one_rank_of_each_node_has_pat():
+    found = plan("all_gather", 1 << 10, placed("p5.48xlarge", 64), tuple(range(0, 512, 8)))
+    assert "NCCL pat" in {found.algorithm, *(each.algorithm for each in found.alternatives)}
+    whole = plan("all_gather", 1 << 10, placed("p5.48xlarge", 4))
+    assert {each.algorithm: each.why_not for each in whole.alternatives}["NCCL pat"] == "it is for nodes of one rank"
+
+
+def test_a_network_whose_switches_add_sends_each_byte_once(tmp_path):
+    path = tmp_path / "sharp.toml"
+    path.write_text('extends = "p5.48xlarge"\nname = "sharp"\n[fabric]\nsums = true\n')
+    plain, sums = placed("p5.48xlarge", 8), topology.cluster(f"{path} x8")
+    slow, fast = (plan("all_reduce", 8 << 30, each) for each in (plain, sums))
+    assert (slow.algorithm == "NCCL nvls_sharp", fast.algorithm) == (False, "NCCL nvls_sharp")
+    assert fast.predicted_s < slow.predicted_s
+
+
+@settings(max_examples=25)
+@given(MACHINES, COLLECTIVES, SIZES, st.sampled_from([1, 2, 4]))
+def test_more_bytes_never_take_less(name, op, nbytes, nodes):
+    machine = placed(name, nodes)
+    assert plan(op, nbytes, machine).predicted_s <= plan(op, 2 * nbytes, machine).predicted_s * (1 + 1e-9)
+
+
+@settings(max_examples=25)
+@given(
+    MACHINES,
+    st.sampled_from([("reduce", "all_reduce"), ("gather", "all_gather"), ("broadcast", "all_reduce")]),
+    st.integers(min_value=64, max_value=1 << 26),
+    st.sampled_from([1, 2]),
+)
+def test_what_gives_less_takes_no_longer_unless_the_library_says_so(name, ops, blocks, nodes):
+    machine = placed(name, nodes)
+    nbytes = blocks * machine.world_size
+    narrow, wide = (plan(op, nbytes, machine, dtype="uint8") for op in ops)
+    if narrow.predicted_s > wide.predicted_s * (1 + 1e-9):
+        assume(ops[0] != "broadcast" or narrow.library)  # ours is no part of an all-reduce
+        instead = forced(narrow, machine)
+        assert instead is not None
+        assert instead.predicted_s == wide.predicted_s
+
+
+@settings(max_examples=20)
+@given(MACHINES, COLLECTIVES, SIZES)
+def test_a_group_of_one_node_is_the_node_alone(name, op, nbytes):
+    alone, beside = placed(name, 1), placed(name, 2)
+    ranks = tuple(range(alone.world_size))
+    assert plan(op, nbytes, beside, ranks).predicted_s == plan(op, nbytes, alone).predicted_s
+
+
+LEVELS = """
+[[fabric.levels]]
+name = "leaf"
+nodes = 2
+oversubscription = 4
+"""
+
+
+@pytest.fixture
+def leaves(tmp_path):
+    path = tmp_path / "leaves.toml"
+    path.write_text(f'extends = "p5.48xlarge"\nname = "leaves"\n{LEVELS}')
+    return topology.cluster(f"{path} x4")
+
+
+def test_a_ring_leaves_each_block_once(leaves):
+    found = plan("all_gather", 1 << 30, leaves)
+    (crossed,) = found.levels
+    assert (crossed.level, found.algorithm) == ("leaf", "NCCL ring")
+    assert crossed.busiest == pytest.approx(31 / 32)
+    assert crossed.share == pytest.approx(2 * 31 / 32)
+    out_bytes_per_s = 2 * 32 * 12.5e9 / 4
+    assert crossed.s_per_byte == pytest.approx(31 / 32 / out_bytes_per_s)
+
+
+def test_an_oversubscribed_level_bounds_what_crosses_it(leaves):
+    free = topology.cluster("p5.48xlarge x4")
+    slow, fast = (plan("all_gather", 8 << 30, each) for each in (leaves, free))
+    assert slow.predicted_s >= slow.levels[0].s_per_byte * (8 << 30)
+    assert slow.predicted_s > 1.5 * fast.predicted_s
+    told_s = sum(getattr(slow.breakdown, name) for name in slow.breakdown.__slots__)
+    assert told_s == pytest.approx(slow.predicted_s, rel=1e-9)
+    inside = tuple(range(16))  # of one block
+    assert plan("all_gather", 8 << 30, leaves, inside).predicted_s == pytest.approx(
+        plan("all_gather", 8 << 30, free, inside).predicted_s
+    )
