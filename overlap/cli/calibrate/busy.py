@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-_REST_S = 0.1
+_REST_S = 0.5
 # Columns of the line of all processors: user, nice, system, idle, iowait, and more that count as busy.
 _IDLE = slice(3, 5)
 
@@ -25,7 +25,7 @@ class Busyness:
         self._shares: list[float] = []
 
     def look(self) -> None:
-        """Rest for a tenth of a second, and count what was busy meanwhile; nothing where the system does not tell."""
+        """Rest for half a second, and count what was busy meanwhile; nothing where the system does not tell."""
         before = self._counters()
         time.sleep(_REST_S)
         after = self._counters()

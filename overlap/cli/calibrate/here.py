@@ -61,7 +61,10 @@ def calibrate_here(args: argparse.Namespace) -> int:
     cores = len(os.sched_getaffinity(0))
     shared = between == "shared_memory"
     busyness = Busyness(os.cpu_count() or cores)
-    found = fit_own(list(_samples(_worlds(BETWEEN[between]), busyness)), cores=cores, shared_memory=shared)
+    busyness.look()
+    samples = list(_samples(_worlds(BETWEEN[between])))
+    busyness.look()
+    found = fit_own(samples, cores=cores, shared_memory=shared)
     print("\n".join([*_page(found, between), *busy_lines(found, busyness)]))
     text = own_machine_file(args.name or "here", found, between=between, cores=cores)
     if args.output is None:
@@ -93,14 +96,13 @@ def busy_lines(found: OwnFit, busyness: Busyness) -> list[str]:
     )
 
 
-def _samples(worlds: Sequence[_World], busyness: Busyness) -> Iterator[Sample]:
+def _samples(worlds: Sequence[_World]) -> Iterator[Sample]:
     """Yield the least time of every case, measured in rounds, so that no busy moment meets all its samples."""
     least: dict[tuple[_World, str, int], float] = {}
     for number in range(_ROUNDS):
         for world in worlds:
             processes = f"{world.layout.nodes} process{'es' if world.layout.nodes > 1 else ''}"
             notify(f"measuring {world.ranks} ranks in {processes}, round {number + 1} of {_ROUNDS}")
-            busyness.look()
             for name in _OPERATIONS:
                 for nbytes, time_s in _round(name, world):
                     case = world, name, nbytes
