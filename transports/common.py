@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-#: Operations under way at once: a rank may post number n once all ranks have ended number n - OPERATIONS.
+#: Operations under way at once: a rank may post number n once all ranks are done with number n - OPERATIONS.
 OPERATIONS = 64
 #: Longest payload of a post, in bytes.
 PAYLOAD_BYTES = 4096
@@ -135,6 +135,20 @@ class Board(ABC):
             phase: How far: 2 or more.
             result: Anything, for the others; 0 leaves it as it was.
         """
+
+    @abstractmethod
+    def end(self, position: int, number: int, tag: int) -> None:
+        """Say that a rank of this process is done with an operation, all of whose phases it has reached.
+
+        Args:
+            position: Of the rank.
+            number: Of the operation.
+            tag: Of the operation.
+        """
+
+    @abstractmethod
+    def free(self, position: int, number: int) -> bool:
+        """Whether a rank of this process may post this number: all are done with what it last posted in its place."""
 
     @abstractmethod
     def reached(self, number: int, tag: int, phase: int) -> bool:

@@ -8,7 +8,8 @@ ranks and always moves, for any timing and any priorities.
 Why a window also has a span: an operation starts only if fewer than `SPAN` (or `window`, if that is more) were started
 since the oldest unfinished one. The shared memory that operation n posts to is overwritten by operation n + 2 * SPAN. A
 rank that posts operation n + 2 * SPAN has finished n + SPAN, so every rank had started n + SPAN, and therefore finished
-n: no rank reads the memory of operation n any more.
+n: no rank reads the memory of operation n any more. Where operation n + SPAN did not go by shared memory, and a rank
+has finished it by sending, it looks whether the others are done with n (`engine.meeting`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 
-from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place
+from transports.common import OPERATIONS, PAYLOAD_BYTES, PHASES, Board, Place
 from transports.failures import LinkLostError
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.ordering import FENCE, FENCED, fence, keep_order
@@ -24,6 +24,7 @@ _NEAR_BYTES = _ROW_BYTES - _HEAD_BYTES
 _FAR = OPERATIONS * _ROW_BYTES
 #: Memory of one rank for one group.
 BOARD_BYTES = _FAR + OPERATIONS * PAYLOAD_BYTES
+_LAST = PHASES - 1  # the phase of a rank that is done
 _ROOM, _READS = 1, 2  # flags that a rank tells beside the place of its rows
 _TOLD_BITS = 2
 
@@ -182,6 +183,14 @@ class _SharedBoard(Board):
             keep_order()
         words[first] = tag | phase
         fence()
+
+    def end(self, position: int, number: int, tag: int) -> None:
+        self._words[position][number % OPERATIONS * _ROW_WORDS] = tag | _LAST
+
+    def free(self, position: int, number: int) -> bool:
+        first = number % OPERATIONS * _ROW_WORDS
+        held = self._words[position][first] & ~_LAST
+        return not held or all(not held <= words[first] < held + _LAST for words in self._words)
 
     def reached(self, number: int, tag: int, phase: int) -> bool:
         first, least, limit = number % OPERATIONS * _ROW_WORDS, tag + phase, tag + 256

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
+import trio
 from trio.lowlevel import TrioToken
 
 from transports.common import Board, Place, Waits
@@ -14,8 +15,11 @@ from transports.common import Board, Place, Waits
 from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
+from ..stream import SPAN
 from .looking import Looking
 from .workers import Workers
+
+_LOOK_S = 0.001  # between looks at a row that is not free
 
 #: The last phase of an operation: a rank reads nothing of the others any more.
 DONE = 3
@@ -53,6 +57,28 @@ class Meeting:
     def __init__(self, common: Common, board: Board, communicator: Communicator) -> None:
         self.common, self.board, self.communicator = common, board, communicator
         self._lent: deque[tuple[int, int, Place]] = deque()
+        self._met = -1  # the last operation to which all have come
+
+    def met(self, number: int) -> None:
+        """Note that all ranks have come to an operation."""
+        self._met = max(self._met, number)
+
+    def free(self, operation: Operation) -> bool:
+        """Whether a rank may post its end of an operation: the others are done with what its row holds.
+
+        They are if all have come to an operation that is less than `SPAN` before. Where operations of other ways lie
+        between, a rank that only sends may be far ahead of the others.
+        """
+        number = operation.seq
+        return number - SPAN <= self._met or self.board.free(operation.port.position, number)
+
+    async def until_free(self, operation: Operation, begin: Callable[[], None]) -> None:
+        """Begin an operation as soon as its row is free, unless it has been given up; nothing rings for that."""
+        position, number = operation.port.position, operation.seq
+        while operation.scope is not None and not (self.board.lost or self.board.free(position, number)):  # noqa: ASYNC110
+            await trio.sleep(_LOOK_S)
+        if operation.scope is not None:
+            begin()
 
     def lend(self, nbytes: int) -> Place | None:
         """Return mapped memory, after taking back the places that nobody reads any more."""

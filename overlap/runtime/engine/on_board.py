@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from transports import LinkLostError
-from transports.common import OPERATIONS, PAYLOAD_BYTES
+from transports.common import OPERATIONS, PAYLOAD_BYTES, PHASES
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
@@ -55,6 +55,7 @@ class Exchange(ShortWay):
         if not board.reached(number, tag, _ARRIVED):
             return False
         board.ring()
+        self.meeting.met(number)
         return True
 
     def add_up(self, operation: Operation) -> None:
@@ -73,11 +74,16 @@ class Exchange(ShortWay):
 
     def take(self, operation: Operation) -> None:
         """Carry out one rank's end: at once if all others have come, and that does not fail, else in a match."""
-        if self.post(operation) and self._ends_at_once(operation):
+        free = self.meeting.free(operation)
+        if free and self.post(operation) and self._ends_at_once(operation):
             return
         match = self.meeting.communicator.match_alone(operation)
         operation.lock()
-        SmallRun(self, match, operation).wait()
+        run = SmallRun(self, match, operation)
+        if free:
+            run.wait(self.tag)
+        else:
+            run.start()
 
     def _ends_at_once(self, operation: Operation) -> bool:
         """End an operation that all have come to; False if that fails, and then whoever waits will say so."""
@@ -85,6 +91,7 @@ class Exchange(ShortWay):
             self.add_up(operation)
         except Exception:
             return False
+        self.meeting.board.end(operation.port.position, operation.seq, self.tag)
         operation.finish(operation.context.now_ns(), operation.describe(self._call, operation.started_ns))
         return True
 
@@ -111,18 +118,27 @@ class SmallRun(BoardRun):
 
     def __init__(self, exchange: Exchange, match: Match, operation: Operation) -> None:
         self._exchange, self._meeting = exchange, exchange.meeting
-        self._match, self._operation = match, operation
+        self._match, self._operation, self._tag = match, operation, -PHASES  # none, before it has arrived
 
     def start(self) -> None:
-        """Arrive; who comes last is done, and wakes the others."""
+        """Arrive, as soon as the row is free; who comes last is done, and wakes the others."""
+        if self._meeting.free(self._operation):
+            self._arrive()
+            return
+        self._operation.running, self._operation.scope = True, self
+        self._operation.context.spawn(self._meeting.until_free, self._operation, self._arrive)
+
+    def _arrive(self) -> None:
         if self._exchange.post(self._operation):
+            self._tag = self._exchange.tag
+            self._operation.stopped()
             self._end()
         else:
-            self.wait()
+            self.wait(self._exchange.tag)
 
-    def wait(self) -> None:
+    def wait(self, tag: int) -> None:
         """End when the others have come, who can know that this rank has."""
-        operation, self._tag = self._operation, self._exchange.tag
+        operation, self._tag = self._operation, tag
         operation.running, operation.scope = True, self
         operation.look = self.look_before_sleeping
         self._meeting.board.waiting.watch(self)
@@ -137,6 +153,7 @@ class SmallRun(BoardRun):
         """End, if all have come, or one never will."""
         operation, board = self._operation, self._meeting.board
         if board.reached(operation.seq, self._tag, _ARRIVED):
+            self._meeting.met(operation.seq)
             board.waiting.unwatch(self)
             operation.stopped()
             self._end()
@@ -162,6 +179,7 @@ class SmallRun(BoardRun):
         try:
             if not operation.done:  # it was not given up
                 self._exchange.add_up(operation)
+                self._meeting.board.end(operation.port.position, operation.seq, self._tag)
         except Exception as raised:
             error = raised
         settle(self._meeting.communicator, self._match, operation, error)

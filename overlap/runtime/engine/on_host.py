@@ -82,6 +82,13 @@ class HostRun(BoardRun):
             return
         if not self._board.usable:
             self._fall_back()
+        elif self._meeting.free(self._operation):
+            self._arrive_first()
+        else:
+            self._operation.context.spawn(self._meeting.until_free, self._operation, self._arrive_first)
+
+    def _arrive_first(self) -> None:
+        if self._over:
             return
         try:
             self._give()
@@ -189,6 +196,7 @@ class HostRun(BoardRun):
     def _meet(self) -> None:
         """Plan what is left to do: all have come."""
         board = self._board
+        self._meeting.met(self._number)
         self._given = [board.posted(other, self._number) for other in range(self._call.size)]
         modes = {mode for _, mode in self._given}
         if Mode.HOMELESS in modes:
@@ -367,6 +375,8 @@ class HostRun(BoardRun):
             self._working = True  # until then
             self._operation.context.from_thread(self._end, error)
             return
+        if error is None:
+            self._board.end(self._position, self._number, self._tag)
         self._close()
         self._operation.stopped()
         settle(self._meeting.communicator, self._match, self._operation, error)
