@@ -25,6 +25,7 @@ __all__ = ["COMMANDS", "main"]
 GROUPS = {
     "get to know it": {
         "demo": "train on handwritten digits without overlap and with it, and see the difference",
+        "new": "make a project: a training loop, a test of it, a README and a workflow file",
         "doctor": "say what is missing, slow or wrong on this machine, and how to mend it",
     },
     "run a program": {
