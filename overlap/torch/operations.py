@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
 
@@ -41,6 +43,7 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
         taken = method.__code__.co_varnames[: method.__code__.co_argcount]
         renamed = {theirs: ours for theirs, ours in _KEYWORDS.items() if theirs not in taken and ours in taken}
 
+        @untraced
         @wraps(method)
         def call(self: Any, *args: Any, **more: Any) -> Any:
             if more:
@@ -49,14 +52,36 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
                 return method(self, *args, **more)
             return _recorded(f"c10d::{record}", f"overlap:{name}", self, lambda: method(self, *args, **more), args)
 
-        call._torchdynamo_disable = True  # type: ignore[attr-defined]
         return cast(_Method, call)
 
     return of
 
 
+def untraced(method: _Method) -> _Method:
+    """Let torch's compiler run a method as it is: C++ calls it amid compiled frames, which are traced as they come."""
+    hidden: list[Callable[..., Any]] = []
+
+    @wraps(method)
+    def call(*args: Any, **more: Any) -> Any:
+        if not _skipped and "torch._dynamo" in sys.modules:  # a module that takes a second to import
+            sys.modules["torch._dynamo"].eval_frame.skip_code(call.__code__)
+            _skipped.append(True)
+        if get_eval_frame_callback() is None:
+            return method(*args, **more)
+        if not hidden:
+            hidden.append(torch.compiler.disable(method))
+        return hidden[0](*args, **more)
+
+    return cast(_Method, call)
+
+
+_skipped: list[bool] = []
+"""Whether torch's compiler has been told not to trace `call`, whose code all methods share."""
+
+
 def _recorded(call: str, operation: str, group: Any, method: Callable[[], Any], args: Iterable[Any]) -> Any:
-    with torch._C._profiler._RecordFunctionFast(call, list(_tensors(args)), _described(group, operation)):
+    lists = list(_tensors(args))
+    with torch._C._profiler._RecordFunctionFast(call, lists, _described(group, operation, lists)):
         span = record_function(operation)
         span.__enter__()
         try:
@@ -70,9 +95,9 @@ def _recorded(call: str, operation: str, group: Any, method: Callable[[], Any], 
         return work
 
 
-def _described(group: Any, operation: str) -> Mapping[str, object]:
+def _described(group: Any, operation: str, lists: Sequence[Any]) -> Mapping[str, object]:
     """Return the fields of a record, under the names that Kineto gives to those of other backends."""
-    return {
+    described: dict[str, object] = {
         "Collective name": operation.partition(":")[2],
         "Process Group Name": group.group_name,
         "Process Group Description": group.group_desc,
@@ -80,13 +105,18 @@ def _described(group: Any, operation: str) -> Mapping[str, object]:
         "Group size": group.size(),
         "Seq": group._get_sequence_number_for_group(),
     }
+    if lists:  # c10d's operations take their outputs first
+        described["In msg nelems"] = sum(x.numel() for x in lists[-1])
+        described["Out msg nelems"] = sum(x.numel() for x in lists[0])
+        described["dtype"] = str(lists[0][0].dtype).removeprefix("torch.")
+    return described
 
 
-def _tensors(args: Iterable[Any]) -> Iterator[Any]:
-    """Yield tensors and lists of tensors among arguments; lists of lists as their inner lists."""
+def _tensors(args: Iterable[Any]) -> Iterator[list[torch.Tensor]]:
+    """Yield lists of the tensors among arguments; of lists of lists, the inner ones."""
     for each in args:
         if isinstance(each, torch.Tensor):
-            yield each
+            yield [each]
         elif isinstance(each, list | tuple) and each:
             if isinstance(each[0], torch.Tensor):
                 yield list(each)

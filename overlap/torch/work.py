@@ -9,13 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 import trio
 
+from . import typed
 from .errors import backend_error, timed_out
+from .operations import untraced
 
 
 class Handle(Protocol):
@@ -117,6 +119,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         self._handle, self._tensors, self._source = handle, tensors, source
         self._future: torch.futures.Future[Any] | None = None
 
+    @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for its end.
 
@@ -139,14 +142,17 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         """Wait for its end: the CPU has no streams that could wait instead."""
         self.wait()
 
+    @untraced
     def is_completed(self) -> bool:
         """Return whether it has ended, well or badly."""
         return self._handle.done
 
+    @untraced
     def is_success(self) -> bool:
         """Return whether it has ended well."""
         return self._handle.done and self._handle.exception(0) is None
 
+    @untraced
     def exception(self) -> BaseException | None:
         """Return its error as `wait` raises it, or None if it has none so far."""
         error = self._handle.exception(0) if self._handle.done else None
@@ -164,8 +170,11 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
+    @untraced
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors, whose error C++ sees too."""
+        if self._future is None and typed.wanted(self._tensors, 2):
+            self._future = typed.future(lambda: cast("list[torch.Tensor]", self._value(None)))
         if self._future is None:
             begun: torch.futures.Future[None] = torch.futures.Future()
             self._future = begun.then(self._value)  # C++ only sees errors that are raised in `then`

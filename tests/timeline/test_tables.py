@@ -42,7 +42,7 @@ def test_operations_are_added_up_by_place():
         "operation   called at   exposed/us  wait  transfer  calls  size  busGB/s  queued",
         "all_reduce  train.py:9        16.5   8.0       8.5      1   8 B  0.00125     0.2",
     ]
-    assert operations_table([], ranks=2, width=80) == ["there was no communication"]
+    assert operations_table([], ranks=2, width=80) == ["communication: none recorded"]
 
 
 def test_stragglers_are_told_by_how_late_and_how_slow_they_are():

@@ -19,7 +19,7 @@ def recorded(*lanes):
 @pytest.mark.parametrize(
     ("compute", "comm", "said"),
     [
-        ([(0, 50)], [], "whole run 50.0 us: compute 50.0, idle 0.0; there was no communication"),
+        ([(0, 50)], [], "whole run 50.0 us: compute 50.0, idle 0.0; communication: none recorded"),
         ([(0, 50)], [(10, 40)], "whole run 50.0 us: compute 50.0, exposed 0.0 (0%); hidden 100% of 100% possible"),
         (
             [(0, 50)],

@@ -15,7 +15,7 @@ from ...units import columns, figure, figure_unit, format_bytes, wrapped
 def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
     """Return the table of operations: calls and exposed time are for each of `ranks` ranks, the rest for each call."""
     if not rows:
-        return ["there was no communication"]
+        return ["communication: none recorded"]
     unit, unit_ns = figure_unit(max(max(row.exposed_ns // ranks, row.transfer_ns // row.count) for row in rows))
     times = (f"exposed/{unit}", "wait", "transfer")
     heads = ("operation", "called at", *times, "calls", "size", "busGB/s", "queued", "algorithm")

@@ -1,13 +1,15 @@
 """Traces of PyTorch's profiler (Kineto): one file for each rank.
 
 Where kernels are recorded, computes are kernels and communication is the kernels of the communication libraries; on a
-CPU, computes are the outermost operators and communication is what gloo's threads do. Categories, fields and their
+CPU, computes are the outermost operators and communication is what gloo's threads do, or what our backend records from
+the call of an operation to its end. Categories, fields and their
 traps: pytorch/kineto, libkineto/src/output_json.cpp.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,12 +18,12 @@ from ..spans import ORIGIN, Timeline
 from .events import Event, Json
 
 _COMM_KERNEL = re.compile(r"nccl|rccl|hccl|.*(ncclKernel|ncclDevKernel)", re.IGNORECASE)
-_GLOO = re.compile(r"gloo:(\w+)")
+_ON_CPU = re.compile(r"(?:gloo|overlap):(\w+)")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _WIDTHS = {
     "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "c10::half": 2, "bfloat16": 2,
     "c10::bfloat16": 2, "int": 4, "int32": 4, "long": 8, "long int": 8, "int64": 8, "byte": 1, "unsigned char": 1,
-    "char": 1, "bool": 1,
+    "char": 1, "bool": 1, "int8": 1, "uint8": 1, "int16": 2,
 }  # fmt: skip
 _OPS = {
     "allreduce": "all_reduce", "_allgather_base": "all_gather", "allgather": "all_gather", "all_gather": "all_gather",
@@ -96,14 +98,13 @@ class _Reader:
 
     def communication(self, events: Sequence[Event]) -> Iterator[Span]:
         """Yield collectives, numbered in their order, so that collectives of several ranks can be matched."""
-        found = [event for event in events if _communicates(event)]
+        found, calls = [event for event in events if _communicates(event)], _Calls(events)
         for event in sorted(found, key=lambda event: _us(event, "ts")):
-            args = event.get("args")
-            given: Mapping[str, Json] = args if isinstance(args, Mapping) else {}
-            gloo = _GLOO.fullmatch(str(event.get("name", "")))
-            op = gloo[1] if gloo else str(given.get("Collective name", event.get("name", "")))
+            cpu = _ON_CPU.fullmatch(str(event.get("name", "")))
+            given = _args(calls.around(event) if cpu and _is_ours(event) else event)
+            op = cpu[1] if cpu else str(given.get("Collective name", event.get("name", "")))
             # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
-            span = self._span(event, "comm", "comm", op if gloo else str(event.get("name", "")))
+            span = self._span(event, "comm", "comm", op if cpu else str(event.get("name", "")))
             yield self._described(span, _OPS.get(op.lower(), op), given)
 
     def _described(self, span: Span, op: str, args: Mapping[str, Json]) -> Span:
@@ -129,10 +130,39 @@ class _Reader:
         )
 
 
+class _Calls:
+    """Calls of c10d's operators, which say how large an operation of ours is, and among which ranks."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._by_thread: dict[object, list[Event]] = {}
+        for event in events:
+            if str(event.get("name", "")).startswith("c10d::"):
+                self._by_thread.setdefault(event.get("tid"), []).append(event)
+        for calls in self._by_thread.values():
+            calls.sort(key=lambda call: _us(call, "ts"))
+
+    def around(self, event: Event) -> Event:
+        """Return the call in which the record of an operation begins, or the record if there is none."""
+        calls, begin_us = self._by_thread.get(event.get("tid"), []), _us(event, "ts")
+        place = bisect_right(calls, begin_us, key=lambda call: _us(call, "ts"))
+        if place and begin_us <= _us(calls[place - 1], "ts") + _us(calls[place - 1], "dur"):
+            return calls[place - 1]
+        return event
+
+
+def _is_ours(event: Event) -> bool:
+    return str(event.get("name", "")).startswith("overlap:")
+
+
+def _args(event: Event) -> Mapping[str, Json]:
+    args = event.get("args")
+    return args if isinstance(args, Mapping) else {}
+
+
 def _communicates(event: Event) -> bool:
     args, category = event.get("args"), event.get("cat")
-    if category == "user_annotation":  # nccl's are the time to enqueue; gloo's are the transfer
-        return bool(_GLOO.fullmatch(str(event.get("name", ""))))
+    if category == "user_annotation":  # nccl's are the time to enqueue; those of gloo and ours are the transfer
+        return bool(_ON_CPU.fullmatch(str(event.get("name", ""))))
     named = isinstance(args, Mapping) and "Collective name" in args
     return category in ("kernel", "collective_comm") and bool(named or _COMM_KERNEL.match(str(event.get("name", ""))))
 

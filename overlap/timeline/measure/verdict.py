@@ -79,7 +79,7 @@ class Verdict:
             return f"{what}: nothing was recorded"
         parts = [f"{what} {figure(self.wall_ns, unit_ns)} {name}: compute {self._mean(self.compute_ns, unit_ns)}"]
         if not self.transfer_ns and not self.exposed_ns:
-            return f"{parts[0]}, idle {self._mean(self.idle_ns, unit_ns)}; there was no communication"
+            return f"{parts[0]}, idle {self._mean(self.idle_ns, unit_ns)}; communication: none recorded"
         parts.append(f", exposed {self._mean(self.exposed_ns, unit_ns)} ({self.exposed_share:.0%})")
         waits = self._waits(unit_ns, named) if self.waiting_ns >= _TOLD * self.walls_ns or not self.wire_ns else []
         if why := [*waits, *self._wires(unit_ns)]:
