@@ -1,0 +1,118 @@
+"""What torch's profiler shows of operations on our backend, and what `overlap timeline` reads there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from torch.profiler import profile  # noqa: E402
+
+from overlap.processes.place import without_membership  # noqa: E402
+from overlap.timeline.files.tracefile import read_trace  # noqa: E402
+from overlap.timeline.span import Span  # noqa: E402
+from overlap.torch import ProcessGroup  # noqa: E402
+
+from .pairs import ranks  # noqa: E402
+
+PROGRAM = Path(__file__).with_name("profiled.py")
+
+
+def recorded(path: Path, *calls: Any) -> list[dict[str, Any]]:
+    """Return the events of c10d and ours that the profiler records of calls on rank 0, in order."""
+
+    def run(group: ProcessGroup) -> None:
+        if group.rank() == 0:
+            with profile(record_shapes=True) as profiler:
+                for call in calls:
+                    call(group)
+            profiler.export_chrome_trace(str(path))
+        else:
+            for call in calls:
+                call(group)
+
+    with ranks(2) as two:
+        assert two.do(run) == [None, None]
+    events = json.loads(path.read_text())["traceEvents"]
+    ours = [each for each in events if each["name"].startswith(("c10d::", "overlap:"))]
+    return sorted(ours, key=lambda each: each["ts"])
+
+
+def test_a_call_and_its_operation_are_recorded(tmp_path: Path) -> None:
+    call, operation = recorded(
+        tmp_path / "trace.json", lambda group: group.allreduce([torch.ones(3, dtype=torch.float64)]).wait()
+    )
+    assert (call["name"], call["cat"]) == ("c10d::allreduce_", "cpu_op")
+    described = {name: call["args"][name] for name in ("Collective name", "Group size", "Process Group Ranks", "dtype")}
+    assert described == {
+        "Collective name": "all_reduce",
+        "Group size": 2,
+        "Process Group Ranks": "[0, 1]",
+        "dtype": "float64",
+    }
+    assert call["args"]["In msg nelems"] == 3
+    assert call["args"]["Input Dims"] == [[[3]]]
+    assert (operation["name"], operation["cat"]) == ("overlap:all_reduce", "user_annotation")
+    assert call["ts"] <= operation["ts"] <= call["ts"] + call["dur"]
+    assert operation["tid"] == call["tid"]
+
+
+def test_an_operation_lasts_until_its_end_not_until_the_end_of_its_call(tmp_path: Path) -> None:
+    def later(group: ProcessGroup) -> None:
+        x = torch.ones(1)
+        if group.rank():
+            group._store.wait(["go"])
+            group.allreduce([x]).wait()
+            return
+        work = group.allreduce([x])
+        torch.zeros(1)
+        group._store.set("go", "1")
+        work.wait()
+
+    path = tmp_path / "trace.json"
+    call, operation = recorded(path, later)
+    zeros = next(each for each in json.loads(path.read_text())["traceEvents"] if each["name"] == "aten::zeros")
+    assert call["ts"] + call["dur"] <= zeros["ts"]
+    assert operation["ts"] + operation["dur"] >= zeros["ts"] + zeros["dur"]
+
+
+def test_a_call_that_fails_ends_its_records(tmp_path: Path) -> None:
+    def refused(group: ProcessGroup) -> None:
+        with pytest.raises(ValueError, match="tag"):
+            group.send([torch.ones(1)], 1, -1)
+
+    assert [each["name"] for each in recorded(tmp_path / "trace.json", refused)] == ["c10d::send", "overlap:send"]
+
+
+def communication(path: Path, rank: int) -> list[Span]:
+    spans = [span for span in read_trace(str(path)).spans if span.kind == "comm" and span.rank == rank]
+    return sorted(spans, key=lambda span: span.info.seq if span.info else -1)
+
+
+@pytest.mark.torch
+def test_a_profile_and_our_trace_of_one_job_show_one_communication(tmp_path: Path) -> None:
+    """Each record of the profiler begins before the span of ours, and ends after it."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PROGRAM), str(tmp_path)]
+    environ = {
+        **without_membership(os.environ),
+        "PYTHONPATH": str(PROGRAM.parents[2]),
+        "OVERLAP_TRACE": str(tmp_path / "ours.json"),
+    }
+    done = subprocess.run(torchrun, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        theirs = [span for span in communication(tmp_path / f"rank{rank}.json", rank) if span.name != "barrier"]
+        by_number = {(span.info.seq, span.info.op): span for span in communication(tmp_path / "ours.json", rank)}
+        collectives = [span for span in theirs if span.name not in ("send", "recv")]
+        assert len(collectives) == 4 + 2 + 8 * 3 + 2
+        for span in collectives:
+            own = by_number[span.info.seq, span.info.op]
+            assert (own.info.nbytes, own.name) == (span.info.nbytes, span.name)
+            assert own.end_ns - own.start_ns <= span.end_ns - span.start_ns
