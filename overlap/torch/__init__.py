@@ -16,7 +16,7 @@ the entry points of what is installed need no import.
 #   operations     what all operations share: c10d's keywords, records of torch's profiler
 #   issuing        from a call of torch to operations of ours: options, limits, the calling line, errors
 #   tensors        tensors as arrays
-#   work           the handle that torch waits for;  errors: ours as torch's
+#   work           the handle that torch waits for;  typed: its future for C++;  errors: ours as torch's
 #   model          modules whose gradients leave in buckets:
 #   data_parallel  DataParallel: every rank has all weights;  sharded: Sharded: ZeRO
 #   recording      the computes of torch, in the timeline
