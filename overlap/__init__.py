@@ -8,7 +8,8 @@
 #     world       World: starts the ranks, ends them together, names the culprit
 #     ending      the verdict on a world, and its end in forked processes
 #     rank        Rank: the argument of main();  group: an ordered set of ranks;  mesh: a grid of them with named axes
-#     calls       collectives and messages as methods, which return futures at once;  objects: those of Python objects
+#     calls/      collectives and messages as methods, which return futures at once, and the types of these (shapes)
+#     objects     collectives of Python objects
 #     issue       from a call to an operation under way: checks, numbers, ports;  arguments: its checks of arguments
 #     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
 #     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread

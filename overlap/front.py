@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import trio
 
@@ -19,6 +19,7 @@ from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
 from .hints import suggesting
 from .processes.life import Keeper, alone, among, cluster_of, live
+from .runtime.rank import Rank
 from .runtime.world import World
 from .settings import Wires
 from .signals import living, obeying
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .simulation.simulated_backend import Virtual
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 Engine: TypeAlias = Callable[[Callable[..., Awaitable[object]], tuple[object, ...], RunConfig], list[object]]
 """Runs a program elsewhere: its function, its arguments after the rank, its settings."""
@@ -43,8 +45,8 @@ _SIGNS = {"OVERLAP_NODE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLUR
 
 @suggesting
 def run(
-    main: Callable[..., Awaitable[T]],
-    *args: object,
+    main: Callable[[Rank, *Args], Awaitable[T]],
+    *args: *Args,
     ranks: int | None = None,
     cluster: str | topology.Cluster = "local",
     clock: str | Virtual = "real",
@@ -113,8 +115,8 @@ def run(
 
 @suggesting
 async def run_async(
-    main: Callable[..., Awaitable[T]],
-    *args: object,
+    main: Callable[[Rank, *Args], Awaitable[T]],
+    *args: *Args,
     ranks: int | None = None,
     cluster: str | topology.Cluster = "local",
     clock: str | Virtual = "real",

@@ -24,15 +24,15 @@ from .checkpoints.pieces import Piece, Tensors, divided
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters
 from .settings import IN_FLIGHT, Order, Settings, Unused, check_count
-from .tree import flatten, rebuild
+from .tree import Params, flatten
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
 from .work import users_frame
 
 if TYPE_CHECKING:
-    from .tree import Array, Tree
+    from .tree import Array
 
 
-class DataParallel(Bucketed[Averaged]):
+class DataParallel(Bucketed[Averaged, Params]):
     """A model whose gradients are averaged over a group of ranks.
 
     Parameters are named in the order of forward; their gradients may be handed over in any order, the same on all
@@ -54,7 +54,7 @@ class DataParallel(Bucketed[Averaged]):
     def __init__(
         self,
         rank: Rank,
-        params: Tree,
+        params: Params,
         *,
         optimizer: Optimizer,
         group: Group | None = None,
@@ -239,11 +239,11 @@ class DataParallel(Bucketed[Averaged]):
         self._bucket_bytes, self._order = CANDIDATES[choice.candidate]
         self._plan()
 
-    async def _whole(self) -> object:
+    async def _whole(self) -> Params:
         if self._tuner is not None and self.steps >= RECORDED:
             await self._tune()
         await self.settle()
-        return rebuild(self._names.form, self._parameters.views)
+        return self._tree(self._parameters.views)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

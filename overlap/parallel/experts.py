@@ -51,6 +51,12 @@ class Experts:
     load is balanced. It needs data: the counts are the router's.
     """
 
+    rank: Rank
+    group: Group
+    experts: int
+    top_k: int
+    shared: Layer | None
+
     def __init__(
         self,
         rank: Rank,

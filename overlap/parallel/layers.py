@@ -63,6 +63,8 @@ class Local:
         UsageError: If there is no backward, or half of one.
     """
 
+    rank: Rank
+
     def __init__(
         self,
         rank: Rank,
@@ -162,6 +164,9 @@ class Replicated:
         group: The ranks that share the rows.
     """
 
+    layer: Layer
+    group: Group
+
     def __init__(self, layer: Layer, group: Group) -> None:
         self.layer, self.group = layer, group
 
@@ -195,6 +200,11 @@ class Sequential:
     Raises:
         UsageError: If there are no layers, or `parts` is invalid.
     """
+
+    rank: Rank
+    layers: dict[str, Layer]
+    parts: int
+    axis: int
 
     def __init__(self, rank: Rank, layers: Mapping[str, Layer], *, parts: int = 1, axis: int = 0) -> None:
         if not layers:

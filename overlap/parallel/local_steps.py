@@ -19,15 +19,15 @@ from .checkpoints.pieces import Piece, Tensors, divided, state_name
 from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
 from .parameters import Parameters
 from .strategy import Ahead, Strategy
-from .tree import flatten, rebuild
+from .tree import Params, flatten
 
 if TYPE_CHECKING:
-    from .tree import Array, Tree
+    from .tree import Array
 
 _NO_LIMIT = 1 << 62  # bytes of a bucket
 
 
-class LocalSteps(Strategy):
+class LocalSteps(Strategy[Params]):
     """A model that each rank of a group trains by itself, and that they bring together once in a period.
 
     It is used as `DataParallel` is: `reduce` hands a gradient over for the next inner step of this rank, and
@@ -46,10 +46,14 @@ class LocalSteps(Strategy):
         steps: How many inner steps there have been.
     """
 
+    period: int
+    delay: int
+    steps: int
+
     def __init__(
         self,
         rank: Rank,
-        params: Tree,
+        params: Params,
         *,
         optimizer: Optimizer,
         outer: Optimizer,
@@ -142,7 +146,7 @@ class LocalSteps(Strategy):
                 self._apply_if_due(fragment)
         return Ahead(self._limit([cast("Future[object]", self._newest)]))
 
-    async def finish(self) -> object:
+    async def finish(self) -> Params:
         """End with an outer step, so that all ranks have the same weights, and wait for it; then go on, if you like.
 
         Returns:
@@ -154,7 +158,7 @@ class LocalSteps(Strategy):
                 self._send(fragment)
                 self._apply(fragment)
         await self._newest
-        return rebuild(self._names.form, self._parameters.views)
+        return self._tree(self._parameters.views)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -242,7 +246,7 @@ class LocalSteps(Strategy):
         return self._parameters.views
 
 
-class LocalSGD(LocalSteps):
+class LocalSGD(LocalSteps[Params]):
     """Local SGD: all ranks average their weights once in a period.
 
     Stich, "Local SGD converges fast and communicates little", arXiv:1805.09767; with a delay, as in Overlap Local-SGD
@@ -252,7 +256,7 @@ class LocalSGD(LocalSteps):
     def __init__(
         self,
         rank: Rank,
-        params: Tree,
+        params: Params,
         *,
         optimizer: Optimizer,
         period: int = 16,
@@ -268,7 +272,7 @@ class LocalSGD(LocalSteps):
         )  # fmt: skip
 
 
-class DiLoCo(LocalSteps):
+class DiLoCo(LocalSteps[Params]):
     """DiLoCo: many inner steps, and outer ones with Nesterov's momentum.
 
     Douillard et al., "DiLoCo: distributed low-communication training of language models", arXiv:2311.08105; with
@@ -279,7 +283,7 @@ class DiLoCo(LocalSteps):
     def __init__(
         self,
         rank: Rank,
-        params: Tree,
+        params: Params,
         *,
         optimizer: Optimizer,
         outer: Optimizer | None = None,
@@ -323,6 +327,12 @@ class Fragment:
         due: The step that it is to come in at, while it is pending.
         rounds: How many outer steps have been issued.
     """
+
+    plan: BucketPlan
+    sends_at: int
+    sent_at: int
+    due: int
+    rounds: int
 
     def __init__(
         self, rank: Rank, plan: BucketPlan, parameters: Parameters, outer: Optimizer, *, sends_at: int

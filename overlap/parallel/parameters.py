@@ -52,7 +52,7 @@ class Parameters:
         for dtype in {leaves[name].dtype: None for name in names}:
             self._place(rank, [name for name in names if leaves[name].dtype == dtype], dtype, leaves)
         self.views = {name: self.views[name] for name in leaves}
-        self.real = all(flat.flags.writeable for flat in self.flat.values())
+        self.real: bool = all(flat.flags.writeable for flat in self.flat.values())
 
     def _place(self, rank: Rank, names: list[str], dtype: DType, leaves: Mapping[str, Array]) -> None:
         start = 0

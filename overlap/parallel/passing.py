@@ -9,7 +9,7 @@ from ..runtime.group import Group
 from .schedules import Action, Kind, PipelineSchedule
 
 if TYPE_CHECKING:
-    from ..runtime.arguments import Like
+    from ..runtime.calls.shapes import Like
     from ..runtime.stream import Stream
     from .tree import Array
 

@@ -13,18 +13,19 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..runtime.stream import Stream
 from .layers import Cost, Half, Layer, first_half, forward_of, second_half, splits
 from .models import Model
 from .passing import StagePassing
 from .schedules import Action, Kind
 from .settings import group_of
-from .tree import RunningSum, has_no_data, last_future, leaves, pick, rebuild
+from .tree import Path, RunningSum, has_no_data, last_future, leaves, pick, rebuild
 from .work import MemoryWork, users_frame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..runtime.arguments import Like
+    from ..runtime.calls.shapes import Like
     from .schedules import PipelineSchedule
 
 Batch: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object] | None"
@@ -63,6 +64,17 @@ class Pipeline:
         schedule: The order of actions.
         params: The weights by stage; without a `model`, put new ones there.
     """
+
+    rank: Rank
+    group: Group
+    schedule: PipelineSchedule
+    layers: dict[int, Layer]
+    params: dict[int, object]
+    model: Model | None
+    loss: Callable[..., tuple[object, object]] | IssuedLoss
+    loss_cost: dict[str, float]
+    stream: Stream
+    work: MemoryWork
 
     def __init__(
         self,
@@ -108,9 +120,9 @@ class Pipeline:
         if not isinstance(ahead, int) or ahead < 0:
             raise UsageError(f"ahead: expected a whole number from 0, got {ahead!r}")
         self.layers, self.params, self.model = dict(layers), dict(params), model
-        self.names = {stage: leaves(each) for stage, each in params.items()}
+        self.names: dict[int, dict[str, Path]] = {stage: leaves(each) for stage, each in params.items()}
         self.loss, self.loss_cost = loss, dict(loss_cost or {})
-        self.boundaries = self._boundaries(boundary)
+        self.boundaries: list[Like] = self._boundaries(boundary)
         self.stream, self.work = rank.stream("pipeline"), MemoryWork(rank)
         self._ahead = ahead
         self._under_way: deque[Future[object]] = deque()

@@ -22,13 +22,13 @@ from .checkpoints.pieces import Piece, Tensors, state_name
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Stage, expected_memory
 from .settings import Order, Settings, Unused, check_count
-from .tree import flatten, rebuild
+from .tree import Params, flatten
 
 if TYPE_CHECKING:
-    from .tree import Array, Tree
+    from .tree import Array
 
 
-class Sharded(Bucketed[Scattered]):
+class Sharded(Bucketed[Scattered, Params]):
     """A model that a group of ranks shares out; it is used as `DataParallel` is.
 
     ======  =====================================  =========================================================
@@ -54,12 +54,13 @@ class Sharded(Bucketed[Scattered]):
         steps: How many `step` calls there have been.
     """
 
+    stage: Stage
     _update_stream = "optimizer"
 
     def __init__(
         self,
         rank: Rank,
-        params: Tree,
+        params: Params,
         *,
         optimizer: Optimizer,
         stage: Stage = 3,
@@ -135,7 +136,7 @@ class Sharded(Bucketed[Scattered]):
         if self.group.size > 1:  # the comparison is issued before all that waits for weights
             first = rank.spawn(self._broadcast, flats, self._alike(), name="first weights")
         for place, bucket in enumerate(self._buckets):
-            bucket.begin(flats[place] if first is None else cast("Future[Array]", first[place]))
+            bucket.begin(flats[place] if first is None else first[place])
         self._gathering: Gathering = Prefetched(depth) if stage == 3 else Gathering()
         self._on_the_wire: deque[Future[Array]] = deque()
         self._rounds = self._last_rounds = 0  # micro-batches without an update in this step, and in the one before
@@ -229,12 +230,12 @@ class Sharded(Bucketed[Scattered]):
         places = {name: place for place, name in enumerate(order)}
         self._use(sorted(self._buckets, key=lambda bucket: max(places[name] for name in bucket.plan.names)))
 
-    async def _whole(self) -> object:
+    async def _whole(self) -> Params:
         """In stage 3, that gathers the weights once more."""
         leaves: dict[str, object] = {}
         for whole in [self._gathering.all_of(bucket) for bucket in self._buckets]:
             leaves |= await whole
-        return rebuild(self._names.form, leaves)
+        return self._tree(leaves)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

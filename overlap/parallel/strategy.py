@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from sys import _getframe
-from typing import TYPE_CHECKING
+from typing import Generic, cast
 
 from ..errors import UsageError
 from ..runtime.future import Future
@@ -16,11 +16,8 @@ from .buckets.agreement import agreement
 from .buckets.gradients import Place, check_gradient
 from .parameters import Parameters
 from .settings import group_of
-from .tree import Names, flatten
+from .tree import Names, Params, flatten, rebuild
 from .work import MemoryWork, users_frame
-
-if TYPE_CHECKING:
-    from .tree import Tree
 
 
 class Ahead:
@@ -47,7 +44,7 @@ class Ahead:
             yield from self._then().__await__()
 
 
-class Strategy(ABC):
+class Strategy(ABC, Generic[Params]):
     """A model under training by a group of ranks.
 
     Attributes:
@@ -56,7 +53,11 @@ class Strategy(ABC):
         steps: How many `step` calls there have been.
     """
 
-    def __init__(self, rank: Rank, params: Tree, group: Group | None, ahead: int) -> None:
+    rank: Rank
+    group: Group
+    steps: int
+
+    def __init__(self, rank: Rank, params: Params, group: Group | None, ahead: int) -> None:
         self.rank, self.group, self.steps = rank, group_of(rank, group), 0
         self._names, self._work = Names(params), MemoryWork(rank)
         self._leaves = {name: (leaf.shape, leaf.dtype) for name, leaf in flatten(params).items()}
@@ -124,12 +125,16 @@ class Strategy(ABC):
         return self._issued_steps.popleft() if len(self._issued_steps) > self._ahead else []
 
     @abstractmethod
-    async def finish(self) -> object:
+    async def finish(self) -> Params:
         """Wait until all updates are done; then go on, if you like.
 
         Returns:
             The weights, in a tree like `params`.
         """
+
+    def _tree(self, weights: Mapping[str, object]) -> Params:
+        """Return weights by name as a tree like `params`."""
+        return cast("Params", rebuild(self._names.form, weights))
 
     # -- first weights -------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,12 @@ class _Linear(ABC):
     """
 
     _cut: ClassVar[str]
+    rank: Rank
+    group: Group
+    inputs: int
+    outputs: int
+    sequence: bool
+
     """The size that is cut: "inputs" or "outputs"."""
     _axes: ClassVar[Mapping[str, int]]
     """The axis along which a weight is cut; others are whole on all ranks."""
@@ -214,6 +220,10 @@ class VocabularyLoss:
     Raises:
         UsageError: If the words do not divide by the ranks of the group.
     """
+
+    rank: Rank
+    group: Group
+    words: int
 
     def __init__(self, rank: Rank, group: Group, words: int, *, tokens: int | None = None) -> None:
         if words % group.size:

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     from numpy.typing import NDArray
+    from typing_extensions import TypeVar  # only here: a type checker brings it along
+else:
+    from typing import TypeVar
 
 Array: TypeAlias = "NDArray[Any]"
 Tree: TypeAlias = "Mapping[str, Tree] | Mapping[str, Array] | list[Tree] | list[Array] | tuple[Tree, ...] | Array"
+if TYPE_CHECKING:
+    Params = TypeVar("Params", bound=Tree, covariant=True, default=Tree)
+else:  # Python 3.11 knows no defaults
+    Params = TypeVar("Params", covariant=True)
+"""The parameters of a model, as given: its weights come back in that form."""
+
 Path: TypeAlias = "tuple[str | int, ...]"
 """Keys and indices on the way from a tree to a leaf."""
 
@@ -135,7 +144,7 @@ class Names:
     """
 
     def __init__(self, params: object) -> None:
-        self.form = rebuild(params, {name: name for name in flatten(params)})
+        self.form: object = rebuild(params, {name: name for name in flatten(params)})
         self._parts: dict[str, object] = {}
         self._top = [str(key) for key, _ in _items(params)]
         self._read(self.form, ())
@@ -216,7 +225,7 @@ class RunningSum:
     """
 
     def __init__(self, work: MemoryWork, like: object) -> None:
-        self.count = 0
+        self.count: int = 0
         self._work, self._moved_bytes = work, 3 * _nbytes(like)
         self._first: object = None
         self._own: object = None

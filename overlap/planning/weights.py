@@ -105,10 +105,10 @@ class _Pool:
         share = self._rank.empty(self._padded(size) // self._group.size, self._dtype)
         if self._group.size == 1:
             return share
-        mine: object = share
+        mine: Array | Future[Array] = share
         if after is not None:
             mine = self._rank.compute(lambda _: share, after, name="prefetch", seconds=0.0, stream="prefetch")
-        return self._group.all_gather(mine, stream=_STREAM, name="dp gather weights")  # type: ignore[arg-type]
+        return self._group.all_gather(mine, stream=_STREAM, name="dp gather weights")
 
     def add(self, size: int, *, ends: bool) -> list[Array]:
         """Return the buckets that are full now; with `ends` also the last one, full or not."""

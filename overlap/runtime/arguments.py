@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -13,16 +13,13 @@ from ..collectives.kinds import ALL_REDUCE, BARRIER, BROADCAST, GATHER, P2P, PER
 from ..collectives.reduce import OPS, Array, check_dtype
 from ..errors import UsageError, shown
 from .context import Arrays
-from .future import Future
 from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_input, as_output, changes
 from .operation import CollectiveFuture, Members
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    pass
 
-Input: TypeAlias = "ArrayLike | Future[Array] | Future[object] | Mapping[str, object] | Sequence[object]"
-Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
 
 _ELEMENTWISE = (ALL_REDUCE, REDUCE, BROADCAST)
 _TAGS = 1 << 24

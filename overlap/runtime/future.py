@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, cast, overload
 
 import numpy as np
 import trio
@@ -21,7 +21,13 @@ from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wai
 
 from ..errors import UsageError, shown
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 T_co = TypeVar("T_co", covariant=True)
+K = TypeVar("K")
+V = TypeVar("V")
+S = TypeVar("S", bound=np.generic)
 
 _FIRST = "await it first, or pass it to rank.compute or a collective"
 
@@ -41,8 +47,8 @@ class Failure:
     __slots__ = ("error", "seen")
 
     def __init__(self, error: BaseException, *, seen: bool = False) -> None:
-        self.error = error
-        self.seen = seen
+        self.error: BaseException = error
+        self.seen: bool = seen
 
 
 class Flag(int):
@@ -148,6 +154,24 @@ class Future(Generic[T_co]):
                 self._add_callback(call)
         if not waits or (self.done and self._take_callback(call)):  # it ended before it could know of the callback
             call()
+
+    @overload
+    def __getitem__(self: Future[tuple[V, *tuple[object, ...]]], index: Literal[0]) -> Future[V]: ...
+
+    @overload
+    def __getitem__(self: Future[tuple[object, V, *tuple[object, ...]]], index: Literal[1]) -> Future[V]: ...
+
+    @overload
+    def __getitem__(self: Future[NDArray[S]], index: slice) -> Future[NDArray[S]]: ...
+
+    @overload
+    def __getitem__(self: Future[Mapping[K, V]], index: K) -> Future[V]: ...
+
+    @overload
+    def __getitem__(self: Future[Sequence[V]], index: int) -> Future[V]: ...
+
+    @overload
+    def __getitem__(self, index: object) -> Future[object]: ...
 
     def __getitem__(self, index: object) -> Future[object]:
         """Return the future of `result[index]`."""

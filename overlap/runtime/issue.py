@@ -12,7 +12,6 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 import numpy as np
 
 from ..collectives.kinds import P2P, PERMUTE, Collective, check_counts
-from ..collectives.reduce import Array
 from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
 from ..flight.recorder import Known
 from .arguments import check_pairs, check_peer, check_root, prepare, receive_like, take_output
@@ -57,6 +56,9 @@ class Issuer:
         group: As given.
     """
 
+    context: RankContext
+    group: Members
+
     def __init__(
         self,
         context: RankContext,
@@ -86,7 +88,7 @@ class Issuer:
         self,
         kind: Collective,
         x: object,
-        out: Array | None,
+        out: object,
         stream: Stream | str | None,
         priority: int,
         name: str | None,

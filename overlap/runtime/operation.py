@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Coroutine, Sequence
 from time import perf_counter
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -115,12 +115,18 @@ class Port:
     __slots__ = ("communicator", "group", "known", "next_seq", "place", "position", "src", "stream", "towards")
 
     group: RawGroup
+    communicator: Matching
+    next_seq: int
+    place: int
+    position: int
+    stream: Lane
+    towards: str
     src: int | None
 
     def __init__(self, communicator: Matching, stream: Lane, *, position: int, place: int, towards: str = "") -> None:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
         self.next_seq, self.towards, self.src = 0, towards, None
-        self.known = Known()
+        self.known: Known = Known()
 
 
 class CollectiveFuture(Issued[T_co]):
@@ -164,12 +170,14 @@ class CollectiveFuture(Issued[T_co]):
     issued_ns: int
     started_ns: int
     step: int | None  # in which it was issued
+    name: str
+    place: tuple[CodeType, int]
 
     def __init__(
         self,
         kind: Collective,
         x: object,
-        out: Array | None,
+        out: object,
         caller: CallSite,
         priority: int,
         name: str | None,
@@ -186,20 +194,20 @@ class CollectiveFuture(Issued[T_co]):
         self._done = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
-        self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out
+        self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out  # type: ignore[assignment]
         self.insisted = algorithm
         self.given = self.changed = self.source = self.target = None
         self.locked, self._input_locked = (), False
         self.priority, self.name = priority, kind.text if name is None else name_told(name, kind.text)
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
         self.deadline_s: float | None = None  # within which it must end
-        self.active = False  # in its stream's window
+        self.active: bool = False  # in its stream's window
         self.awaited_ns: int | None = None  # since when the program waits for it
-        self.running = False  # its bytes are moving
+        self.running: bool = False  # its bytes are moving
         self.scope: Cancels | None = None  # runs its program, while that is under way
         self.look: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
-        self.algorithm = "direct"
-        self.record = -1  # in the flight record
+        self.algorithm: str = "direct"
+        self.record: int = -1  # in the flight record
 
     @property
     def op(self) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from sys import _getframe
 from threading import get_ident
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from .outstanding import CallSite, name_told
 from .stream import DEFAULT_WINDOW, Stream, Streams
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,13 @@ class Rank(Calls):
         recorder: The spans recorded so far.
     """
 
+    rank: int
+    world_size: int
+    node: int
+    local_rank: int
+    recorder: Recorder
+    restart: int
+
     def __init__(
         self,
         context: RankContext,
@@ -78,7 +86,7 @@ class Rank(Calls):
         self._context, self._backend, self._compute, self._around = context, backend, compute, around
         self._computes = Known()
         self._streams = Streams(context)
-        self.world = Group(context, around, self._streams, {}, everybody, "world")
+        self.world: Group = Group(context, around, self._streams, {}, everybody, "world")
         self._issuer = self.world._issuer  # a call on a rank is a call on the group of all
 
     def __repr__(self) -> str:
@@ -134,7 +142,7 @@ class Rank(Calls):
         bytes_moved: float | None = None,
         stream: str | None = None,
         call_site: CallSite | None = None,
-    ) -> Future[T]:
+    ) -> ComputeFuture[T]:
         """Queue `fn(*args)` on this rank's compute stream and return its future at once.
 
         Functions run one after the other, in the order they were issued, in a thread of this rank's own (with one BLAS
@@ -201,7 +209,7 @@ class Rank(Calls):
             operation.abandon(error)  # it is told at the call
             raise
 
-    def spawn(self, fn: Callable[..., Awaitable[T]], *args: object, name: str | None = None) -> Future[T]:
+    def spawn(self, fn: Callable[[*Args], Awaitable[T]], *args: *Args, name: str | None = None) -> Future[T]:
         """Run an async function beside the program, as a task of this rank, and return its future at once.
 
         It ends with the rank: the rank waits for it, and an error that nobody awaits fails the rank.

@@ -174,7 +174,7 @@ async def _sampled(rank: Rank, case: Case, sampling: Sampling, algorithms: Seque
     told = await rank.gather(np.array([each[sampling.warmup :] for each in samples.values()], np.int64))
     if told is None:
         return None
-    return cast("list[Told]", told.reshape(case.ranks, len(algorithms), -1).swapaxes(0, 1).tolist())
+    return told.reshape(case.ranks, len(algorithms), -1).swapaxes(0, 1).tolist()
 
 
 class _Insisting:

@@ -110,8 +110,10 @@ class Classifier:
 
     def __init__(self, widths: Sequence[Sequence[int]] = WIDTHS, *, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
-        self.blocks = {f"block {i}": Block(block, last=block is widths[-1]) for i, block in enumerate(widths)}
-        self.weights = {name: block.weights(random) for name, block in self.blocks.items()}
+        self.blocks: dict[str, Block] = {
+            f"block {i}": Block(block, last=block is widths[-1]) for i, block in enumerate(widths)
+        }
+        self.weights: dict[str, Floats] = {name: block.weights(random) for name, block in self.blocks.items()}
 
     def logits(self, images: Floats) -> Floats:
         """Return what the blocks say of images, given as `windows`; shape (n, 10), largest for the likeliest class."""

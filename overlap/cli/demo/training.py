@@ -151,7 +151,7 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
             if rank.rank == 0:
                 progress(loss)
     for net, model in zip(nets, models, strict=True):
-        net.weights = cast("dict[str, Floats]", await model.finish())
+        net.weights = await model.finish()
     return nets
 
 

@@ -54,7 +54,7 @@ class Averaged(Bucket):
         self._stream, self._parameters, self._runs = stream, parameters, parameters.runs(plan)
         self._step = self._updated = 0  # that was sent last, and updated last
         cut = comes_last and self._alone and self._group.size > 1
-        self.parts = _parts(plan) if cut else [slice(0, plan.size)]
+        self.parts: list[slice] = _parts(plan) if cut else [slice(0, plan.size)]
         # A look at the mean is free, as the update reads it anyway; if it fails, threads of all ranks ask each other.
         self._looks_late = self._alone and wiring.rank.clock == "real"
         self._asking = self._group.on(wiring.rank.stream(f"blame of {self._group.name}"))

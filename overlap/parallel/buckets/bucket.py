@@ -52,6 +52,10 @@ class Bucket:
         hooked: The hook at work on this bucket, if there is one.
     """
 
+    plan: BucketPlan
+    handed: dict[str, object]
+    sent: bool
+
     def __init__(
         self,
         wiring: Wiring,
@@ -63,7 +67,7 @@ class Bucket:
     ) -> None:
         self.plan, self.handed, self.sent = plan, dict[str, object](), False
         self.place: Place | None = None
-        self.views = {} if buffer is None else plan.views(buffer)
+        self.views: dict[str, Array] = {} if buffer is None else plan.views(buffer)
         self.hooked: Hooked | None = None
         if wiring.hook is not None:
             self.hooked = Hooked(wiring.hook, wiring.rank, wiring.group, plan, priority=priority, counts=counts)

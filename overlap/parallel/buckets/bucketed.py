@@ -17,12 +17,13 @@ from ...runtime.rank import Rank
 from ..checkpoints.names import Own
 from ..settings import Settings
 from ..strategy import Ahead, Strategy
+from ..tree import Params
 from .agreement import agreement
 from .bucket import Bucket, Wiring
 from .gradients import Part, Place, clip_factor, square_sums
 
 if TYPE_CHECKING:
-    from ..tree import Array, Tree
+    from ..tree import Array
 
 _ORDER = "the order in which gradients are handed over must be the same on all ranks, or rebuild_buckets=False: they"
 
@@ -30,7 +31,7 @@ _ORDER = "the order in which gradients are handed over must be the same on all r
 B = TypeVar("B", bound=Bucket)
 
 
-class Bucketed(Strategy, Generic[B]):
+class Bucketed(Strategy[Params], Generic[B, Params]):
     """A model whose gradients are averaged over a group of ranks, in buckets.
 
     Buckets leave in the same order on all ranks, each as soon as it is full and those before it have left.
@@ -42,8 +43,9 @@ class Bucketed(Strategy, Generic[B]):
     """
 
     _update_stream: str | None = None  # compute stream of updates, and of their factors
+    steps: int
 
-    def __init__(self, rank: Rank, params: Tree, group: Group | None, settings: Settings) -> None:
+    def __init__(self, rank: Rank, params: Params, group: Group | None, settings: Settings) -> None:
         super().__init__(rank, params, group, settings.ahead)
         self._settings = settings
         self._real = rank.empty(1).flags.writeable  # else the world has no data
@@ -101,7 +103,7 @@ class Bucketed(Strategy, Generic[B]):
         """Yield the means of a bucket that has been sent, and the places of parameters in each."""
 
     @abstractmethod
-    async def _whole(self) -> object:
+    async def _whole(self) -> Params:
         """Wait for all updates; return the weights."""
 
     def _shadow(self) -> None:
@@ -175,7 +177,7 @@ class Bucketed(Strategy, Generic[B]):
         self._rebuild()
         return Ahead(self._limit(issued), self._after_step())
 
-    async def finish(self) -> object:
+    async def finish(self) -> Params:
         """Wait until all updates are done; then go on, if you like.
 
         Returns:

@@ -27,6 +27,9 @@ _IN_FLIGHT = 8
 class Gauge:
     """Counts bytes that are in memory now, and at most so far; any thread may add."""
 
+    now: int
+    peak: int
+
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finalizer may run while its holder adds
         self.now = self.peak = 0
@@ -91,12 +94,14 @@ class Scattered(Bucket):
         buffer = rank.empty(plan.size, plan.dtype) if stage == 1 else None
         super().__init__(wiring, plan, priority=priority, buffer=buffer, counts=counts)
         size, stop = counts[group.rank], list(accumulate(counts))[group.rank]
-        self.mine = slice(stop - size, stop)
+        self.mine: slice = slice(stop - size, stop)
         self.whole: Array | None = rank.empty(plan.size, plan.dtype) if stage < 3 else None
         self.param: Array = rank.empty(size, plan.dtype) if self.whole is None else self.whole[self.mine]
         self.grad: Array = rank.empty(size, plan.dtype) if buffer is None else buffer
         kept = optimizer.fresh(size if wiring.real else 0, plan.dtype)
-        self.state = kept if wiring.real else {key: rank.empty(size, each.dtype) for key, each in kept.items()}
+        self.state: dict[str, Array] = (
+            kept if wiring.real else {key: rank.empty(size, each.dtype) for key, each in kept.items()}
+        )
         self.reduced: Future[Array] | None = None
         self.updated: Future[Array]
         self.unused: list[Future[Any]] = []

@@ -235,11 +235,15 @@ class Reader:
         for key, told in manifest["cuts"].items():
             cut = Cut(*told)
             self._blocks.setdefault(cut.name, {})[key] = cut
-        self.tensors = {name: told for name, told in self._stored.items() if name not in manifest["cuts"]}
+        self.tensors: dict[str, tuple[str, list[int]]] = {
+            name: told for name, told in self._stored.items() if name not in manifest["cuts"]
+        }
         for name, blocks in self._blocks.items():
             key, cut = next(iter(blocks.items()))
             self.tensors[name] = (self._stored[key][0], list(cut.whole(self._stored[key][1])))
-        self.files = {file["name"]: (file["bytes"], file["xxh3_128"]) for file in manifest["files"]}
+        self.files: dict[Any, tuple[Any, Any]] = {
+            file["name"]: (file["bytes"], file["xxh3_128"]) for file in manifest["files"]
+        }
         self._found: dict[str, list[tuple[int, int, str, str]]] = {}
         for file in manifest["files"]:
             for key, tensor, start, stop in file["pieces"]:

@@ -32,6 +32,8 @@ class Naming:
         UsageError: If both are given, or something else than cuts.
     """
 
+    prefix: str
+
     def __init__(self, part: str, cuts: Mapping[str, Cut] | None) -> None:
         if part and cuts is not None:
             raise UsageError("part, cuts: cuts say which part of the model a rank has; give one of the two")
@@ -40,7 +42,7 @@ class Naming:
                 raise UsageError(f"cuts: {name!r} is of type {type(cut).__name__}; expected parallel.Cut")
         self.prefix, self._cuts = f"{part}/" if part else "", cuts
         told = [[name, cut.name, cut.axis, cut.index, cut.of] for name, cut in sorted((cuts or {}).items())]
-        self.digest = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(told).encode())
+        self.digest: str = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(told).encode())
 
     @property
     def is_cut(self) -> bool:

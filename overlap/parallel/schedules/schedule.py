@@ -30,12 +30,16 @@ class PipelineSchedule:
         ScheduleError: If the rows make no schedule; the message has all rows, and marks the place.
     """
 
+    stages: int
+    microbatches: int
+    owners: tuple[int, ...]
+
     def __init__(self, name: str, rows: Iterable[Sequence[Action]]) -> None:
         self.name = name
-        self.rows = tuple(tuple(row) for row in rows)
-        self.ranks = len(self.rows)
+        self.rows: tuple[tuple[Action, ...], ...] = tuple(tuple(row) for row in rows)
+        self.ranks: int = len(self.rows)
         self.stages, self.microbatches, self.owners = prove(name, self.rows)
-        self.peak_live = peak_live(self.rows)
+        self.peak_live: tuple[int, ...] = peak_live(self.rows)
 
     def __repr__(self) -> str:
         return (

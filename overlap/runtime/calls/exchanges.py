@@ -1,0 +1,237 @@
+"""Exchanges between pairs of ranks, and barriers, as users call them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
+from ...collectives.kinds import ALL_TO_ALL, BARRIER, PERMUTE
+from ..operation import CollectiveFuture
+from ..outstanding import Issued
+from .issues import Issues
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from numpy.typing import NDArray
+
+    from ...collectives.reduce import Array
+    from ..outstanding import CallSite
+    from ..stream import Stream
+    from .shapes import (
+        Arrays,
+        Chosen,
+        DTypeOf,
+        Exports,
+        Input,
+        Like,
+        Numbers,
+        Of,
+        Options,
+        Out,
+        Output,
+        RowTable,
+        S,
+        Shape,
+    )
+
+
+class Exchanges(Issues):
+    """Operations between pairs of ranks, and the barrier."""
+
+    @overload
+    def all_to_all(
+        self, x: Of[S], out: None = ..., *, counts: RowTable | None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[NDArray[S]]: ...
+
+    @overload
+    def all_to_all(
+        self, x: Numbers, out: None = ..., *, counts: RowTable | None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def all_to_all(
+        self, x: Exports, out: None = ..., *, counts: RowTable | None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def all_to_all(self, x: Arrays, out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def all_to_all(
+        self, x: Input, out: Out | None, *, counts: RowTable | None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Out]: ...
+
+    def all_to_all(
+        self,
+        x: Input,
+        out: Output | None = None,
+        *,
+        counts: RowTable | None = None,
+        algorithm: str | None = None,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[object]:
+        """Send block i of axis 0 to rank i; block i of the result comes from rank i.
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [1, 10]
+        1       [10, 20]    [2, 20]
+        ======  ==========  =========
+
+        With `counts=[[1, 2], [0, 1]]`:
+
+        ======  ===========  =============
+        rank    before       after
+        ======  ===========  =============
+        0       [1, 2, 3]    [1]
+        1       [20]         [2, 3, 20]
+        ======  ===========  =============
+
+        Args:
+            x: Axis 0 divisible by the size of the group; with `counts`, of `sum(counts[rank])` rows.
+            out: The shape of `x`; with `counts`, of as many rows as column `rank` of them has together. May not overlap
+                `x`.
+            counts: A table of rows, from 0: `counts[i][j]` of them go from rank i to rank j; the same table on all
+                ranks. Equal ones by default.
+
+        Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
+        """
+        return self._issuer.issue(
+            ALL_TO_ALL, x, out, stream, priority, name, timeout_s, call_site, algorithm, counts=counts
+        )
+
+    @overload
+    def permute(
+        self, x: Of[S], pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[NDArray[S]]: ...
+
+    @overload
+    def permute(
+        self, x: Numbers, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def permute(
+        self, x: Exports, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def permute(
+        self, x: Arrays, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def permute(
+        self, x: Input, pairs: Sequence[tuple[int, int]], out: Out | None, **options: Unpack[Options]
+    ) -> CollectiveFuture[Out]: ...
+
+    def permute(
+        self,
+        x: Input,
+        pairs: Sequence[tuple[int, int]],
+        out: Output | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[object]:
+        """Send each source's array to its destination; a rank that nothing comes to gets zeros.
+
+        With `pairs=[(0, 1)]`:
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [0, 0]
+        1       [10, 20]    [1, 2]
+        ======  ==========  =========
+
+        Args:
+            x: Any shape, the same on all ranks.
+            pairs: (source, destination) group ranks; each at most once as a source and once as a destination, the same
+                list on all ranks.
+            out: The shape of `x`; may not overlap it.
+        """
+        return self._issuer.issue(PERMUTE, x, out, stream, priority, name, timeout_s, call_site, pairs=pairs)
+
+    def barrier(
+        self,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[None]:
+        """Be done once every rank has issued it and finished all earlier operations of this stream's window."""
+        return self._issuer.issue(BARRIER, None, None, stream, priority, name, timeout_s, call_site)
+
+    def send(
+        self,
+        x: Input,
+        dst: int,
+        tag: int = 0,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[None]:
+        """Send an array to one rank; done when the array may be written again.
+
+        That is sometimes before the other side has asked for it, and sometimes only once it has: two ranks that both
+        await a send to each other before they receive may wait for ever. Issue both, then await them.
+
+        Matched with `recv` by (source, destination, tag), first come first served. Point-to-point operations do not
+        take room in the stream's window, so their order across peers and tags does not matter.
+
+        Args:
+            x: Any shape; the receiver expects the same shape and dtype.
+            dst: Group rank of the receiver.
+            tag: From 0 to 2**24 - 1.
+        """
+        return self._issuer.send(x, dst, tag, stream, priority, name, timeout_s, call_site)
+
+    @overload
+    def recv(
+        self, like: tuple[Shape, DTypeOf[S]], src: int | None, tag: int = ..., **options: Unpack[Options]
+    ) -> Issued[NDArray[S]]: ...
+
+    @overload
+    def recv(self, like: Like, src: int | None, tag: int = ..., **options: Unpack[Options]) -> Issued[Array]: ...
+
+    @overload
+    def recv(self, like: Out, src: int | None, tag: int = ..., **options: Unpack[Options]) -> Issued[Out]: ...
+
+    def recv(
+        self,
+        like: Output | Like,
+        src: int | None,
+        tag: int = 0,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> Issued[object]:
+        """Receive an array from one rank, or from any rank.
+
+        With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` says
+        whose it was. Receives that name a rank go before those that do not.
+
+        Args:
+            like: A writable array, which is filled and returned, or `(shape, dtype)` for a new one.
+            src: Group rank of the sender; None for any.
+            tag: From 0 to 2**24 - 1.
+        """
+        return self._issuer.receive(like, src, tag, stream, priority, name, timeout_s, call_site)

@@ -1,0 +1,297 @@
+"""Reductions as users call them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, overload
+
+from ...collectives.kinds import ALL_REDUCE, REDUCE, REDUCE_SCATTER
+from ..operation import CollectiveFuture
+from .issues import Issues
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from numpy.typing import NDArray
+
+    from ...collectives.reduce import Array
+    from ..outstanding import CallSite
+    from ..stream import Stream
+    from .shapes import Arrays, Chosen, Exports, Input, Numbers, Of, Op, Out, Output, Rows, S
+
+
+class Reductions(Issues):
+    """Operations that combine the arrays of all ranks."""
+
+    @overload
+    def all_reduce(
+        self,
+        x: Of[S],
+        op: Op = ...,
+        out: None = ...,
+        *,
+        exact: bool = ...,
+        shared: bool = ...,
+        **options: Unpack[Chosen],
+    ) -> CollectiveFuture[NDArray[S]]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        x: Numbers,
+        op: Op = ...,
+        out: None = ...,
+        *,
+        exact: bool = ...,
+        shared: bool = ...,
+        **options: Unpack[Chosen],
+    ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        x: Exports,
+        op: Op = ...,
+        out: None = ...,
+        *,
+        exact: bool = ...,
+        shared: bool = ...,
+        **options: Unpack[Chosen],
+    ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def all_reduce(
+        self, x: Arrays, op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        x: Input,
+        op: Op = ...,
+        *,
+        out: Out | None,
+        exact: bool = ...,
+        shared: bool = ...,
+        **options: Unpack[Chosen],
+    ) -> CollectiveFuture[Out]: ...
+
+    @overload
+    def all_reduce(
+        self, x: Input, op: Op, out: Out | None, *, exact: bool = ..., shared: bool = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Out]: ...
+
+    def all_reduce(
+        self,
+        x: Input,
+        op: Op = "sum",
+        out: Output | None = None,
+        *,
+        exact: bool = False,
+        shared: bool = False,
+        algorithm: str | None = None,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[object]:
+        """Combine the arrays of all ranks element by element; every rank gets the same bits.
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [11, 22]
+        1       [10, 20]    [11, 22]
+        ======  ==========  =========
+
+        Args:
+            x: Any shape, the same on all ranks.
+            op: A name in `overlap.OPS`: "sum", "mean", "max", "min", "prod", or of integers and bool "band", "bor",
+                "bxor". The mean of integers is truncated towards zero.
+            out: Where to put the result, of the shape and dtype of `x`; `out=x` is in place.
+            exact: Reduce every element in the order of ranks, ((x0 + x1) + x2) + ..., whatever algorithm, placement and
+                place in the array: the same bits for any buckets, in one process, over wires and in virtual time (of a
+                NaN, that it is one).
+            shared: Return a read-only array, which ranks of one host have in common: see above.
+
+        Cost: in one process, each input is read and each output written once. As a ring over p ranks, 2(p-1) steps and
+        2(p-1)/p of the array sent by each rank. With `exact` nothing more in one process; over wires each rank sends
+        the same bytes, but to all others, in two steps, and needs memory for another array; or, where that is cheaper,
+        sums go through all ranks in a chain. `overlap plan --exact` tells the price on a machine.
+        """
+        return self._issuer.issue(
+            ALL_REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, shared=shared
+        )
+
+    @overload
+    def reduce_scatter(
+        self,
+        x: Of[S],
+        op: Op = ...,
+        out: None = ...,
+        *,
+        counts: Rows | None = ...,
+        exact: bool = ...,
+        **options: Unpack[Chosen],
+    ) -> CollectiveFuture[NDArray[S]]: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        x: Numbers,
+        op: Op = ...,
+        out: None = ...,
+        *,
+        counts: Rows | None = ...,
+        exact: bool = ...,
+        **options: Unpack[Chosen],
+    ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        x: Exports,
+        op: Op = ...,
+        out: None = ...,
+        *,
+        counts: Rows | None = ...,
+        exact: bool = ...,
+        **options: Unpack[Chosen],
+    ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def reduce_scatter(
+        self, x: Arrays, op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        x: Input,
+        op: Op = ...,
+        *,
+        out: Out | None,
+        counts: Rows | None = ...,
+        exact: bool = ...,
+        **options: Unpack[Chosen],
+    ) -> CollectiveFuture[Out]: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        x: Input,
+        op: Op,
+        out: Out | None,
+        *,
+        counts: Rows | None = ...,
+        exact: bool = ...,
+        **options: Unpack[Chosen],
+    ) -> CollectiveFuture[Out]: ...
+
+    def reduce_scatter(
+        self,
+        x: Input,
+        op: Op = "sum",
+        out: Output | None = None,
+        *,
+        counts: Rows | None = None,
+        exact: bool = False,
+        algorithm: str | None = None,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[object]:
+        """Combine the arrays of all ranks and keep block r of the outcome on rank r.
+
+        ======  ==========  =====
+        rank    before      after
+        ======  ==========  =====
+        0       [1, 2]      [11]
+        1       [10, 20]    [22]
+        ======  ==========  =====
+
+        With `counts=[2, 1]`:
+
+        ======  =================  ===========
+        rank    before             after
+        ======  =================  ===========
+        0       [1, 2, 3]          [11, 22]
+        1       [10, 20, 30]       [33]
+        ======  =================  ===========
+
+        Args:
+            x: Axis 0 divisible by the size of the group; with `counts`, of as many rows as these have together.
+            op: As for `all_reduce`.
+            out: Shape `(x.shape[0] // size, *x.shape[1:])`, or `(counts[rank], *x.shape[1:])`; may not overlap `x`.
+            counts: Rows of every rank's block, from 0, the same list on all ranks; equal ones by default.
+            exact: As for `all_reduce`, at the same cost: one step, the same bytes, and memory for another array.
+
+        Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank. Blocks that differ travel by the
+        same algorithms without padding; a step of a ring takes as long as the largest block in it.
+        """
+        return self._issuer.issue(
+            REDUCE_SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, counts=counts
+        )
+
+    @overload
+    def reduce(
+        self, x: Of[S], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[NDArray[S] | None]: ...
+
+    @overload
+    def reduce(
+        self, x: Numbers, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Array | None]: ...
+
+    @overload
+    def reduce(
+        self, x: Exports, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Array | None]: ...
+
+    @overload
+    def reduce(
+        self, x: Arrays, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays | None]: ...
+
+    @overload
+    def reduce(
+        self, x: Input, root: int = ..., op: Op = ..., *, out: Out | None, **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Out | None]: ...
+
+    @overload
+    def reduce(
+        self, x: Input, root: int, op: Op, out: Out | None, **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Out | None]: ...
+
+    def reduce(
+        self,
+        x: Input,
+        root: int = 0,
+        op: Op = "sum",
+        out: Output | None = None,
+        *,
+        algorithm: str | None = None,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[object]:
+        """Combine the arrays of all ranks on the root; the others get None.
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [11, 22]
+        1       [10, 20]    None
+        ======  ==========  =========
+
+        Args:
+            x: Any shape, the same on all ranks.
+            root: Group rank that gets the result.
+            op: As for `all_reduce`.
+            out: On the root, where to put the result; `out=x` is in place.
+        """
+        return self._issuer.issue(REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, root)

@@ -1,0 +1,88 @@
+"""Types of calls, for type checkers: what may be passed to an operation, and how its result depends on that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer  # only here: a type checker brings it along
+
+    from ...collectives.reduce import Array
+    from ..future import Future
+    from ..outstanding import CallSite
+    from ..stream import Stream
+
+Op: TypeAlias = Literal["sum", "mean", "max", "min", "prod", "band", "bor", "bxor"] | str
+"""A name in `overlap.OPS`. Editors offer the names that are always there; a program may add entries."""
+
+
+class SupportsArray(Protocol):
+    """An object that numpy makes an array of."""
+
+    def __array__(self) -> NDArray[np.generic]:
+        """Return its array."""
+
+
+class SupportsDLPack(Protocol):
+    """An object that exports its memory by DLPack, such as a tensor of PyTorch."""
+
+    def __dlpack__(self) -> object:
+        """Return a capsule of its memory."""
+
+
+# The element type of an array, kept from argument to result
+S = TypeVar("S", bound="np.generic")
+# A tree of arrays, whose results form a tree of that kind
+Arrays = TypeVar("Arrays", bound="Tree")
+# The `out` of a call, which is its result
+Out = TypeVar("Out", bound="Output")
+# An object, which travels to other ranks
+V = TypeVar("V")
+
+Of: TypeAlias = "NDArray[S] | S | Future[NDArray[S]] | Future[S]"
+"""An array of known element type, or a future of one."""
+
+Numbers: TypeAlias = "complex | Sequence[Numbers] | Future[complex]"
+"""Plain numbers, which numpy makes an array of; `complex` stands for all of them, as type checkers have it."""
+
+Memory: TypeAlias = "Buffer | SupportsArray | SupportsDLPack"
+"""An object whose memory is used without a copy."""
+
+Tree: TypeAlias = "Mapping[str, object] | Mapping[int, object] | Sequence[object]"
+"""A dict, list or tuple of arrays, at any depth."""
+
+Exports: TypeAlias = "Memory | Future[object]"
+"""An array of unknown element type, or a future of anything that may be passed."""
+
+Output: TypeAlias = "Array | Memory"
+"""An object that a result may be written to."""
+
+Input: TypeAlias = "Array | np.generic | Numbers | Tree | Exports"
+"""Everything that may be passed to a collective."""
+
+Like: TypeAlias = "tuple[Shape, str | type[float] | type[np.generic] | np.dtype[np.generic]]"
+"""Shape and element type of a new array."""
+
+Rows: TypeAlias = "Sequence[int] | NDArray[np.integer]"
+RowTable: TypeAlias = "Sequence[Rows] | NDArray[np.integer]"
+DTypeOf: TypeAlias = "type[S] | np.dtype[S]"
+Shape: TypeAlias = "int | Sequence[int]"
+
+
+class Options(TypedDict, total=False):
+    """Keywords of every operation; see `Calls`."""
+
+    priority: int
+    stream: Stream | str | None
+    name: str | None
+    timeout_s: float | None
+    call_site: CallSite | None
+
+
+class Chosen(Options, total=False):
+    """Keywords of operations that have several algorithms."""
+
+    algorithm: str | None
