@@ -96,6 +96,12 @@ class CollectiveMismatchError(OverlapError):
         seq: Position of the operation on its stream.
     """
 
+    group: str
+    seq: int
+    ranks: tuple[int, int]
+    calls: tuple[str, str]
+    call_sites: tuple[str, str]
+
     def __init__(
         self,
         *,
@@ -127,6 +133,15 @@ class NonFiniteError(OverlapError):
         value: That element, as text.
         count: How many such elements there are.
     """
+
+    rank: int
+    operation: str
+    seq: int
+    step: int | None
+    call_site: str
+    index: tuple[int, ...]
+    value: str
+    count: int
 
     def __init__(
         self,
@@ -160,6 +175,10 @@ class ReplicaError(OverlapError):
         parameter: The first that differs.
         step: After which it was seen, from 1.
     """
+
+    ranks: tuple[int, ...]
+    parameter: str
+    step: int
 
     def __init__(self, *, ranks: Sequence[int], of: int, parameter: str, step: int) -> None:
         self.ranks, self.parameter, self.step = tuple(ranks), parameter, step
@@ -214,6 +233,10 @@ class RemoteError(OverlapError):
         trace: Its traceback there, as text; may be empty.
         place: Where it was raised, such as " at train.py:41"; may be empty.
     """
+
+    type_name: str
+    trace: str
+    place: str
 
     def __init__(self, type_name: str, text: str, *, trace: str = "", place: str = "") -> None:
         self.type_name, self.trace, self.place = type_name, trace, place
@@ -317,6 +340,11 @@ class RankFailedError(OverlapError):
         others: Errors of further ranks that were not consequences of the first, by rank.
     """
 
+    rank: int
+    cause: BaseException
+    doing: tuple[str, ...]
+    others: dict[int, BaseException]
+
     def __init__(
         self,
         *,
@@ -350,6 +378,10 @@ class StallError(OverlapError):
         sentence: Which rank waits for which, in one sentence; may be empty.
     """
 
+    timeout_s: float | None
+    report: tuple[str, ...]
+    sentence: str
+
     def __init__(self, timeout_s: float | None, report: Sequence[str], *, reason: str = "", sentence: str = "") -> None:
         """Make one.
 
@@ -373,6 +405,10 @@ class DeadlineError(OverlapError, TimeoutError):
         timeout_s: How long it was given.
     """
 
+    operation: str
+    call_site: str
+    timeout_s: float
+
     def __init__(self, operation: str, call_site: str, *, timeout_s: float, state: str = "") -> None:
         self.operation, self.call_site, self.timeout_s = operation, call_site, timeout_s
         so_far = f": it {state}" if state else ""
@@ -388,6 +424,11 @@ class ScheduleError(OverlapError):
         step: Logical step of the table.
         contributor: The rank whose contribution is missing or counted twice.
     """
+
+    rank: int | None
+    slot: int | None
+    step: int | None
+    contributor: int | None
 
     def __init__(
         self,

@@ -47,6 +47,9 @@ class Terminated(SystemExit):
         kept: The saved state of the world, as the end of a sentence; empty if there is none.
     """
 
+    number: signal.Signals
+    kept: str
+
     def __init__(self, number: signal.Signals, kept: str = "") -> None:
         super().__init__(128 + number)
         self.number, self.kept = number, kept
@@ -61,8 +64,8 @@ class Life:
 
     def __init__(self) -> None:
         self.world: World | None = None
-        self.token = trio.lowlevel.current_trio_token()
-        self.scope = trio.CancelScope()
+        self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
+        self.scope: trio.CancelScope = trio.CancelScope()
 
     def end(self, number: signal.Signals) -> None:
         """Cancel it."""

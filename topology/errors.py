@@ -41,8 +41,8 @@ class TopologyError(ValueError):
         self.rule = rule
         self.rule_text = rule_text
         self.source = source
-        self.nearest = tuple(nearest)
-        self.known = tuple(known)
+        self.nearest: tuple[tuple[int, ...], ...] = tuple(nearest)
+        self.known: tuple[str, ...] = tuple(known)
         super().__init__(problem)
 
     def __str__(self) -> str:

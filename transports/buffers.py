@@ -85,7 +85,7 @@ class Delivery:
     __slots__ = ("_finish", "view")
 
     def __init__(self, view: memoryview, finish: Callable[[], None] | None = None) -> None:
-        self.view = view
+        self.view: memoryview = view
         self._finish = finish
 
     def __repr__(self) -> str:

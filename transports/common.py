@@ -28,6 +28,8 @@ class Place:
     """
 
     __slots__ = ("view", "where")
+    view: memoryview
+    where: int
 
     def __init__(self, where: int, view: memoryview) -> None:
         self.where, self.view = where, view

@@ -29,7 +29,7 @@ class TransportError(Exception):
         self.src = src
         self.dst = dst
         self.tag = tag
-        self.operation = ""
+        self.operation: str = ""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restored, (type(self), self.args, self.__dict__)

@@ -72,7 +72,7 @@ class Faulty(Wrapper):
         self._seed = seed
         self._delay_s = delay_s
         self._counts: Counter[tuple[int, int, int]] = Counter()
-        self.gate = OrderedGate()
+        self.gate: OrderedGate = OrderedGate()
         self._cut_links: set[frozenset[int]] = set()
         self._operations: defaultdict[frozenset[int], set[trio.CancelScope]] = defaultdict(set)
 

@@ -53,9 +53,9 @@ class Link(ABC):
         self, member: int, ranks: Sequence[int], local: Sequence[int], limits: Limits, memory: BounceBuffers
     ) -> None:
         self.member = member
-        self.name = f"process {member} ({describe_ranks(tuple(ranks))})"
+        self.name: str = f"process {member} ({describe_ranks(tuple(ranks))})"
         self.memory = memory
-        self.engine = Engine(self.name, ranks, local, limits, memory)
+        self.engine: Engine = Engine(self.name, ranks, local, limits, memory)
         self._changed: trio.Event | None = None
 
     @abstractmethod
@@ -157,7 +157,7 @@ class MatchedTransport(Transport):
 
     waiting: Waits | None = None
     patience: Patience | None = None
-    at_once_bytes = sys.maxsize
+    at_once_bytes: int = sys.maxsize
     links: Mapping[int, Link]
 
     def __init__(self, member: int, placement: Sequence[Sequence[int]], *, joins_itself: bool = False) -> None:
@@ -167,12 +167,14 @@ class MatchedTransport(Transport):
         if len(set(every)) != len(every) or min(every) < 0 or max(every) >= 2**32:
             raise ArgumentError(f"placement is {placement!r}; name each rank once, from 0 up")
         self.member = member
-        self.placement = tuple(tuple(ranks) for ranks in placement)
-        self.ranks = self.placement[member]
-        self.peers = tuple(sorted(every if joins_itself else set(every) - set(self.ranks)))
-        self.memory = BounceBuffers()
+        self.placement: tuple[tuple[int, ...], ...] = tuple(tuple(ranks) for ranks in placement)
+        self.ranks: tuple[int, ...] = self.placement[member]
+        self.peers: tuple[int, ...] = tuple(sorted(every if joins_itself else set(every) - set(self.ranks)))
+        self.memory: BounceBuffers = BounceBuffers()
         self.state: str | None = "is not open yet: async with transport.open()"
-        self.home = {rank: i for i, ranks in enumerate(placement) if joins_itself or i != member for rank in ranks}
+        self.home: dict[int, int] = {
+            rank: i for i, ranks in enumerate(placement) if joins_itself or i != member for rank in ranks
+        }
         self._joined = False
         self._endpoints = {rank: _MatchedEndpoint(self, rank) for rank in self.ranks}
 

@@ -41,13 +41,16 @@ class Meeting(Generic[Found]):
         ArgumentError: The secret is empty, or a file of the certificates is wrong.
     """
 
+    mine: Identity
+    join_s: float
+
     def __init__(self, mine: Identity, role: str, *, join_s: float) -> None:
         if not mine.secret:
             raise ArgumentError("the secret is empty; without one anybody is a member")
         if mine.tls is not None:
             mine.tls.check()
         self.mine, self.join_s = mine, join_s
-        self.door = Door((), unix=False, pending=0, stays=False)
+        self.door: Door = Door((), unix=False, pending=0, stays=False)
         self.found: dict[Place, Found] = {}
         self.refused: list[str] = []
         self._role = role
@@ -192,9 +195,9 @@ class Door:
     """
 
     def __init__(self, addresses: Sequence[str], *, unix: bool, pending: int, stays: bool) -> None:
-        self.addresses = tuple(addresses)
+        self.addresses: tuple[str, ...] = tuple(addresses)
         self.ports: tuple[int, ...] = (0,) * len(self.addresses)
-        self.unix = f"overlap-{secrets.token_hex(16)}" if unix else ""
+        self.unix: str = f"overlap-{secrets.token_hex(16)}" if unix else ""
         self._pending, self._stays = pending, stays
         self._kept: list[socket.socket] = []  # bound sockets that keep the ports while nothing listens
 

@@ -52,6 +52,10 @@ class _End(Call):
         "view",
         "withdrawn",
     )
+    ended: bool
+    matched: bool
+    nbytes: int
+    withdrawn: bool
 
     def __init__(
         self,
@@ -150,10 +154,10 @@ class NeuronLink(Transport):
     """
 
     def __init__(self, ranks: int | Sequence[int], *, thread_copy_bytes: int | None = THREAD_COPY_BYTES) -> None:
-        self.ranks = tuple(range(ranks)) if isinstance(ranks, int) else tuple(ranks)
+        self.ranks: tuple[int, ...] = tuple(range(ranks)) if isinstance(ranks, int) else tuple(ranks)
         if not self.ranks or len(set(self.ranks)) != len(self.ranks) or min(self.ranks) < 0:
             raise ArgumentError(f"ranks is {ranks!r}; name at least one rank, each once, from 0 up")
-        self.peers = self.ranks
+        self.peers: tuple[int, ...] = self.ranks
         self._thread_copy_bytes: float = float("inf") if thread_copy_bytes is None else thread_copy_bytes
         self._copies: deque[tuple[_End, _End]] = deque()  # that wait for a thread
         # copies are bound by memory, so more of them at once than processors only take turns

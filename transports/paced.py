@@ -77,11 +77,11 @@ class PlannedTransfer:
     __slots__ = ("left_bytes", "planned", "sent_at_s", "tag", "urgency")
 
     def __init__(self, tag: int, nbytes: int, urgency: int, planned: Callable[[float], None]) -> None:
-        self.tag = tag
+        self.tag: int = tag
         self.left_bytes: float = nbytes
-        self.urgency = urgency
-        self.planned = planned
-        self.sent_at_s = math.inf
+        self.urgency: int = urgency
+        self.planned: Callable[[float], None] = planned
+        self.sent_at_s: float = math.inf
 
 
 class PlannedWire:
@@ -195,7 +195,7 @@ class Paced(Wrapper):
         self._links = links
         self._quantum_s = quantum_s
         self._wires: dict[tuple[int, int], PlannedWire | None] = {}
-        self.gate = OrderedGate()
+        self.gate: OrderedGate = OrderedGate()
 
     def wrap(self, endpoint: Endpoint) -> Endpoint:
         """Return an endpoint whose sends take their time."""

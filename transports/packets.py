@@ -42,7 +42,7 @@ class Packets:
         self._eager = self._magic | MessageKind.EAGER
         self._by_count = [struct.Struct(f"<{1 + count}Q") for count in range(max(kinds.values()) + 1)]
         self._heads = {self._magic | kind: self._by_count[count] for kind, count in kinds.items()}
-        self.head_bytes = self._by_count[-1].size
+        self.head_bytes: int = self._by_count[-1].size
 
     def pack(self, kind: int, *fields: int) -> bytes:
         """Return a packet, or the head of one with a payload."""

@@ -33,9 +33,9 @@ class Router(Transport):
     def __init__(self, parts: Sequence[Transport]) -> None:
         if not parts or any(part.ranks != parts[0].ranks for part in parts):
             raise ArgumentError(f"parts is {list(parts)!r}; name transports of the same local ranks")
-        self.parts = tuple(parts)
-        self.ranks = parts[0].ranks
-        self.peers = tuple(sorted({peer for part in parts for peer in part.peers}))
+        self.parts: tuple[Transport, ...] = tuple(parts)
+        self.ranks: tuple[int, ...] = parts[0].ranks
+        self.peers: tuple[int, ...] = tuple(sorted({peer for part in parts for peer in part.peers}))
         self._endpoints = {rank: _RouterEndpoint(self, rank) for rank in self.ranks}
 
     def shares_memory(self, ranks: Sequence[int]) -> bool:

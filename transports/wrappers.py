@@ -27,8 +27,8 @@ class Wrapper(Transport):
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
-        self.ranks = inner.ranks
-        self.peers = inner.peers
+        self.ranks: tuple[int, ...] = inner.ranks
+        self.peers: tuple[int, ...] = inner.peers
         self._endpoints: dict[int, Endpoint] = {}
 
     @abstractmethod
@@ -71,7 +71,7 @@ class WrapperEndpoint(Endpoint):
     """An endpoint around another one; receives go straight through."""
 
     def __init__(self, inner: Endpoint, peers: tuple[int, ...]) -> None:
-        self.rank = inner.rank
+        self.rank: int = inner.rank
         self.inner = inner
         self._peers = frozenset(peers)
 

@@ -49,7 +49,7 @@ GROUPS = {
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 """Every command and its line of help."""
 
-SUCCESSORS = {
+SUCCESSORS: dict[str, tuple[str, ...]] = {
     "advise": ("timeline", "--advise"),
     "ls": ("top", "--list"),
     "topology": ("plan",),

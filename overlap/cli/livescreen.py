@@ -36,6 +36,8 @@ class Show:
         ascii: Whether to draw without block characters.
     """
 
+    looks: Sampler
+
     def __init__(self, world: World, looks: Sampler, *, ascii: bool) -> None:
         self.looks, self._world, self._ascii = looks, world, ascii
 

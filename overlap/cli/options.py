@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import units
 from ..config import RunConfig, variable_of
@@ -13,11 +13,13 @@ from ..errors import UsageError
 from ..settings import Option, parse_transport
 from .parser import HelpAll, mark_rare
 
+T = TypeVar("T")
 
-def as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
+
+def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
     """Return a reader whose `UsageError` argparse reports with the name of the option."""
 
-    def reading(text: str) -> Any:
+    def reading(text: str) -> T:
         try:
             return read(text)
         except UsageError as error:
@@ -26,8 +28,10 @@ def as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return reading
 
 
-count, index, seconds = as_argument(units.count), as_argument(units.index), as_argument(units.seconds)
-transport = as_argument(parse_transport)
+count: Callable[[str], int] = as_argument(units.count)
+index: Callable[[str], int] = as_argument(units.index)
+seconds: Callable[[str], float] = as_argument(units.seconds)
+transport: Callable[[str], str] = as_argument(parse_transport)
 
 
 LEAST_WIDTH = 40

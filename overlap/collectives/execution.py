@@ -25,6 +25,10 @@ class Replay:
         memories: What it is carried out on.
     """
 
+    schedule: Schedule
+    layout: Layout
+    memories: list[Memory]
+
     def __init__(self, schedule: Schedule, layout: Layout, memories: list[Memory]) -> None:
         self.schedule, self.layout, self.memories = schedule, layout, memories
         # The last row that wrote each cell, plus 1; kept by phases that are not made of few runs.

@@ -35,9 +35,9 @@ class Fingerprint:
     def __init__(self, schedule: Schedule, seed: int) -> None:
         self.schedule = schedule
         random = np.random.default_rng(seed)
-        self.of_rank = random.integers(0, 2**64, schedule.size, np.uint64)
-        self.of_slot = random.integers(0, 2**64, schedule.slots[0], np.uint64)
-        self.unwritten = random.integers(0, 2**64, dtype=np.uint64)
+        self.of_rank: NDArray[np.uint64] = random.integers(0, 2**64, schedule.size, np.uint64)
+        self.of_slot: NDArray[np.uint64] = random.integers(0, 2**64, schedule.slots[0], np.uint64)
+        self.unwritten: np.uint64 = random.integers(0, 2**64, dtype=np.uint64)
 
     def initial(self, rank: Ints, slot: Ints) -> Words:
         """Return the value of input slots."""
@@ -105,9 +105,12 @@ class Layout:
     executor may put in one (see `Schedule.in_place`). `twin` is as `apart`: the same IN, but another OUT and SCRATCH.
     """
 
+    size: int
+    slots: tuple[int, int, int]
+
     def __init__(self, schedule: Schedule) -> None:
         self.size, self.slots = schedule.size, schedule.slots
-        self.lines = max(1, *self.slots)
+        self.lines: int = max(1, *self.slots)
         stride = self.lines * self.size
         self.apart: Bases = (0, stride, 2 * stride)
         self.twin: Bases = (0, 3 * stride, 4 * stride)
@@ -153,6 +156,10 @@ class Memory:
         prints: One fingerprint, or several that are carried side by side.
         twin: Leave room for a memory at the bases `layout.twin`, which `ordered_twin` returns.
     """
+
+    bases: Bases
+    prints: list[Fingerprint]
+    ordered: bool
 
     def __init__(
         self,

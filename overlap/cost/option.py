@@ -44,6 +44,8 @@ class Part:
         share: of the vector's bytes that it works on.
     """
 
+    share: float
+
     def __init__(
         self, placed: Placed | Callable[[], Placed], share: float = 1.0, *, model: Placed | None = None
     ) -> None:
@@ -250,6 +252,10 @@ class Wrapped(Option):
 
 class Flat(Option):
     """One schedule over all ranks, on data in one piece or in as many slices as is fastest."""
+
+    algorithm: str
+    detail: str
+    parts: tuple[Part]
 
     def __init__(
         self,

@@ -101,6 +101,10 @@ class Phased(Option):
         made_of: Names of the algorithms of its phases.
     """
 
+    algorithm: str
+    detail: str
+    parts: tuple[Part, ...]
+
     def __init__(
         self,
         algorithm: str,

@@ -47,6 +47,9 @@ class Unit:
         places: ranks of one of them.
     """
 
+    size: int
+    places: int
+
     def __init__(self, size: int, ring: Sequence[int]) -> None:
         """Take the first of the units.
 

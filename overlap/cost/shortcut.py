@@ -90,8 +90,10 @@ class _Memory:
 class _Cut(Option):
     """No message, no table."""
 
-    algorithm, detail, parts = "direct", "", ()
     tabled = False
+    algorithm: str = "direct"
+    detail: str = ""
+    parts: tuple[()] = ()
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
         """Return the cost for a vector of `nbytes`."""

@@ -39,6 +39,7 @@ class Connection:
     """
 
     rank: Rank
+    size: int
 
     def __init__(self, index: int, size: int, live: _Live) -> None:
         self.size, self._index = size, index

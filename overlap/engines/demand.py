@@ -21,6 +21,9 @@ class ResourcesError(OverlapError):
         waited_s: How long it was waited for.
     """
 
+    missing: str
+    waited_s: float
+
     def __init__(self, message: str, *, missing: str, waited_s: float) -> None:
         self.missing, self.waited_s = missing, waited_s
         super().__init__(message)

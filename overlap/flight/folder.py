@@ -39,6 +39,9 @@ class FlightFile:
         writer: Writes into it.
     """
 
+    path: Path
+    writer: Writer
+
     def __init__(self, path: Path, memory: mmap, writer: Writer) -> None:
         self.path, self.writer, self._memory = path, writer, memory
         self._link: Path | None = None

@@ -147,6 +147,9 @@ class Record:
         UsageError: Naming the file and the fault.
     """
 
+    path: str
+    calls: dict[int, CallWords]
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path, self.calls = os.fspath(path), dict[int, CallWords]()
         try:
@@ -163,8 +166,8 @@ class Record:
             raise UsageError(f"{path}: {error}") from None
         try:
             start = json.loads(self._text(START_AT))
-            self.since_ns = int(start["unix_ns"]) - int(start["clock_ns"])
-            self.about = _flight(self.path, start)
+            self.since_ns: int = int(start["unix_ns"]) - int(start["clock_ns"])
+            self.about: Flight = _flight(self.path, start)
         except _DAMAGE as error:
             self.close()
             raise _damaged(path, error) from None

@@ -111,7 +111,7 @@ class Writer:
         self._calls = _Calls(self._memory)
         self._places = {rank: (rank_at(i), records_at(i, len(ranks))) for i, rank in enumerate(ranks)}
         self._turn: list[Callable[[bytearray], None]] = []  # each rank to other memory
-        self.ended = False
+        self.ended: bool = False
         clocks = {"unix_ns": time_ns(), "clock_ns": perf_counter_ns()}
         write_text(self._memory, START_AT, _json({**start, **clocks}), TEXT_LIMIT_BYTES)
         for rank, (at, _) in self._places.items():

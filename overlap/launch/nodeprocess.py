@@ -53,16 +53,19 @@ class NodeProcess:
         peak_bytes: The most memory that it has had at once, once it has ended; with what it has started and waited for.
     """
 
+    node: int
+
     def __init__(
         self, what: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None, seat: Seat | None = None
     ) -> None:
         self.node, self._log = node, log
-        self.ranks = range(node * what.ranks_per_node, (node + 1) * what.ranks_per_node)
+        self.ranks: range = range(node * what.ranks_per_node, (node + 1) * what.ranks_per_node)
         self.status: Status | None = None
         self.entering: Entering | None = None
-        self.left = 0
-        self.stopped = self.missed = False
-        self.peak_bytes = 0
+        self.left: int = 0
+        self.stopped: bool = False
+        self.missed: bool = False
+        self.peak_bytes: int = 0
         self._heard = trio.Event()
         with ExitStack() as theirs, ExitStack() as ours:
             lifeline, _ = _pipe(theirs, ours)
@@ -74,7 +77,7 @@ class NodeProcess:
             if node == 0 and what.listener is not None:
                 descriptors["listener"] = what.listener
             with _held_back(ASKING):
-                self.process = subprocess.Popen(
+                self.process: subprocess.Popen[bytes] = subprocess.Popen(
                     what.command,
                     env=_environment(what, node, descriptors, seat),
                     pass_fds=[*descriptors.values(), *([seat.descriptor] if seat else [])],
@@ -88,8 +91,8 @@ class NodeProcess:
             tie(lifeline, self.process.pid)
             self._ours = ours.pop_all()
         prefix = prefix_of(node, colour=what.colour) if what.prefix else b""
-        self.err = Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)
-        self.relays = [self.err]
+        self.err: Relay = Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)
+        self.relays: list[Relay] = [self.err]
         if from_stdout is not None:
             self.relays.append(Relay(from_stdout, STDOUT, screen=screen, prefix=prefix))
 

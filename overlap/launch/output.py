@@ -42,6 +42,9 @@ class OutputError(OverlapError):
         reason: The error of the system.
     """
 
+    where: str
+    reason: str
+
     def __init__(self, where: str, error: OSError) -> None:
         self.where, self.reason = where, error.strerror or str(error)
         super().__init__(f"cannot write {where}: {self.reason}")

@@ -32,6 +32,8 @@ class Advance:
         best: The step from which the first attempt goes on; None: from the beginning.
     """
 
+    futile: int
+
     def __init__(self, best: int | None = None) -> None:
         self.futile = self.spare = 0
         self._best = best

@@ -72,7 +72,7 @@ class Sampler:
 
     def __init__(self, world: World, *, every_s: float) -> None:
         self._world, self._every_s = world, every_s
-        self.pause_s = every_s
+        self.pause_s: float = every_s
         self._is_first = True
 
     def take(self) -> WorldFigures:

@@ -92,7 +92,7 @@ class ControlPlane:
         on_loss: Callable[[MemberLost], None] = lambda lost: None,
     ) -> None:
         self._membership, self._placement, self._stopping, self._on_loss = membership, placement, stopping, on_loss
-        self.speaks = membership.member == 0
+        self.speaks: bool = membership.member == 0
         self._world: World
         self._communicators: SpanningCommunicators
         self._announced: dict[tuple[int, Voice], list[int]] = {}  # operations that are not told yet

@@ -63,12 +63,16 @@ class Coordinator:
         on_glimpse: Takes what a member says of its ranks.
     """
 
+    members: int
+    detail: str
+    process: str
+
     def __init__(self, *, members: int, detail: str, report: Callable[[str], None], process: str = "") -> None:
         self.members, self.detail, self.process = members, detail, process
         self.joined: set[int] = set()
         self.gone: set[int] = set()
         self.went: set[int] = set()
-        self.changed = trio.Event()
+        self.changed: trio.Event = trio.Event()
         self.on_glimpse: Callable[[int, Glimpse], None] = _unasked
         self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}

@@ -58,7 +58,7 @@ class Acceptor:
         report: Callable[[str], None],
     ) -> None:
         self.links: dict[int, ControlLink] = {}
-        self.turned_away = 0
+        self.turned_away: int = 0
         self.told: list[str] = []
         self._listener, self._coordinator, self._config, self._report = listener, coordinator, config, report
         self._mine = config.greeting

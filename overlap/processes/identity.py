@@ -32,7 +32,7 @@ class JoinError(OverlapError):
     """
 
     def __init__(self, message: str, *, missing: Sequence[int] = ()) -> None:
-        self.missing = tuple(missing)
+        self.missing: tuple[int, ...] = tuple(missing)
         super().__init__(message)
 
 

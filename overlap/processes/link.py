@@ -37,9 +37,9 @@ class ControlLink:
 
     def __init__(self, stream: trio.abc.Stream, *, limit_bytes: int) -> None:
         self.stream = stream
-        self.heard_s = trio.current_time()
-        self.suspected = False
-        self.process = ""
+        self.heard_s: float = trio.current_time()
+        self.suspected: bool = False
+        self.process: str = ""
         self._limit_bytes = limit_bytes
         self._outbox: deque[bytes] = deque()
         self._unsent_bytes = 0  # bytes that are queued, or on their way into the socket

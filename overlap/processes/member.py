@@ -59,6 +59,9 @@ class MemberLostError(OverlapError):
         how: How it went, as the end of a sentence about it.
     """
 
+    member: int
+    how: str
+
     def __init__(self, *, member: int, how: str, doing: str) -> None:
         self.member, self.how = member, how
         super().__init__(f"{doing}: process {member} {how}")
@@ -80,6 +83,9 @@ class Membership:
             connection.
         on_loss: Called with each loss of a member at once, before it is read among the messages.
     """
+
+    member: int
+    members: int
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class Placement:
         at = placement_group_table(group)["bundles_to_node_id"]
         order = sorted(at, key=lambda bundle: (str(at[bundle]), int(bundle)))
         self._bundles = [int(bundle) for bundle in order]
-        self.nodes = [str(at[bundle]) for bundle in order]
+        self.nodes: list[str] = [str(at[bundle]) for bundle in order]
 
     def options(self, member: int) -> dict[str, Any]:
         """Return the options of a member's actor."""

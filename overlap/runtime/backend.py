@@ -48,7 +48,7 @@ class Backend(ABC):
     pause: Callable[[], Coroutine[object, object, None]] = staticmethod(checkpoint)
 
     def __init__(self) -> None:
-        self.buffers = BufferPool()
+        self.buffers: BufferPool = BufferPool()
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array."""
@@ -102,7 +102,7 @@ async def _call_after(delay_s: float, function: Callable[[], None]) -> None:
 class RealBackend(Backend):
     """Threads compute, bytes move, and it takes as long as it takes."""
 
-    name = "real"
+    name: ClockName = "real"
     now_ns = staticmethod(perf_counter_ns)
 
     def __init__(self) -> None:

@@ -111,13 +111,19 @@ class Communicator:
         lasts: Whether it is kept while none of its messages is under way.
     """
 
+    key: Key
+    name: str
+    members: tuple[int, ...]
+    size: int
+    here: int
+
     first_seq = 0
     closed = lasts = False
 
     def __init__(self, shared: Shared, key: Key, name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
         self.size = self.here = len(members)
-        self.direct = shared.engine.direct(members) or len(set(members)) == 1  # a rank with itself needs no wire
+        self.direct: bool = shared.engine.direct(members) or len(set(members)) == 1  # a rank with itself needs no wire
         self.ports: dict[int, Port] = {}
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}

@@ -25,6 +25,9 @@ class Communicators:
         left: World ranks that have finished their program.
     """
 
+    engine: BaseEngine
+    left: set[int]
+
     def __init__(self, engine: BaseEngine) -> None:
         self.engine, self.left = engine, set[int]()
         self._open: dict[Key, Communicator] = {}
@@ -163,7 +166,8 @@ class AnySource:
     """
 
     members: tuple[int, ...] = ()
-    closed, identity = False, ""
+    closed: bool = False
+    identity: str = ""
 
     def __init__(
         self,
@@ -175,7 +179,7 @@ class AnySource:
     ) -> None:
         tag = keys[0].tag
         towards = f" from any rank{f' with tag {tag}' if tag else ''}"
-        self.port = Port(self, lane, position=1, place=0, towards=towards)
+        self.port: Port = Port(self, lane, position=1, place=0, towards=towards)
         self.port.group = "", ()
         self._communicators, self._context, self._keys, self._take = communicators, context, keys, take
         self._others = [key for key in keys if key.src != key.dst]

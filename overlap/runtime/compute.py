@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from inspect import isawaitable
 from queue import SimpleQueue
 from time import perf_counter_ns
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TypeVar, cast
 
 import trio
@@ -45,6 +45,11 @@ class ComputeFuture(Issued[T_co]):
         "args", "awaited", "context", "cost", "function", "issued_ns", "locked", "record", "running", "started_ns",
         "step", "stream",
     )  # fmt: skip
+    args: tuple[object, ...]
+    context: RankContext
+    step: int | None
+    name: str
+    place: tuple[CodeType, int]
 
     def __init__(
         self,
@@ -60,9 +65,9 @@ class ComputeFuture(Issued[T_co]):
         self.args, self.name = args, name
         self.locked: list[Array] = []  # for it
         self.awaited: list[Future[object]] = []  # among the arguments
-        self.running = False
-        self.record = -1  # in the flight record
-        self.issued_ns = 0
+        self.running: bool = False
+        self.record: int = -1  # in the flight record
+        self.issued_ns: int = 0
         self.started_ns: int | None = None
         self.cost: tuple[int, str] | None = None
         self.stream: str | None = None
@@ -176,6 +181,9 @@ class ComputeStream(ABC):
         lane: Its name, also in the timeline.
         current: The function that a thread runs now.
     """
+
+    context: RankContext
+    lane: str
 
     def __init__(self, context: RankContext, lane: str = DEFAULT_LANE) -> None:
         self.context, self.lane = context, lane
@@ -292,7 +300,7 @@ class ComputeStreams:
 
     def __init__(self, make: Callable[[str], ComputeStream]) -> None:
         self._make = make
-        self.default = make(DEFAULT_LANE)
+        self.default: ComputeStream = make(DEFAULT_LANE)
         self._streams = {DEFAULT_LANE: self.default}
 
     @property
@@ -334,6 +342,8 @@ class TaskFuture(Issued[T_co]):
     """The handle of an async function; `await` it for the function's result. The rank waits for it at its end."""
 
     __slots__ = ("_context",)
+    name: str
+    place: tuple[CodeType, int]
 
     def __init__(self, context: RankContext, name: str, frame: FrameType) -> None:
         super().__init__()

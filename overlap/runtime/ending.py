@@ -43,7 +43,7 @@ class Ending:
         self.failure: tuple[int, BaseException] | None = None
         self.doing: list[str] = []
         self.others: dict[int, BaseException] = {}
-        self.forked = False
+        self.forked: bool = False
         self._since_ns = -1
 
     def begin(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int) -> None:

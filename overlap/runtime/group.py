@@ -52,6 +52,9 @@ class Group(Calls):
         name: For messages and the timeline.
     """
 
+    ranks: tuple[int, ...]
+    name: str
+
     def __init__(
         self,
         context: RankContext,
@@ -67,9 +70,9 @@ class Group(Calls):
             raise UsageError(f"ranks: {list(ranks)} does not contain this rank, {context.rank}")
         around.check_group(ranks)
         self.ranks, self.name = ranks, name or "-".join(map(str, ranks))
-        self.size = len(ranks)
-        self.label = (self.name, ranks)
-        self.rank = ranks.index(context.rank)
+        self.size: int = len(ranks)
+        self.label: tuple[str, tuple[int, ...]] = (self.name, ranks)
+        self.rank: int = ranks.index(context.rank)
         self._context, self._around, self._streams, self._occurrences = context, around, streams, occurrences
         self._occurrence = occurrences.get(ranks, 0)  # tells apart groups of the same ranks; the same on all of them
         occurrences[ranks] = self._occurrence + 1

@@ -29,8 +29,8 @@ class Mesh:
             raise UsageError(
                 f"axes: {sizes or 'none'} makes {prod(axes.values())} ranks, but the world has {world.size}"
             )
-        self.axes = dict(axes)
-        self.coordinates = dict(zip(axes, _coordinates(world.rank, tuple(axes.values())), strict=True))
+        self.axes: dict[str, int] = dict(axes)
+        self.coordinates: dict[str, int] = dict(zip(axes, _coordinates(world.rank, tuple(axes.values())), strict=True))
         self._world = world
         self._groups: dict[tuple[str, ...], Group] = {(name,): self._make((name,)) for name in axes}
 

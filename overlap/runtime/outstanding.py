@@ -85,7 +85,7 @@ class Outstanding:
 
     def __init__(self) -> None:
         self.operations: dict[Issued[object], None] = {}
-        self.draining = False
+        self.draining: bool = False
         self.doing: list[str] = []
         self._cut_off = ""  # the first operation whose wire broke
         self._unseen: list[Failure] = []

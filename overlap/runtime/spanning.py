@@ -110,8 +110,8 @@ class SpanningCommunicator(Communicator):
     ) -> None:
         super().__init__(shared, key, name, members)
         self.direct = False
-        self.here = sum(member in local for member in members)
-        self.id = key.id
+        self.here: int = sum(member in local for member in members)
+        self.id: int = key.id
         self.issued: dict[int, int] = {}
         self._local, self._others = local, told
         self._bases: dict[Call, int] = {}

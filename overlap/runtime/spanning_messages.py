@@ -39,12 +39,14 @@ class SpanningMessages(SpanningCommunicator):
     """
 
     _shared: SpanningCommunicators
+    first_seq: int
 
     def __init__(self, *args: Any, first_seq: int, counted: bool) -> None:
         super().__init__(*args)
         self.first_seq, self._counted = first_seq, counted
-        self.lasts = first_seq > 0  # a tag that was used again will be; a program may use one tag for each message
-        self.resting = False
+        # A tag that was used again will be; a program may use one tag for each message.
+        self.lasts: bool = first_seq > 0
+        self.resting: bool = False
 
     @property
     def last(self) -> Called | None:
@@ -110,7 +112,7 @@ class SpanningCommunicators(Communicators):
     def __init__(self, engine: BaseEngine, transport: Transport, others: Telling) -> None:
         super().__init__(engine)
         self.spanning: dict[int, SpanningCommunicator] = {}
-        self.lost_count = False
+        self.lost_count: bool = False
         self._resting: deque[SpanningMessages] = deque()
         self._at_rest: OrderedDict[int, _AtRest] = OrderedDict()
         self._transport, self._local, self._others = transport, frozenset(transport.ranks), others

@@ -48,6 +48,10 @@ class Stream:
         "_context", "_in_flight", "_outstanding", "_span", "_started", "_waiting", "name", "priority", "rank", "rests",
         "window",
     )  # fmt: skip
+    name: str
+    priority: int
+    rank: int
+    window: int
 
     def __init__(self, context: RankContext, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> None:
         self.rank, self.name, self.priority, self.window = context.rank, name, priority, window
@@ -166,7 +170,7 @@ class MessageLane(Stream):
 
     def __init__(self, context: RankContext, within: Stream) -> None:
         super().__init__(context, within.name, priority=within.priority, window=1)
-        self.within = within
+        self.within: Stream = within
 
 
 class Streams:
@@ -175,7 +179,7 @@ class Streams:
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._named: dict[str, Stream] = {}
-        self.default = self.open("comm")
+        self.default: Stream = self.open("comm")
 
     def preferring(self, stream: Stream) -> Streams:
         """Return the same streams, with another default."""

@@ -88,6 +88,10 @@ class World:
         reports: Reports on the ranks.
     """
 
+    size: int
+    backend: Backend | RealBackend
+    ending: Ending
+
     def __init__(
         self,
         size: int,
@@ -107,12 +111,12 @@ class World:
     ) -> None:
         self.size, self.backend, self.ending = size, backend or RealBackend(), Ending()
         local = transport.ranks if ranks is None else ranks
-        self.local = frozenset(local)
-        self.issuer = Issuer if check is None else CheckingIssuer
+        self.local: frozenset[int] = frozenset(local)
+        self.issuer: type[Issuer] | type[CheckingIssuer] = Issuer if check is None else CheckingIssuer
         self._token = trio.lowlevel.current_trio_token()
         self._handover = Handover(self._token)
         self._engine = self.backend.engine(transport, cluster, self._token, algorithm=algorithm)
-        self.communicators = (
+        self.communicators: Communicators = (
             others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
         )
         self._cluster, self._others, self._flight = cluster, others, flight
@@ -125,7 +129,7 @@ class World:
         self._locks = BufferLocks()
         everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
         self._members = [self._member(rank, everybody) for rank in local]
-        self.reports = Reports(self._members, self.backend, others)
+        self.reports: Reports = Reports(self._members, self.backend, others)
 
     def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
         recorder = Recorder(rank, steps=self._steps)

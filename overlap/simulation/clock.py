@@ -21,7 +21,7 @@ class VirtualClock(trio.abc.Clock):
     """
 
     def __init__(self) -> None:
-        self.now_ns = 0
+        self.now_ns: int = 0
         self._now_s = 0.0
         self._expire_s: float | None = None
 

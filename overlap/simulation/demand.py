@@ -114,6 +114,8 @@ class Pricing:
         ranks: World ranks in group order.
     """
 
+    ranks: Ints
+
     def __init__(
         self,
         phases: Callable[[int], Sequence[Part]],

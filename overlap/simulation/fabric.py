@@ -48,6 +48,10 @@ class Transfer(Flow):
     """
 
     __slots__ = ("computes", "demand", "kind", "plan")
+    computes: bool
+    demand: Demand
+    kind: str
+    plan: Callable[[], Plan | None] | None
 
     def __init__(
         self,
@@ -93,6 +97,10 @@ class Fabric:
         interference: Between computes and communication.
         resources: What can be shared.
     """
+
+    cluster: Cluster
+    interference: Interference
+    resources: Resources
 
     def __init__(
         self,

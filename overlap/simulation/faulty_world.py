@@ -37,6 +37,9 @@ class Doom:
         kernel: The time.
     """
 
+    fates: Fates
+    kernel: Kernel
+
     def __init__(self, fates: Fates, kernel: Kernel) -> None:
         self.fates, self.kernel = fates, kernel
         self.world: FaultyWorld | None = None

@@ -68,6 +68,15 @@ class Flow:
         "_due_ns", "_mark", "_since_ns", "_stage", "age", "cap", "done_ns", "key", "lane", "marks_ns", "priority",
         "rate", "stage", "stages", "started_ns",
     )  # fmt: skip
+    cap: float
+    key: tuple[object, ...]
+    lane: object
+    marks_ns: Sequence[int]
+    priority: int
+    rate: float
+    stage: Stage
+    stages: Sequence[Stage]
+    started_ns: int
 
     def __init__(
         self,
@@ -82,8 +91,8 @@ class Flow:
         self.priority, self.lane = priority, lane
         self.cap = self.rate = 1.0
         self.started_ns = self._since_ns = 0
-        self.done_ns = 0.0
-        self.age = 0, 0
+        self.done_ns: float = 0.0
+        self.age: tuple[int, int] = 0, 0
         self._mark, self._stage, self._due_ns = 0, 0, -1
 
     def __repr__(self) -> str:

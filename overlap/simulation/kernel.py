@@ -49,6 +49,10 @@ class Timer:
 
     __slots__ = ("callback", "rank", "task")
 
+    rank: int
+    callback: Callable[[], None] | None
+    task: Task | None
+
     def __init__(self, rank: int, callback: Callable[[], None] | None, task: Task | None = None) -> None:
         self.rank, self.callback, self.task = rank, callback, task
 
@@ -77,6 +81,9 @@ class Kernel:
         on_stall: called when every task is blocked and nothing is due. It returns the error to end the run with, or
             None if it has set things moving itself, by a cancellation say.
     """
+
+    clock: VirtualClock
+    lineage: Lineage
 
     def __init__(self, *, on_stall: Callable[[], BaseException | None] | None = None) -> None:
         self.clock, self.lineage = VirtualClock(), Lineage()

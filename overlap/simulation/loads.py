@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from topology import Cluster
 
@@ -112,7 +113,7 @@ class Loads:
         for part, one in rounds:
             total_s[: len(one.load_s_per_byte)] += _times(part, one) * one.load_s_per_byte
         self._wires = np.flatnonzero(total_s)
-        self.resources = np.concatenate([self._memories.numbers, resources.wires(self._wires)])
+        self.resources: NDArray[np.int64] = np.concatenate([self._memories.numbers, resources.wires(self._wires)])
         loads = [self._load(part, one) for part, one in rounds]
         self._busy_s_per_byte, self._messages = np.zeros(len(self.resources)), np.zeros(len(self.resources))
         for each in loads:

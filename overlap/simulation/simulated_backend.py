@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
 
+    from ..timeline.span import Clock as ClockName
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Virtual:
@@ -109,12 +111,17 @@ class SimulatedBackend(Backend):
         UsageError: If the profile cannot be read, or the machine has no peak for the dtype.
     """
 
-    name = "virtual"
+    assumptions: Virtual
+    shapes_only: bool
+    traffic: Traffic
+    fabric: Fabric
+
+    name: ClockName = "virtual"
 
     def __init__(self, assumptions: Virtual, cluster: Cluster) -> None:
         super().__init__()
         self.assumptions, self.shapes_only = assumptions, assumptions.shapes_only
-        self.kernel = Kernel()
+        self.kernel: Kernel = Kernel()
         self._computes: dict[int, SimulatedCompute] = {}
         self._alike: Alike | None = None
         self._size = cluster.world_size
@@ -126,7 +133,7 @@ class SimulatedBackend(Backend):
             interference=assumptions.interference,
         )
         self.traffic, self.fabric = Traffic(self.kernel, fabric), fabric
-        self.startup = _startup(assumptions, cluster)
+        self.startup: Startup = _startup(assumptions, cluster)
         self._doom = Doom(Fates(assumptions.faults), self.kernel) if assumptions.faults else None
         self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions, self._doom)
 

@@ -13,8 +13,10 @@ from ..runtime.compute import ComputeFuture, ComputeStream
 from ..runtime.context import RankContext
 from ..runtime.future import Failure, call_when_done
 from ..runtime.memory.buffer_locks import explain
+from ..timeline.replay.computes import Call, Which
 from . import ComputeCosts, Conditions, Order, Traffic
 from .faulty_world import Doom
+from .kernel import Kernel
 
 _place_of = attrgetter("number", "lane")
 
@@ -26,12 +28,17 @@ class Starts:
     have issued goes by the order in which the rank has started these tasks.
     """
 
+    traffic: Traffic
+    kernel: Kernel
+    costs: ComputeCosts
+    conditions: Conditions
+
     def __init__(self, traffic: Traffic, costs: ComputeCosts, conditions: Conditions, doom: Doom | None) -> None:
         self.traffic, self.kernel, self.costs, self.conditions = traffic, traffic.kernel, costs, conditions
         self.doom = doom
-        self.alone = traffic.fabric.interference.off
+        self.alone: bool = traffic.fabric.interference.off
         replayed = costs.profile.replayed if costs.profile else None
-        self.replaying = replayed.player() if replayed else None
+        self.replaying: Callable[[Which, int], Call] | None = replayed.player() if replayed else None
         self._waiting: list[SimulatedCompute] = []
 
     def soon(self, stream: SimulatedCompute) -> None:
@@ -53,6 +60,8 @@ class SimulatedCompute(ComputeStream):
     Attributes:
         number: Of the rank.
     """
+
+    number: int
 
     def __init__(self, context: RankContext, starts: Starts, lane: str) -> None:
         super().__init__(context, lane)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
@@ -127,6 +128,8 @@ class SymmetricCommunicator(Communicator):
         first_like: (members,) Who stands for each of the members.
     """
 
+    rows: Ints
+
     def __init__(
         self,
         shared: Communicators,
@@ -137,12 +140,15 @@ class SymmetricCommunicator(Communicator):
         alike: Alike,
     ) -> None:
         super().__init__(shared, key, name, tuple(rank for side in sides for rank in side))
-        self.size = rows.shape[1]
+        self.size: int = rows.shape[1]
         self.rows, self._sides = rows, sides
         columns = [rows] if len(sides) == 1 else [rows[:, :1], rows[:, 1:]]
         parts = list(zip(columns, sides, (0, len(sides[0])), strict=False))
-        self.standing = np.concatenate([start + alike.standing(ranks, side) for ranks, side, start in parts], axis=1)
-        self.first_like = np.concatenate([start + alike.first_like(side) for _, side, start in parts])
+        self.standing: NDArray[np.int64] = np.concatenate(
+            [start + alike.standing(ranks, side) for ranks, side, start in parts], axis=1
+        )
+        first_like = [start + alike.first_like(side) for _, side, start in parts]
+        self.first_like: NDArray[np.int64] = np.concatenate(first_like)
 
     def place(self, position: int, rank: int) -> int:
         """Return which of `members` a simulated rank is: of messages, as sender (0) or receiver (1)."""

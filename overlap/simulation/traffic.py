@@ -21,6 +21,9 @@ class Traffic:
         fabric: What is in flight.
     """
 
+    kernel: Kernel
+    fabric: Fabric
+
     def __init__(self, kernel: Kernel, fabric: Fabric) -> None:
         self.kernel, self.fabric = kernel, fabric
         self._new: list[Transfer] = []

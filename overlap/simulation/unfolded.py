@@ -38,6 +38,10 @@ class Letter(Flow):
     """
 
     __slots__ = ("of", "post", "step", "then")
+    of: Unfolded
+    post: Post | None
+    step: int
+    then: Callable[[], None]
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class Letter(Flow):
         whole = of.whole
         super().__init__((*whole.key, of.letters), marks_ns, stages, priority=whole.priority, lane=whole.lane)
         self.of, self.step, self.post, self.then = of, step, post, then
-        self.age = whole.age[0], of.letters
+        self.age: tuple[int, int] = whole.age[0], of.letters
 
 
 _NOTHING = np.zeros(0, np.int64), np.zeros(0)
@@ -66,6 +70,9 @@ class Unfolded:
         letters: How many messages and delays have begun.
         finished: Positions of ranks that are done.
     """
+
+    whole: Flow
+    letters: int
 
     def __init__(self, whole: Flow, plan: Plan) -> None:
         self.whole, self.letters = whole, 0

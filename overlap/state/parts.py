@@ -39,7 +39,7 @@ class Parts:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
 
     def write(self, save: Save, rank: int, ranks: int, chunks: Iterable[bytes]) -> None:
         """Write the part of a rank: when this returns it is on the disk, and until then there is none of that name.

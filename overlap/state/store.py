@@ -37,6 +37,9 @@ class SavedState:
         world_size: How many ranks saved it.
     """
 
+    step: int
+    world_size: int
+
     def __init__(self, parts: Parts, save: Save, world_size: int, own: Tree, mine: int | None) -> None:
         self.step, self.world_size = save.step, world_size
         self._parts, self._save, self._own, self._mine = parts, save, own, mine

@@ -121,7 +121,7 @@ class Plan(Fates):
 
     def __init__(self, seed: int, faults: Iterable[Fault] = ()) -> None:
         super().__init__(_disturbances(seed))
-        self.planned = tuple(faults)
+        self.planned: tuple[Fault, ...] = tuple(faults)
         self.happened: list[Fault] = []
         self.full: set[int] = set()
         self.on_signal: Callable[[int], None] = _nobody

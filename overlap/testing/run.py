@@ -35,6 +35,9 @@ class RanksFailed(AssertionError):
         verdict: What is wrong.
     """
 
+    run: Run
+    verdict: Verdict
+
     def __init__(self, run: Run, verdict: Verdict, *, more: str = "") -> None:
         self.run, self.verdict = run, verdict
         super().__init__("\n".join(filter(None, [str(verdict), more, _outputs(run, verdict), f"repeat: {run.line}"])))

@@ -69,6 +69,11 @@ class RankThread(Generic[T]):
         cost_ns: What the thread has computed since it was handed the baton; priced by the program's surroundings.
     """
 
+    rank: Rank
+    kernel: Kernel
+    cost_ns: int
+    view: View
+
     def __init__(
         self,
         rank: Rank,

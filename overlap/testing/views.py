@@ -31,6 +31,8 @@ class Output(io.TextIOBase):
         left_out: How many characters came after that.
     """
 
+    left_out: int
+
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._left, self.left_out = _KEPT_CHARACTERS, 0
@@ -73,6 +75,9 @@ class RankView:
         main: Its module `__main__`.
         set_type: The type of its sets, whose order differs from those of other ranks.
     """
+
+    output: Output
+    main: ModuleType
 
     def __init__(
         self,

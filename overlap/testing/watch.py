@@ -45,7 +45,7 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, thread: RankThread[Any], record: Record, cost: Cost | None) -> None:
         super().__init__()
         self._thread, self._record, self._cost = thread, record, cost
-        self.rank = thread.rank.rank
+        self.rank: int = thread.rank.rank
         self.inside = 0  # our own code, which may use what is in flight
         self._flying: dict[int, tuple[Issue, int, bool]] = {}  # by address: its bytes, and whether it is written
         self._touched: set[str] = set()
@@ -154,6 +154,8 @@ class Models:
         rank: Its index.
         record: Is written to.
     """
+
+    rank: int
 
     def __init__(self, rank: int, record: Record) -> None:
         self.rank, self._record = rank, record

@@ -130,6 +130,8 @@ class _TestedCommunicator(FaultyCommunicator):
 class TestedWorld(FaultyWorld):
     """A world whose groups record."""
 
+    issuer: type[RecordingIssuer]
+
     def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
         self.issuer = RecordingIssuer
         return super()._member(rank, everybody)
@@ -144,6 +146,9 @@ class TestedBackend(SimulatedBackend):
         plan: What happens to the ranks.
         record: Is written to.
     """
+
+    plan: Plan
+    doom: Doom
 
     def __init__(self, assumptions: Virtual, cluster: topology.Cluster, plan: Plan, record: Record) -> None:
         super().__init__(assumptions, cluster)

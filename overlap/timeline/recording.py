@@ -83,7 +83,7 @@ class Recorder:
     __slots__ = ("_appended", "_looks", "_ring", "append", "rank")
 
     def __init__(self, rank: int, *, capacity: int | None = None, steps: KeptSteps | None = None) -> None:
-        self.rank = rank
+        self.rank: int = rank
         most = DEFAULT_CAPACITY if steps is None or steps.last is None else STEPS_CAPACITY
         self._ring: deque[RawSpan] = deque(maxlen=capacity or most)
         self._appended = count()

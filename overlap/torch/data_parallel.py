@@ -69,7 +69,7 @@ class DataParallel(TrainedModule[_Averaged]):
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"clip_norm: expected a positive number, got {clip_norm!r}")
         super().__init__(module, rank=rank, group=group, bucket_bytes=bucket_bytes, unused=unused)
-        self.optimizer = self._kept(optimizer(self._names.values()))
+        self.optimizer: torch.optim.Optimizer = self._kept(optimizer(self._names.values()))
         self._clip_norm, self._clips = clip_norm, False
         self._updating = self.optimizer
 

@@ -38,10 +38,14 @@ class Bucket:
         due: Whether a step has been made whose update has not.
     """
 
+    plan: BucketPlan
+    parameters: list[nn.Parameter]
+    priority: int
+
     def __init__(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> None:
         self.plan, self.parameters, self.priority = plan, parameters, priority
         self.came: set[str] = set()
-        self.due = False
+        self.due: bool = False
 
     @property
     def full(self) -> bool:
@@ -70,6 +74,8 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
     """
 
     optimizer: torch.optim.Optimizer
+    module: nn.Module
+    rank: Rank
 
     def __init__(
         self, module: nn.Module, *, rank: Rank | None, group: Group | None, bucket_bytes: int | None, unused: Unused
@@ -78,7 +84,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         if unused not in ("error", "zeros"):
             raise UsageError(f"unused: expected 'error' or 'zeros', got {unused!r}")
         self.module, self.rank = module, rank_of(rank)
-        self.group = group or self.rank.world
+        self.group: Group = group or self.rank.world
         self._unused, self._syncs = unused, True
         self._names = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}

@@ -136,7 +136,7 @@ class Sharded(TrainedModule[_Shared]):
         self.stage, self._depth = stage, depth
         super().__init__(module, rank=rank, group=group, bucket_bytes=bucket_bytes, unused=unused)
         self._order = sorted(self._buckets, key=lambda bucket: bucket.priority)
-        self.optimizer = self._kept(optimizer([bucket.shard for bucket in self._buckets]))
+        self.optimizer: torch.optim.Optimizer = self._kept(optimizer([bucket.shard for bucket in self._buckets]))
         if stage == 3:
             for each in module.modules():
                 each.register_forward_hook(lambda each, _args, out: self._after(each, out))

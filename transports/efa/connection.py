@@ -34,6 +34,10 @@ class SocketRail(Rail):
         receive: Reads available bytes; `BlockingIOError` if there are none, 0 at the end.
     """
 
+    socket: socket.socket
+    ends: str
+    idle: bool
+
     def __init__(self, owner: Owner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, keep=keep, staged=staged)
         self.socket, self.ends = connection.socket, connection.ends
@@ -197,6 +201,10 @@ class SocketRail(Rail):
 
 class StreamRail(Rail):
     """A rail over an encrypted stream: everything is copied, and only the writing task writes."""
+
+    socket: socket.socket
+    ends: str
+    idle: bool
 
     def __init__(self, owner: Owner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, keep=keep, staged=staged)

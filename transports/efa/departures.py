@@ -53,7 +53,7 @@ class Departures:
     """
 
     def __init__(self, outgoing: Outgoing, limits: Limits, memory: BounceBuffers) -> None:
-        self.checksums = True
+        self.checksums: bool = True
         self._limits, self._memory = limits, memory
         self._outgoing = outgoing
         self._frames: deque[bytes] = deque()

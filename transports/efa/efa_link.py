@@ -46,6 +46,8 @@ class EfaLink(Link):
         last_loss: Why the last dead rail died.
     """
 
+    engine: Engine
+
     progress = _PROGRESS_BYTES
 
     def __init__(
@@ -60,14 +62,14 @@ class EfaLink(Link):
         super().__init__(member, ranks, local, limits, memory)
         self._new_engine: Callable[[Limits], Engine] = partial(Engine, self.name, ranks, local, memory=memory)
         self.rails: list[Rail] = []
-        self.departures = Departures(self.engine.outgoing, limits, memory)
+        self.departures: Departures = Departures(self.engine.outgoing, limits, memory)
         self.engine.incoming.said = self.settle
-        self.silent_ticks = 0
+        self.silent_ticks: int = 0
         self._report = report
         self.on_loss: Callable[[int], None] = _nothing
         self.note: Callable[[str], None] = _nothing
-        self.watched = False
-        self.last_loss = ""
+        self.watched: bool = False
+        self.last_loss: str = ""
         self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said how many frames it got
         self._tried: dict[int, int] = {}  # by place: the last number that a connection was to have
         self._arrived: dict[int, int] = {}  # frames that this side got on each rail that is dead

@@ -57,6 +57,10 @@ class Joining:
         ArgumentError: No rails, or too many.
     """
 
+    meeting: Meeting[Connection]
+    lasting: bool
+    member: int
+
     def __init__(
         self,
         meeting: Meeting[Connection],
@@ -72,7 +76,7 @@ class Joining:
     ) -> None:
         self.meeting, self.lasting = meeting, lasting
         self.member, self._members = meeting.mine.member, meeting.mine.members
-        self.identity = host_identity()
+        self.identity: str = host_identity()
         self._names, self._bound = rail_names(rails, host), not isinstance(rails, int)
         self._unix, self._silence_s, self._watched, self._spared = unix, silence_s, watched, spared
         self._report = report

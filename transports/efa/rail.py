@@ -89,14 +89,14 @@ class Rail(ABC):
     def __init__(self, owner: Owner, index: int, *, keep: bool, staged: bool) -> None:
         self.owner = owner
         self.index = index
-        self.idle = True
-        self.dead = False
-        self.written_bytes = 0
-        self.read_bytes = 0
-        self.farewell = False
-        self.acknowledge = False
-        self.say_bye = False
-        self.bye_said = False
+        self.idle: bool = True
+        self.dead: bool = False
+        self.written_bytes: int = 0
+        self.read_bytes: int = 0
+        self.farewell: bool = False
+        self.acknowledge: bool = False
+        self.say_bye: bool = False
+        self.bye_said: bool = False
         self.leaving: Chunk | None = None
         self._keep = keep
         self._kept: deque[Entry] = deque()
@@ -109,7 +109,7 @@ class Rail(ABC):
         self._stalled = 0
         self._health = Health()
         self._seen_written_bytes = 0
-        self.reading = Reading(owner, partial(owner.take, self), staged=staged)
+        self.reading: Reading = Reading(owner, partial(owner.take, self), staged=staged)
 
     # -- frames that leave --------------------------------------------------------------------------------------------
 

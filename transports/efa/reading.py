@@ -70,8 +70,12 @@ class Reading:
             bring the rest.
     """
 
+    within_chunk: bool
+    behind: bool
+    stopped: bool
+
     def __init__(self, places: Places, take: Callable[[int, list[int]], None], *, staged: bool) -> None:
-        self.arrived = 0
+        self.arrived: int = 0
         self.within_chunk = self.behind = self.stopped = False
         self._places, self._take = places, take
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None

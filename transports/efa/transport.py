@@ -83,6 +83,8 @@ class Efa(MatchedTransport):
         ArgumentError: A placement without this process, or with ranks that are negative or named twice.
     """
 
+    patience: Patience
+
     at_once_bytes = EAGER_BYTES
 
     def __init__(

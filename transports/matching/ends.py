@@ -29,8 +29,9 @@ class _End:
     lane: Lane
     view: memoryview | None
     nbytes: int
-    ended = False
-    withdrawn = False
+
+    ended: bool = False
+    withdrawn: bool = False
     error: TransportError | None = None
     wake: Callable[[Self], None] | None = None
 
@@ -104,8 +105,8 @@ class Send(_End):
 
     def __init__(self, lane: Lane, view: memoryview, priority: int) -> None:
         self.lane = lane
-        self.view = view
-        self.nbytes = view.nbytes
+        self.view: memoryview = view
+        self.nbytes: int = view.nbytes
         self.priority = priority
 
     def end(self) -> None:
@@ -137,7 +138,9 @@ class Receive(_End):
     """
 
     lent: memoryview | None = None
-    matched = False
+    missing_bytes: int
+
+    matched: bool = False
     detour: memoryview | None = None
     consume: Callable[[int, memoryview], None] | None = None
     rolling = False
@@ -146,7 +149,7 @@ class Receive(_End):
         self.lane = lane
         self.view = view
         self.nbytes = self.missing_bytes = nbytes
-        self.lend = view is None
+        self.lend: bool = view is None
         self.seen: set[int] = set()
 
     def take(self, payload: memoryview) -> None:

@@ -32,8 +32,8 @@ class Engine:
         self, name: str, srcs: Iterable[int], dsts: Iterable[int], limits: Limits, memory: BounceBuffers
     ) -> None:
         self.name = name
-        self.outgoing = Outgoing(limits)
-        self.incoming = Incoming(srcs, dsts, limits, memory, self.outgoing.answer)
+        self.outgoing: Outgoing = Outgoing(limits)
+        self.incoming: Incoming = Incoming(srcs, dsts, limits, memory, self.outgoing.answer)
         self.gone: str | None = None
         self._evident = False
         self._hear: dict[int, Callable[..., None]] = {

@@ -45,7 +45,7 @@ class Incoming:
         self.arrived: dict[Lane, deque[Arrival]] = {}
         self.posted: dict[Lane, deque[Receive]] = {}
         self.filling: dict[int, Receive] = {}
-        self.watchers = Watchers()
+        self.watchers: Watchers = Watchers()
         self.said: Callable[[], None] = _nothing
         self._srcs = frozenset(srcs)
         self._dsts = frozenset(dsts)

@@ -70,8 +70,8 @@ class MpiLink(Link):
         failed: Callable[[LinkLostError], None],
     ) -> None:
         super().__init__(member, ranks, local, agreed, memory)
-        self.said_bye = False
-        self.lost = False
+        self.said_bye: bool = False
+        self.lost: bool = False
         self._chunk_bytes = agreed.chunk_bytes
         self._wire = wire
         self._look, self._stir, self._failed = look, stir, failed

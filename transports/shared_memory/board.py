@@ -42,10 +42,14 @@ class Boards:
         shelf: The memory that is lent.
     """
 
+    segment: Segment
+    waiting: Waiting
+    ring: Callable[[Sequence[int]], None]
+
     def __init__(self, segment: Segment, heap: Heap, waiting: Waiting, ring: Callable[[Sequence[int]], None]) -> None:
         self.segment, self.waiting, self.ring = segment, waiting, ring
         self._begins = address_of(segment.view)
-        self.shelf = Shelf(segment.view, heap)
+        self.shelf: Shelf = Shelf(segment.view, heap)
         self._told: dict[tuple[int, int], int] = {}
         self._open: dict[int, _SharedBoard] = {}
 
@@ -91,6 +95,11 @@ class Boards:
 class _SharedBoard(Board):
     """The board of one group; arguments as of `Boards.make`."""
 
+    ready: bool
+    usable: bool
+    reads: bool
+    waiting: Waiting
+
     def __init__(
         self,
         boards: Boards,
@@ -101,7 +110,7 @@ class _SharedBoard(Board):
     ) -> None:
         self.ready, self.usable, self.reads = False, True, True
         self.lost: str | None = None
-        self.processes = 1 + len(links)
+        self.processes: int = 1 + len(links)
         self._boards, self._key, self._ranks, self._homes = boards, key, tuple(ranks), tuple(homes)
         self._here, self._links = boards.segment, links
         self._others = tuple(dict.fromkeys(home for home in homes if home in links))

@@ -48,11 +48,15 @@ class Joining:
         unshared: Why this process can share no memory at all; empty if it can.
     """
 
+    meeting: Meeting[Peer | str]
+    member: int
+    members: int
+
     def __init__(self, meeting: Meeting[Peer | str], *, limit_bytes: int | None, reads: bool) -> None:
         self.meeting, self.member, self.members = meeting, meeting.mine.member, meeting.mine.members
         self.segment: Segment | None = None
-        self.bell = -1
-        self.unshared = ""
+        self.bell: int = -1
+        self.unshared: str = ""
         self._limit_bytes, self._reads = limit_bytes, reads
         self._nonce = bytearray(secrets.token_bytes(32))
         self._names: dict[int, str] = {}

@@ -22,9 +22,9 @@ class Segment:
     """
 
     def __init__(self, mapped: mmap.mmap, fd: int) -> None:
-        self.nbytes = len(mapped)
+        self.nbytes: int = len(mapped)
         self.mapped = mapped
-        self.view = memoryview(mapped)
+        self.view: memoryview[int] = memoryview(mapped)
         self._fd = fd
 
     @classmethod
@@ -83,7 +83,7 @@ class Heap:
     """
 
     def __init__(self, start: int, stop: int) -> None:
-        self.lent_bytes = 0
+        self.lent_bytes: int = 0
         self._next, self._stop = start, stop
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._sizes: dict[int, int] = {}

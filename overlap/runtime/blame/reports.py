@@ -130,7 +130,7 @@ class Reports:
 
     def __init__(self, members: Sequence[Member], backend: Backend, others: Others | None) -> None:
         self.stood: list[Standing] = []
-        self.caveat = ""
+        self.caveat: str = ""
         self._members, self._backend, self._others = members, backend, others
 
     # -- where they stood when they were stopped -------------------------------------------------------------------

@@ -53,6 +53,10 @@ class Compiler:
         far: Whether some ranks live on different hosts; then long messages travel in slices.
     """
 
+    cluster: Cluster
+    algorithm: str | None
+    far: Callable[[Sequence[int]], bool]
+
     def __init__(
         self, cluster: Cluster, algorithm: str | None, *, far: Callable[[Sequence[int]], bool] = lambda _: False
     ) -> None:
@@ -140,6 +144,8 @@ class Compiled:
     """
 
     __slots__ = ("_blank", "_in_its_block", "_laid", "_members", "_plan", "program", "schedule")
+    program: Program
+    schedule: Schedule
 
     def __init__(self, schedule: Schedule, program: Program, members: Sequence[int]) -> None:
         self.schedule, self.program, self._members = schedule, program, members

@@ -54,6 +54,8 @@ class Buffers:
     """The arrays of one call, flat, indexed by `Buffer`, with their layout."""
 
     __slots__ = ("_bytes", "arrays", "layout")
+    arrays: tuple[Array, Array, Array]
+    layout: Layout
 
     def __init__(self, arrays: tuple[Array, Array, Array], layout: Layout) -> None:
         self.arrays, self.layout = arrays, layout

@@ -54,6 +54,10 @@ class Meeting:
         common: What this meeting shares with others.
     """
 
+    common: Common
+    board: Board
+    communicator: Communicator
+
     def __init__(self, common: Common, board: Board, communicator: Communicator) -> None:
         self.common, self.board, self.communicator = common, board, communicator
         self._lent: deque[tuple[int, int, Place]] = deque()

@@ -38,6 +38,8 @@ class Exchange(ShortWay):
     """
 
     __slots__ = ("_call", "_mode", "_posted", "meeting", "tag")
+    meeting: Meeting
+    tag: int
 
     def __init__(self, meeting: Meeting, call: Call) -> None:
         self.meeting, self._call, self.tag = meeting, call, 0

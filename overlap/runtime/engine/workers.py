@@ -54,7 +54,7 @@ class Workers:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.quiet = _silent()
+        self.quiet: Context = _silent()
         self._size = threads or os.cpu_count() or 1
         self._jobs: list[tuple[int, int, _Job]] = []
         self._order = itertools.count()

@@ -88,7 +88,7 @@ class TimelineView:
         self.verdict: Verdict = judge(self._rows, found.causes(), step=step)
         self._waits = found.waits()
         self._streams = _streams(timeline, self._covers)
-        self.length_ns = max(cover.window[1] - cover.window[0] for cover in self._covers.values())
+        self.length_ns: int = max(cover.window[1] - cover.window[0] for cover in self._covers.values())
         self._title = _title(timeline, step, len(self._covers))
 
     def lines(

@@ -116,7 +116,7 @@ class Part:
     def __init__(self, file: BinaryIO, *, start: int = 0) -> None:
         self._file = file
         file.seek(start)
-        self.header = _read_header(file)
+        self.header: Header = _read_header(file)
         self._begin = file.tell()
 
     def columns(self) -> Iterator[SpanColumns]:

@@ -52,10 +52,12 @@ class Activity:
         last: For each of them, the row of the span whose rank came last to the operation; -1 where it is not known.
     """
 
+    columns: SpanColumns
+
     def __init__(self, timeline: Timeline, window: Interval) -> None:
         near = timeline.columns.near(window)
         self.columns = columns = timeline.columns if near.all() else timeline.columns.take(near)
-        self.last = last_rows(columns)
+        self.last: Rows = last_rows(columns)
         does = columns.is_kind("compute") | columns.is_kind("comm") | columns.is_kind("program")
         self._rows = columns.rows_by_rank(does & (columns.end_ns > window[0]) & (columns.start_ns < window[1]))
         self._moved_ns, self._called_ns = columns.moved_ns, columns.called_ns

@@ -6,7 +6,7 @@ Unions are columns, so that an operation on a million intervals takes some ten m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias, overload
+from typing import ClassVar, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ class Merged(Sequence[Interval]):
     """
 
     __slots__ = ("end_ns", "start_ns")
+    end_ns: Instants
+    start_ns: Instants
 
     def __init__(self, start_ns: Instants, end_ns: Instants) -> None:
         self.start_ns, self.end_ns = start_ns, end_ns
@@ -48,7 +50,7 @@ class Merged(Sequence[Interval]):
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Merged | list) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return repr(list(self))

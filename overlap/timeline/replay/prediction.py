@@ -70,9 +70,9 @@ class Baseline:
 
     def __init__(self, timeline: Timeline, step: int | None) -> None:
         self.timeline = timeline
-        self.step = median_step(timeline) if step is None else step
-        self.measured = verdict_of(timeline, step=self.step)
-        self.replayed = verdict_of(run_graph(graph_of(timeline), timeline, likely=True), step=self.step)
+        self.step: int | None = median_step(timeline) if step is None else step
+        self.measured: Verdict = verdict_of(timeline, step=self.step)
+        self.replayed: Verdict = verdict_of(run_graph(graph_of(timeline), timeline, likely=True), step=self.step)
 
     def gain_ns(self, changes: Sequence[Change]) -> int:
         """Return by how much the step gets shorter, for a third of the work of a prediction.

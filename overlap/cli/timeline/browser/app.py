@@ -76,7 +76,7 @@ class TimelineApp(App[None]):
 
     def __init__(self, tracks: Sequence[Track], *, window_ns: Interval | None = None, ascii: bool = False) -> None:
         super().__init__()
-        self.cursor_at = Cursor(tracks, window_ns=window_ns)
+        self.cursor_at: Cursor = Cursor(tracks, window_ns=window_ns)
         self._plain = ascii
         self._helped = False
         self._views = [TrackView(self.cursor_at, number, ascii=ascii) for number in range(len(tracks))]

@@ -30,13 +30,17 @@ class Cursor:
         said: A message about the last move; may be empty.
     """
 
+    tracks: Sequence[Track]
+    focus: int
+    said: str
+
     def __init__(self, tracks: Sequence[Track], *, window_ns: Interval | None = None) -> None:
         self.tracks, self.focus, self.said = tracks, 0, ""
         self._rows = [0] * len(tracks)
         low, high = (f(track.extent_ns[at] for track in tracks) for at, f in ((0, min), (1, max)))
         self._whole = low, max(high, low + _NARROWEST_NS)
         self.window: Interval = window_ns or self._whole
-        self.at_ns = self.window[0]
+        self.at_ns: int = self.window[0]
         self._matches: list[tuple[int, int, Span]] = []  # of a search: run, lane, span
         self._words = ""
 

@@ -64,6 +64,9 @@ class Track:
         UsageError: If the timeline is empty, or a rank is not in it.
     """
 
+    timeline: Timeline
+    title: str
+
     def __init__(
         self, timeline: Timeline, *, title: str, origin_ns: int | None = None, ranks: Iterable[int] | None = None
     ) -> None:
@@ -71,8 +74,8 @@ class Track:
         covers = coverage(timeline, ranks=ranks)
         self._covers = {cover.rank: cover for cover in covers}
         self._begin_ns, self._end_ns = covers[0].window
-        self.origin_ns = self._begin_ns if origin_ns is None else origin_ns
-        self.lanes = self._lanes()
+        self.origin_ns: int = self._begin_ns if origin_ns is None else origin_ns
+        self.lanes: list[Lane] = self._lanes()
 
     def _lanes(self) -> list[Lane]:
         found: dict[tuple[int, Kind, str], list[Span]] = {}
