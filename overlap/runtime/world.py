@@ -89,7 +89,7 @@ class World:
     """
 
     size: int
-    backend: Backend | RealBackend
+    backend: Backend
     ending: Ending
 
     def __init__(
