@@ -38,7 +38,7 @@ class Program:
         rank.stream("fifo", window=1)
         await rank.barrier()
         first = rank.all_reduce(self.array(4), out=self.array(4))
-        late = rank.all_reduce(rank.compute(self.array, LARGE), stream="fifo")
+        late = rank.all_reduce(rank.compute(self.array, LARGE, seconds=1e-3), stream="fifo")
         queued = rank.all_gather(self.array(8), stream="fifo")
         large = self.array(LARGE)
         in_place = rank.all_reduce(large, out=large)
@@ -48,7 +48,7 @@ class Program:
         half = await rank.split(rank.rank % 2)
         assert half is not None
         inner = half.all_reduce(self.array(2))
-        total = rank.compute(lambda *xs: float(sum([x[0] for x in xs])), first, late, in_place, received)
+        total = rank.compute(lambda *xs: float(sum([x[0] for x in xs])), first, late, in_place, received, seconds=1e-3)
         await inner
         await queued
         return await total
@@ -122,7 +122,7 @@ def breaking(main: Awaitable[float], step: int) -> Generator[object, object, flo
 
 def run_and_break(step: int, path: str) -> bool:
     """Return whether rank 1 still raised."""
-    program, transport = Program(), make_transport(path)
+    program, transport = Program(), None if path == "virtual" else make_transport(path)
 
     async def main(rank: R) -> float:
         if rank.rank == 1:
@@ -131,13 +131,14 @@ def run_and_break(step: int, path: str) -> bool:
 
     errors: list[overlap.RankFailedError] = []
     try:
-        overlap.run(main, ranks=3, transport=transport, timeout_s=TIMEOUT_S)
+        clock = "real" if transport is not None else "virtual"
+        overlap.run(main, ranks=3, transport=transport, clock=clock, timeout_s=TIMEOUT_S)
     except overlap.RankFailedError as error:
         errors.append(error)
     assert [(error.rank, type(error.cause), error.others) for error in errors] in ([], [(1, Boom, {})])
     program.check_returned()
     check_threads()
-    assert transport.statistics() == type(transport.statistics())()
+    assert transport is None or transport.statistics() == type(transport.statistics())()
     return bool(errors)
 
 
@@ -147,6 +148,14 @@ def test_a_rank_raises_at_any_await(path: str) -> None:
     broken = [run_and_break(step, path) for step in range(12)]
     assert broken[0]
     assert not broken[-1]
+
+
+def test_a_rank_raises_at_each_await_before_its_last_one_in_virtual_time() -> None:
+    """There a rank goes on equally often in each run: at its later turns no run raises that did not before."""
+    broken = [run_and_break(step, "virtual") for step in range(12)]
+    turns = broken.index(False)
+    assert turns > 4
+    assert broken == [True] * turns + [False] * (12 - turns)
 
 
 @pytest.mark.parametrize("path", ["direct", "wire"])

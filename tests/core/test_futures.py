@@ -1,5 +1,6 @@
 """Futures: awaited by anybody, any number of times, cancelled or not; their items; their words."""
 
+import threading
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -174,8 +175,10 @@ def test_split_is_a_checkpoint() -> None:
 
 def test_items_of_a_future() -> None:
     async def main(rank: overlap.Rank) -> list[object]:
-        pair = rank.compute(lambda: ({"a": 1, "b": (2, 3)}, np.arange(4)))
+        go_on = threading.Event()
+        pair = rank.compute(lambda: (go_on.wait() and {"a": 1, "b": (2, 3)}, np.arange(4)))
         assert not pair[0].done
+        go_on.set()
         assert await pair[0]["b"][1] == 3
         reduced = rank.all_reduce(pair[1][1:3])
         return [await pair[0]["a"], pair[0]["a"].result(), (await reduced).tolist(), pair[1][-1].done]

@@ -1,7 +1,11 @@
 """A predicted step: what travels in it, where its time goes, what is added to what was simulated, and its bound."""
 
-from collections import Counter
+import random
+import subprocess
+import sys
+from collections import Counter, defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +20,7 @@ from overlap.planning.parts import Parts
 from overlap.planning.trust import band_of, band_of_step
 from overlap.planning.wires import busy
 from overlap.simulation.conditions import ALL
+from overlap.simulation.flow import Flow
 from overlap.timeline import Timeline
 from topology import cluster
 
@@ -287,3 +292,35 @@ def test_the_verdict_names_a_reason_only_where_something_is_exposed():
     hidden = {key: replace(amount, wire_ns=0.0, waiting_ns=0.0) for key, amount in one.parts.operations.items()}
     assert ", mostly " in printed(one)[-1]
     assert ", exposed 0%, idle " in printed(replace(one, parts=replace(one.parts, operations=hidden)))[-1]
+
+
+@pytest.mark.slow
+def test_a_step_takes_as_long_after_much_else(monkeypatch):
+    """Nothing that other worlds leave in the process, such as cached plans or addresses of objects, changes a time."""
+    asked = [{"tp": 8, "pp": 2}, {"tp": 4, "pp": 2, "schedule": "zb-h1"}, {"zero": 3}, {"tp": 4, "cp": 4}]
+    expected = [time_in_a_fresh_process(figures) for figures in asked]
+    for machine, others in ((SMALL, {"tp": 2}), (MACHINE, {"tp": 2, "pp": 2}), (MACHINE, {"tp": 8, "zero": 1})):
+        predicted(machine=machine, **others)
+    scattered = random.Random(3)
+    numbers = defaultdict(lambda: scattered.getrandbits(60))
+    monkeypatch.setattr(Flow, "__hash__", lambda flow: numbers[flow.key])
+    kept = []  # so that objects lie elsewhere
+    for turn in range(2):
+        order = scattered.sample(range(len(asked)), len(asked))
+        again = {}
+        for place in order:
+            kept.append([object() for _ in range(scattered.randrange(10_000))])
+            again[place] = time_of(asked[place])
+        assert [again[place] for place in range(len(asked))] == expected, turn
+
+
+def time_of(figures):
+    return predicted(microbatches=4, **figures).step_s
+
+
+def time_in_a_fresh_process(figures):
+    program = f"from tests.planning.test_step import time_of; print(time_of({figures}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    return float(done.stdout)

@@ -108,13 +108,14 @@ def test_without_a_step_all_ranks_share_the_window_from_first_start_to_last_end(
 
 
 def test_each_rank_has_its_own_window_of_a_step_and_the_latest_of_a_repeated_one():
-    recorders = [Recorder(rank) for rank in range(3)]
+    recorders = [Recorder(rank) for rank in range(4)]
     recorders[0].append(("step", "step", "step 1", 0, 10, 1))
     recorders[0].append(("step", "step", "step 1", 50, 57, 1))
     recorders[1].append(("step", "step", "step 1", 4, 9, 1))
     recorders[2].append(("step", "step", "step 2", 4, 9, 2))
-    covers = coverage(Timeline.collect(recorders, world_size=3), step=1)
-    assert [(cover.rank, cover.window) for cover in covers] == [(0, (50, 57)), (1, (4, 9))]
+    recorders[3].append(("compute", "compute", "f", 1, 99, None))  # no steps: seen from first to last
+    covers = coverage(Timeline.collect(recorders, world_size=4), step=1)
+    assert [(cover.rank, cover.window) for cover in covers] == [(0, (50, 57)), (1, (4, 9)), (3, (4, 57))]
 
 
 def test_the_median_step_is_by_the_longest_rank_and_the_shorter_of_two():
