@@ -52,6 +52,21 @@ def ddp_float16_hook() -> Result:
     return _weights(model)
 
 
+def ddp_float16_in_cpp() -> Result:
+    """DistributedDataParallel whose hook of C++ sends float16, and asks for a future of a list of tensors."""
+    model = nn.parallel.DistributedDataParallel(_model(), bucket_cap_mb=0.001)
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    _train(model, torch.optim.SGD(model.parameters(), 0.01))
+    return _weights(model)
+
+
+def ddp_compiled() -> Result:
+    """DistributedDataParallel traced by torch's compiler, which meets what its C++ calls of a backend."""
+    model = nn.parallel.DistributedDataParallel(_model())
+    _train(torch.compile(model, backend="eager"), torch.optim.SGD(model.parameters(), 0.01))
+    return _weights(model)
+
+
 def ddp_power_sgd() -> Result:
     """DistributedDataParallel with PowerSGD, which issues and waits in what it chains to a future."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
@@ -150,7 +165,8 @@ def narrow_types() -> Result:
 PROGRAMS: dict[str, Callable[[], Any]] = {
     program.__name__: program
     for program in (
-        ddp, ddp_float16_hook, ddp_power_sgd, fsdp2, zero_redundancy, tensor_parallel, pipeline, functional,
+        ddp, ddp_float16_hook, ddp_float16_in_cpp, ddp_compiled, ddp_power_sgd,
+        fsdp2, zero_redundancy, tensor_parallel, pipeline, functional,
         narrow_types,
     )
 }  # fmt: skip
