@@ -45,12 +45,14 @@
 # Four routes through it (`a -> b`: a calls b; `a => b`: a message from a reaches b in another process):
 #
 #   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
-#                          process), on_host (several of one host), or programs -> engine/execution -> transports/
+#                          process); else stream -> spanning -> on_board or on_host (several of one host), or programs
+#                          -> execution -> transports/matched -> a link. Its end: operation.finish -> stream, future
 #   a reduction operator   one entry of OPS in collectives/reduce: combination, reference, refusals; the benchmark and
 #                          the tests (core/test_operators) take every entry from there; listed in docs/loops
 #   a lost process         noticed by processes/link (the connection ends), silence (no signs of life) or host ->
 #                          coordinator => member -> control_plane (makes PeerLostError) -> runtime/world ->
-#                          ending (makes the errors that `await` and `run` raise); a broken wire: runtime/engine/ends
+#                          ending (makes the errors that `await` and `run` raise); a broken wire: the `settle` of
+#                          runtime/communicator
 #   a choice of algorithm  runtime/engine/real_engine.direct (shared memory needs no schedule), else compiler ->
 #                          cost/choice -> select: plan() -> candidates -> flat, composed (prices), and its reason();
 #                          the tables themselves: collectives/generators

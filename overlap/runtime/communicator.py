@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from threading import get_ident
 from typing import Protocol
 
 import trio
+
+from transports import TransportError
 
 from ..collectives.call import Call
 from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
@@ -293,6 +296,22 @@ class Communicator:
         if self._tag_base < 0:
             self._tag_base = self.key.tag_base()
         return self._tag_base + ((seq & 0xFFFF) << 8)
+
+    def settle(self, match: Match, operation: Operation, error: BaseException | None) -> None:
+        """Finish an operation, or fail it and tell the others; its bytes have stopped moving."""
+        if error is not None:
+            if get_ident() != operation.context.thread:  # the others are told by the loop
+                operation.context.from_thread(self.settle, match, operation, error)
+                return
+            if isinstance(error, TransportError):
+                error.operation = f"{operation.label} ({operation.call_site})"
+            if not operation.done:
+                self.fail_one(match, operation, Failure(error))
+        else:
+            met_ns = operation.started_ns if self.here == 1 else max(end.started_ns for end in match.ends)
+            pattern: Call = match.pattern  # type: ignore[assignment]  # an operation that has ended had one
+            operation.finish(operation.context.now_ns(), operation.describe(pattern, met_ns))
+        self.ended(match, operation)
 
     def ended(self, match: Match, operation: Operation) -> None:
         """Count one rank's end of a matched operation as over."""

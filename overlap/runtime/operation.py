@@ -14,6 +14,8 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from transports.common import PAYLOAD_BYTES
+
 from ..collectives.call import Call, Pairs
 from ..collectives.kinds import BARRIER, GATHER, P2P, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
@@ -410,6 +412,12 @@ class CollectiveFuture(Issued[T_co]):
             self._input_locked, arrays = True, (x, out) if arrays else (x,)  # type: ignore[assignment]
         if arrays:
             self.locked += context.locks.lock(arrays, out)
+
+    @property
+    def may_leave_at_once(self) -> bool:
+        """Whether its input is copied at once because it is small, so that it may never need a lock."""
+        source = self.source
+        return self.out is None and source is not None and source.nbytes <= PAYLOAD_BYTES
 
     def release(self) -> None:
         """Give the arrays back: nothing moves any more."""

@@ -20,7 +20,6 @@ from ...collectives.reduce import Array
 from ..communicator import ShortWay
 from ..match import Match
 from ..operation import Operation
-from .ends import settle
 from .meeting import BoardRun, Meeting, Mode
 
 _ARRIVED = 1
@@ -162,7 +161,7 @@ class SmallRun(BoardRun):
         elif board.lost is not None:
             board.waiting.unwatch(self)
             operation.stopped()
-            settle(self._meeting.communicator, self._match, operation, LinkLostError(board.lost))
+            self._meeting.communicator.settle(self._match, operation, LinkLostError(board.lost))
 
     @property
     def waits(self) -> bool:
@@ -184,7 +183,7 @@ class SmallRun(BoardRun):
                 self._meeting.board.end(operation.port.position, operation.seq, self._tag)
         except Exception as raised:
             error = raised
-        settle(self._meeting.communicator, self._match, operation, error)
+        self._meeting.communicator.settle(self._match, operation, error)
 
     def cancel(self) -> None:
         """End: nothing of this rank's is touched."""

@@ -18,7 +18,6 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ..match import Match
 from ..operation import Operation
-from .ends import settle
 from .host_bytes import Sources, address_of, bytes_of, do_all, room_for, typed
 from .meeting import DONE, BoardRun, Meeting, Mode
 from .pulls import Pull, collected, gives, pulls, reduced
@@ -379,7 +378,7 @@ class HostRun(BoardRun):
             self._board.end(self._position, self._number, self._tag)
         self._close()
         self._operation.stopped()
-        settle(self._meeting.communicator, self._match, self._operation, error)
+        self._meeting.communicator.settle(self._match, self._operation, error)
 
     def cancel(self) -> None:
         """End, once nothing of this rank's is touched any more."""

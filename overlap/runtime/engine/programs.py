@@ -16,7 +16,6 @@ from ..communicator import Communicator, ShortWay
 from ..match import Match
 from ..operation import Operation
 from .compiler import Compiled, Compiler
-from .ends import settle, start_locked
 from .execution import Execution, Station
 from .workers import Workers
 
@@ -46,7 +45,7 @@ class ProgramRunner:
         try:
             way = self._way(communicator, call, operation)
         except Exception as error:
-            end(communicator, match, operation, error)
+            _end(communicator, match, operation, error)
             return
         if lasting and call is operation.call and not call.counts:  # uneven blocks seldom repeat
             communicator.shorten(call, way)
@@ -92,7 +91,11 @@ class ProgramWay(ShortWay):
 
     def take(self, operation: Operation) -> None:
         """Start an operation as soon as its rank has arrived."""
-        start_locked(operation, self.start, self._communicator.match_alone(operation), operation)
+        if not (lock_later := operation.may_leave_at_once):
+            operation.lock()
+        self.start(self._communicator.match_alone(operation), operation)
+        if lock_later and not operation.done:
+            operation.lock()
 
     def start(self, match: Match, operation: Operation) -> None:
         """Start the program; small messages leave before any task starts."""
@@ -110,7 +113,7 @@ class ProgramWay(ShortWay):
             over = execution.begin(partial(self._over, match, operation))
             operation.look = None if over or communicator.here > 1 else execution.look_before_sleeping
         except Exception as error:
-            end(communicator, match, operation, error)
+            _end(communicator, match, operation, error)
             return
         if over:
             self._over(match, operation, None)
@@ -124,17 +127,17 @@ class ProgramWay(ShortWay):
             operation.context.spawn(self._end_soon, match, operation)
         else:
             operation.stopped()
-            settle(self._communicator, match, operation, error)
+            self._communicator.settle(match, operation, error)
 
     async def _end_soon(self, match: Match, operation: Operation) -> None:
         try:
             await trio.lowlevel.checkpoint()
         finally:
             operation.stopped()
-        settle(self._communicator, match, operation, None)
+        self._communicator.settle(match, operation, None)
 
 
-def end(communicator: Communicator, match: Match, operation: Operation, error: BaseException | None) -> None:
+def _end(communicator: Communicator, match: Match, operation: Operation, error: BaseException | None) -> None:
     """Settle an operation whose bytes have stopped moving."""
     operation.stopped()
-    settle(communicator, match, operation, error)
+    communicator.settle(match, operation, error)

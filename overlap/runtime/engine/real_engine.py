@@ -17,7 +17,6 @@ from ..communicator import BaseEngine, Communicator
 from ..future import Failure
 from ..match import Match
 from ..operation import Operation
-from .ends import start_locked
 from .in_process import pieces, run_here
 from .workers import INLINE_BYTES, Workers
 
@@ -74,7 +73,11 @@ class RealEngine(BaseEngine):
         if communicator.direct and self._short(communicator, call):  # all have come
             self._run_direct(communicator, match, operation)
             return False
-        start_locked(operation, self.start, communicator, match)
+        if not (lock_later := operation.may_leave_at_once):
+            operation.lock()
+        self.start(communicator, match)
+        if lock_later and not operation.done:
+            operation.lock()
         return True
 
     def start(self, communicator: Communicator, match: Match) -> None:
