@@ -211,6 +211,21 @@ def check_root(group: Members, operation: CollectiveFuture[Any]) -> None:
         raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {mine}")
 
 
+def check_options(group: Members, operation: CollectiveFuture[Any]) -> None:
+    """Check `exact`, `shared` and `algorithm`, which few calls pass."""
+    if type(operation.exact) is not bool:
+        raise UsageError(f"exact: expected True or False, got {shown(operation.exact)}")
+    if type(operation.shared) is not bool:
+        raise UsageError(f"shared: expected True or False, got {shown(operation.shared)}")
+    if operation.shared and operation.out is not None:
+        raise UsageError("out: a result that ranks share lies where all of them find it; pass out= or shared=True")
+    if operation.insisted is not None:
+        from ..cost.select import check_algorithm_for  # and with it the generators
+
+        check_algorithm_for(operation.op, operation.insisted, group.size, exact=operation.exact)
+        operation.insisted = operation.insisted if group.size > 1 else None  # a rank that is alone needs none
+
+
 def check_pairs(group: Members, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return pairs of ranks as numbers; raise `UsageError` unless each rank sends once at most, and receives once."""
     try:

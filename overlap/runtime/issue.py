@@ -14,7 +14,7 @@ import numpy as np
 from ..collectives.kinds import P2P, PERMUTE, Collective, check_counts
 from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
 from ..flight.recorder import Known
-from .arguments import check_pairs, check_peer, check_root, prepare, receive_like, take_output
+from .arguments import check_options, check_pairs, check_peer, check_root, prepare, receive_like, take_output
 from .communicators import Communicators
 from .context import RankContext
 from .derived import Derived
@@ -316,7 +316,7 @@ class Issuer:
         if not isinstance(operation.priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
         if operation.exact is not False or operation.shared is not False or operation.insisted is not None:
-            self._check_options(operation)
+            check_options(self.group, operation)
         if timeout_s is not None:
             check_timeout(timeout_s)
             operation.deadline_s = timeout_s
@@ -328,21 +328,6 @@ class Issuer:
             prepare(operation)
         elif is_elsewhere(x, context.thread):
             raise UsageError(f"x: {x.label} belongs to another world; pass its result")
-
-    def _check_options(self, operation: CollectiveFuture[Any]) -> None:
-        """Check `exact`, `shared` and `algorithm`, which few calls pass."""
-        if type(operation.exact) is not bool:
-            raise UsageError(f"exact: expected True or False, got {shown(operation.exact)}")
-        if type(operation.shared) is not bool:
-            raise UsageError(f"shared: expected True or False, got {shown(operation.shared)}")
-        if operation.shared and operation.out is not None:
-            raise UsageError("out: a result that ranks share lies where all of them find it; pass out= or shared=True")
-        if operation.insisted is not None:
-            from ..cost.select import check_algorithm_for  # and with it the generators
-
-            size = self.group.size
-            check_algorithm_for(operation.op, operation.insisted, size, exact=operation.exact)
-            operation.insisted = operation.insisted if size > 1 else None  # a rank that is alone needs none
 
     def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
         operation.port, lane = port, port.stream

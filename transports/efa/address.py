@@ -30,8 +30,8 @@ class PeerAddress:
     host: str  # Processes of one host identity can reach each other's Unix sockets; empty if they cannot
     unix: str  # Name of its Unix socket; empty if it has none
     tcp: tuple[tuple[str, int], ...]  # Address and port for each rail
-    lasting: bool = False  # It expects connections to end before their processes do, inside a host, too
-    cores: frozenset[int] = frozenset()  # Cores of its host that it may use
+    lasting: bool = False  # Whether it expects connections to end before their processes do, even inside a host
+    cores: frozenset[int] = frozenset()  # Cores of its host that the process may use
 
     def pack(self) -> bytes:
         """Return the address as bytes."""

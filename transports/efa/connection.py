@@ -18,7 +18,7 @@ from transports.matching import ProtocolError, Send
 class _Stop(Enum):
     """Why reading stops for now."""
 
-    EMPTY = auto()  #: nothing more is there
+    EMPTY = auto()  #: the socket has no more bytes
     OTHERS_FIRST = auto()  #: other tasks should run
     END = auto()  #: the connection has ended
 

@@ -30,10 +30,10 @@ _UNHEARD = 4
 class Connection:
     """A socket on which both sides have proved the secret."""
 
-    socket: socket.socket  # As bare as the system gave it
+    socket: socket.socket  # The socket, as the system gave it
     encrypted: trio.SSLStream[trio.abc.Stream] | None  # The encryption above it, if any
-    detail: str = ""  # The other side's detail, where this one has dialled
-    ends: str = ""  # Its addresses, for people, if it has any
+    detail: str = ""  # The detail in the other side's hello, where this side has dialled
+    ends: str = ""  # Its two addresses, for messages, if it has addresses
 
 
 class Joining:

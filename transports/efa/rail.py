@@ -361,7 +361,7 @@ class Rail(ABC):
 def describe(error: BaseException) -> str:
     """Describe an error of a connection briefly; readers and writers of a closed one get one description."""
     cause = error.__cause__ or error
-    if isinstance(cause, (BrokenPipeError, ConnectionResetError)):  # a reader is told of an end, or that it was early
+    if isinstance(cause, (BrokenPipeError, ConnectionResetError)):  # the reader learns of the end, or of an early one
         return _ENDED
     strerror = getattr(cause, "strerror", None)
     return str(strerror or cause or type(cause).__name__)

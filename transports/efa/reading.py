@@ -82,8 +82,8 @@ class Reading:
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._head = self._view[:_HEAD_BYTES]
-        self._start = self._end = 0  # bytes between them have come, and have not been acted on
-        self._chunks = False  # whether another chunk is to be expected
+        self._start = self._end = 0  # bytes between these two marks have come and have not been handled
+        self._chunks = False  # whether another chunk is likely to follow
         # Of a chunk that has come in part: where it is read to, how much is there; its number, offset, place, checksum.
         self._target, self._done, self._chunk = _NOTHING, 0, _NO_CHUNK
 
@@ -183,7 +183,7 @@ class Reading:
         (number, offset, place, expected), target = self._chunk, self._target
         nbytes = target.nbytes
         self.within_chunk = False
-        self._chunk, self._target = _NO_CHUNK, _NOTHING  # the owner of the memory may resize it from here on
+        self._chunk, self._target = _NO_CHUNK, _NOTHING  # from here on the owner of the memory may resize it
         if damaged(target, expected):
             piece = f"bytes {offset} to {offset + nbytes} of {self._places.message(number)}"
             raise FrameError(f"{piece} came damaged: {_MISMATCH}")

@@ -40,9 +40,9 @@ _NUMBERS = 2**32  # bound of numbers of connections, as frames can name them
 class Detail(NamedTuple):
     """The detail of the hellos of a connection that replaces a dead one."""
 
-    number: int  # Of the connection; a higher one than any before at its place
+    number: int  # Number of the connection, higher than all before at its place
     last: int  # The last rail at this place on which the speaker has received anything
-    frames: int  # How many have come on it
+    frames: int  # How many frames have come on that rail
 
     def __str__(self) -> str:
         """Write it as a hello carries it."""
@@ -91,17 +91,15 @@ class Reconnection:
     ) -> None:
         self._joining, self._links, self._make, self._report = joining, links, make, report
         self._unreachable_s = unreachable_s
-        self._unanswered_s: dict[
-            int, float
-        ] = {}  # by member: how long it has been dialled in vain, while there is no rail
-        self._lost_s: dict[tuple[int, int], float] = {}  # by member and place
+        self._unanswered_s: dict[int, float] = {}  # by member without a rail: how long it has been dialled in vain
+        self._lost_s: dict[tuple[int, int], float] = {}  # by member and place of the rail
         self._returned_s: dict[tuple[int, int], float] = {}
         self._pauses_s: dict[tuple[int, int], float] = {}
-        self._expected: set[tuple[int, int]] = set()  # places that others are to dial
+        self._expected: set[tuple[int, int]] = set()  # places that the other processes dial
         self._asked = trio.Event()
         self._door = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._early: list[tuple[EfaLink, int]] = []  # lost before this runs
+        self._early: list[tuple[EfaLink, int]] = []  # the process was lost before this task ran
         for link in links.values():
             link.on_loss = partial(self._lost, link)
 
@@ -194,7 +192,7 @@ class Reconnection:
             try:
                 return await self._joining.dial(link.member, place, str(mine), deadline_s=HANDSHAKE_S)
             except HandshakeError:
-                answered = True  # it is not ready for it
+                answered = True  # the other side is not ready for the connection
             except TransportError as error:
                 answered = isinstance(error.__cause__, ConnectionRefusedError)  # so says its host: it has not heard yet
         if answered and link.member in self._unanswered_s:

@@ -23,9 +23,9 @@ _EQUAL = 3.0
 class Standing(NamedTuple):
     """The rate and the backlog of a rail."""
 
-    bytes_per_s: float  # Delivered lately; 0 if unknown
-    waiting_bytes: int  # Written, and not acknowledged
-    sure: bool = True  # It was busy all that time; otherwise it may be faster
+    bytes_per_s: float  # Rate of recent deliveries; 0 if unknown
+    waiting_bytes: int  # Bytes that are written and not acknowledged
+    sure: bool = True  # Whether it was busy all that time; otherwise it may be faster
 
     def time_s(self, nbytes: float) -> float:
         """Return when so many more bytes would have arrived; 0 where the rate is unknown."""
@@ -37,7 +37,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._bytes_per_s, self._sure = 0.0, False
-        self._begun: tuple[float, int, int] | None = None  # time; bytes written, and delivered, by then
+        self._begun: tuple[float, int, int] | None = None  # time, and the bytes written and delivered by then
 
     @property
     def measures(self) -> bool:

@@ -128,11 +128,11 @@ _MOST = reducer("max", np.dtype(np.uint8))
 class _Plan:
     """The parts of a program that are equal in every call."""
 
-    layout: Layout  # Of the buffers
-    none: Array  # No elements, for who has no input, or no result
-    scratch: Array  # No elements, for who needs no SCRATCH, and as it would have them
+    layout: Layout  # Layout of the buffers
+    none: Array  # An empty array, for ranks without an input, or without a result
+    scratch: Array  # An empty array of the type of SCRATCH, for ranks that need none
     room: int  # Elements of SCRATCH
-    in_result: bool  # Whether it may lie in the result
+    in_result: bool  # Whether SCRATCH may lie in the result
 
 
 class Compiled:

@@ -34,10 +34,10 @@ from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 class Station:
     """The wires and workers of all programs of one rank on one group."""
 
-    starters: Mapping[int, Starter]  # Start messages, by world rank of the peer
-    workers: Workers  # Run large reductions
-    token: TrioToken  # Of the event loop
-    thread: int  # Of the event loop
+    starters: Mapping[int, Starter]  # The objects that start messages, by world rank of the peer
+    workers: Workers  # The threads that run large reductions
+    token: TrioToken  # Token of the event loop
+    thread: int  # Thread of the event loop
 
     @cached_property
     def waiting(self) -> Waits | None:
@@ -80,7 +80,7 @@ class Execution(Looking):
         # Numbers of unfinished predecessors: of each run before it begins, of each step before it works.
         self._before_begin, self._before_work = [*laid.before_begin], [*laid.before_work]
         self._able = [*laid.first]  # runs that may begin
-        self._running: dict[LaidStep, Call | None] = {}  # None: in the worker threads
+        self._running: dict[LaidStep, Call | None] = {}  # None: the worker threads have the step
         self._waiting: dict[LaidStep, tuple[Array, Delivery | None]] = {}  # data that waits for its turn
         self._consumed: set[LaidStep] = set()  # receives whose message came in pieces
 

@@ -24,18 +24,18 @@ _Range: TypeAlias = tuple[int, int, int]  # buffer, first element, the one after
 class LaidStep:
     """One step, with all that follows from the layout of the arrays."""
 
-    step: Step  # what it is
-    number: int  # which of all
+    step: Step  # the step of the program
+    number: int  # its number in the program
     sends: bool  # whether it is a SEND
-    receives: bool  # whether it is a RECV; else it is a LOCAL step, or sends
+    receives: bool  # whether it is a RECV
     works: bool  # whether it moves or adds what has come, or lies elsewhere; what else is received comes to its place
     peer: int  # world rank of the other end
     channel: int  # FIFO lane
-    source: _Range  # where what a LOCAL step moves or adds lies
-    target: _Range  # where it goes, and what a receive brings
-    base: _Range | None  # what that is added to, unless it is the target
-    message_buffer: int  # which of the buffers it sends from, or receives into
-    message_part: slice  # which of its bytes
+    source: _Range  # the data that a LOCAL step moves or adds
+    target: _Range  # the place of the result, and of received data
+    base: _Range | None  # the second operand of an addition, unless it is the target
+    message_buffer: int  # number of the buffer that the message leaves or enters
+    message_part: slice  # the bytes of that buffer
     message_bytes: int  # length of its message
     lets_begin: Numbers  # numbers of runs that may not begin before it has ended
     lets_work: Numbers  # numbers of steps that may not work before
@@ -45,7 +45,7 @@ class LaidStep:
 class Run:
     """Steps of a queue that begin one after the other, for only the first one waits for anything else."""
 
-    steps: tuple[LaidStep, ...]  # these
+    steps: tuple[LaidStep, ...]  # the steps, in order
     # number of the run that follows, which may not begin before; none if it is the last of its queue.
     lets_begin: Numbers
 
@@ -57,8 +57,8 @@ class LaidOut:
     steps: tuple[LaidStep, ...]  # by number
     runs: tuple[Run, ...]  # by number: those of the first queue, then those of the next
     first: tuple[Run, ...]  # those that wait for nothing
-    layout: Layout  # of its memory
-    rank: int  # group rank
+    layout: Layout  # layout of its memory
+    rank: int  # group rank of this process's rank
     before_begin: Sequence[int]  # for each run, for how many runs and steps it waits
     before_work: Sequence[int]  # for each step, how many must have ended before it may work
 
@@ -132,7 +132,7 @@ AHEAD = 16
 Numbers: TypeAlias = tuple[int, ...]
 """Of steps, or of runs."""
 
-_Touched: TypeAlias = tuple[Array, list[Array]]  # what a step writes, and what it reads
+_Touched: TypeAlias = tuple[Array, list[Array]]  # the array that a step writes, and the arrays that it reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +146,9 @@ class Order:
     runs: Sequence[Numbers]  # the steps of each run
     run_lets_begin: Sequence[Numbers]  # for each run, the one that follows in its queue, if there is one
     lets_begin: Sequence[Numbers]  # for each step, the runs that wait for its end
-    lets_work: Sequence[Numbers]  # for each step, those that may not use what they have got before its end
-    before_begin: Numbers  # for how many others each run waits
-    before_work: Numbers  # for how many steps each one waits until it uses what it has got
+    lets_work: Sequence[Numbers]  # for each step, the steps that may not use received data before its end
+    before_begin: Numbers  # for each run, the number of ends that it waits for
+    before_work: Numbers  # for each step, the number of ends that it waits for before it uses received data
 
 
 def order_of(program: Program, buffers: Buffers | None, works: Sequence[bool]) -> Order:

@@ -28,20 +28,20 @@ DONE = 3
 class Mode(IntEnum):
     """The place of the input of a rank that has come."""
 
-    NOWHERE = 0  #: it gives nothing
+    NOWHERE = 0  #: the rank gives no input
     ON_BOARD = 1  #: on the board; `where` is its length
-    MAPPED = 2  #: in memory that all map
-    PRIVATE = 3  #: in its own memory
-    HOMELESS = 4  #: it should be mapped, but there is no room
-    COMMON = 5  #: in memory that all map, and its owner may change it once all have read it
+    MAPPED = 2  #: in memory that all processes map
+    PRIVATE = 3  #: in the private memory of its process
+    HOMELESS = 4  #: not in mapped memory, for want of room
+    COMMON = 5  #: in memory that all processes map; its owner may change it once all have read it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
     """The objects that all meetings of a process share."""
 
-    workers: Workers  # Where large work is done
-    token: TrioToken  # Of the event loop
+    workers: Workers  # The threads that do large work
+    token: TrioToken  # Token of the event loop
     fall_back: Callable[[Communicator, Match], None]  # Starts an operation as a program, where memory does not do
 
 
