@@ -14,7 +14,7 @@ import trio
 
 from ..processes.messages import MemberLost
 from ..processes.place import member_variables
-from ..processes.silence import stat_of
+from ..processes.silence import queued_ns, stat_of
 from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_record
 from ..signals import ASKING
 from .lifeline import tie
@@ -190,6 +190,10 @@ class NodeProcess:
         with suppress(OSError, IndexError):
             return stat_of(self.process.pid)[0] if self.process.returncode is None else ""
         return ""
+
+    def queued_s(self) -> float:
+        """Return how long it has waited for a processor, though it could run, since it began; 0 if nobody counts."""
+        return queued_ns(self.process.pid) / 1e9
 
     def ask(self) -> None:
         """Send the process the signal that asks for a report; its children might end of it."""

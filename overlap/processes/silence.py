@@ -76,6 +76,16 @@ def stat_of(pid: int) -> tuple[str, str]:
     return fields[0], fields[19]
 
 
+def queued_ns(pid: int) -> int:
+    """Return how long the first thread of a process has waited for a processor; 0 if nobody counts.
+
+    Linux does: Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
+    """
+    with suppress(OSError, ValueError, IndexError):
+        return int((_PROC / str(pid) / "schedstat").read_text().split()[1])
+    return 0
+
+
 @cache
 def _host() -> str:
     """Name the kernel and the namespace in which process ids count."""

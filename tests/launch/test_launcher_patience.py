@@ -22,7 +22,18 @@ class Node:
     """
 
     def __init__(
-        self, node, *, ends_s=inf, waits_s=inf, returncode=0, status=None, losses=(), stopped_s=(), held=False, **after
+        self,
+        node,
+        *,
+        ends_s=inf,
+        waits_s=inf,
+        returncode=0,
+        status=None,
+        losses=(),
+        stopped_s=(),
+        held=False,
+        queued=0.0,
+        **after,
     ):
         self._waits_s, self._waits = waits_s, None
         self.node, self.status, self.stopped = node, status, False
@@ -30,6 +41,7 @@ class Node:
         self.name, self._held = f"node {node}", held
         self.process = SimpleNamespace(returncode=None)
         self.vanished = lambda: False
+        self._queued = queued  # share of the time in which it waits for a processor
         self.got = []
         self._after_s = {SIGINT: 0.0, SIGTERM: 0.0, SIGKILL: 0.0} | {signal.Signals[key]: s for key, s in after.items()}
         self._life, self._last = trio.CancelScope(deadline=ends_s), returncode
@@ -48,6 +60,9 @@ class Node:
 
     def is_stopped(self):
         return any(begin <= trio.current_time() < end for begin, end in self._stopped_s)
+
+    def queued_s(self):
+        return self._queued * trio.current_time()
 
     def standstill(self):
         return "is stopped, as SIGSTOP does" if self.is_stopped() else "is held by a debugger" if self._held else ""
@@ -154,6 +169,20 @@ def test_after_the_grace_who_is_left_is_killed():
     assert [node.got for node in nodes] == [[(1, SIGINT)], [(1, SIGINT), (1 + GRACE_S, SIGKILL)]]
     assert (end_s, outcome.endings) == (1 + GRACE_S, [0, 1])
     assert told[1:] == [(1 + GRACE_S, "node 1 did not end within 30 s and is killed")]
+
+
+def test_a_node_that_a_crowded_host_keeps_from_running_has_the_grace_in_time_that_it_runs():
+    outcome, nodes, told, end_s = launched({"SIGINT": 45, "queued": 0.5}, {"SIGINT": 20}, ctrl_c_s=[1])
+    assert [node.got for node in nodes] == [[(1, SIGINT)]] * 2
+    assert (end_s, outcome.endings, len(told)) == (46, [1, 0], 1)
+
+
+def test_a_node_that_could_run_and_does_not_end_is_killed_all_the_same():
+    _, nodes, _, end_s = launched({"SIGINT": inf, "queued": 0.5}, {"SIGINT": inf}, ctrl_c_s=[0])
+    assert [node.got[-1] for node in nodes] == [(2 * GRACE_S, SIGKILL), (GRACE_S, SIGKILL)]
+    assert end_s == 2 * GRACE_S
+    _, nodes, _, end_s = launched({"SIGINT": inf, "queued": 1.0}, ctrl_c_s=[0])
+    assert end_s == 15 * GRACE_S
 
 
 def test_a_failure_gives_the_others_time_to_find_out_and_then_tells_them():
