@@ -126,8 +126,7 @@ class Plan(Fates):
         self.full: set[int] = set()
         self.on_signal: Callable[[int], None] = _nobody
         self.on_stop: Callable[[Operation], None] = _nobody
-        self._chosen_by = seed
-        self._seen: dict[int, int] = {}
+        self._seed = seed
 
     def _now(self, rank: int, step: int | None) -> list[Fault]:
         """Return the faults that are due at what the rank does next."""
@@ -165,8 +164,10 @@ class Plan(Fates):
 
     def next(self, rank: int) -> Fate:
         """Return what becomes of the next thing that a rank does."""
-        drawn = super().next(rank)
+        drawn = super().next(rank) if self._seed else self._calm(rank)
         due, self._due = self._due, ()
+        if not due and not self.happened:
+            return drawn
         late_s = sum(fault.amount for fault in due if fault.kind == "late")
         late_s += sum(f.amount for f in self.happened if f.kind == "slow_link" and f.rank == rank)
         kinds = {fault.kind for fault in due}
@@ -179,7 +180,14 @@ class Plan(Fates):
         for fault in self.planned:
             if fault.kind == "slow" and fault.rank == rank and self._done[rank] >= fault.at:
                 cost_ns = round(cost_ns * fault.amount)
-        return super().slow_ns(rank, cost_ns)
+        return super().slow_ns(rank, cost_ns) if self._seed else cost_ns
+
+    def _calm(self, rank: int) -> Fate:
+        self._done[rank] += 1
+        return _NOTHING_HAPPENS
+
+
+_NOTHING_HAPPENS = Fate()
 
 
 def _disturbances(seed: int) -> Faults:

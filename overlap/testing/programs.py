@@ -82,8 +82,7 @@ class Program:
             stack.enter_context(_guarded(self))
             if self._folder is not None:
                 sys.path.insert(0, self._folder)
-            until_s = time.monotonic() + self._setting.real_timeout_s
-            lived = live(self._setting, lambda clock, world: self._prepare(clock, world, until_s))
+            lived = live(self._setting, self._prepare)
             run = finished(lived, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
             models = [models for _, models in self._watches.values()]
@@ -94,7 +93,7 @@ class Program:
         run.verdicts = [_helped(each) for each in found if each.kind not in self._setting.allow]
         return run
 
-    def _prepare(self, clock: TestedBackend, world: World, until_s: float) -> Callable[..., Awaitable[Any]]:
+    def _prepare(self, clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         record, plan = clock.record, clock.plan
         plan.on_signal = lambda rank: self._threads[rank].interrupt_with(lambda: self._signalled(rank))
         self._plan = plan
@@ -119,7 +118,7 @@ class Program:
 
             thread: RankThread[Any] = RankThread(
                 rank, clock.kernel, self._views[rank.rank], lambda thread: self._live(thread, clock),
-                until_s=until_s, compute_ns=compute_ns, measured=self._measured,
+                limit_s=self._setting.real_timeout_s, compute_ns=compute_ns, measured=self._measured,
             )  # fmt: skip
             self._threads[rank.rank] = thread
             return await thread.live()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -67,7 +67,7 @@ class Run:
         results: What their programs have returned, by rank; empty if the run failed.
         verdicts: What is wrong, the cause first; empty if all is well.
         record: Every operation of every rank.
-        timeline: Every span in virtual time.
+        spans: Returns the timeline.
         output: What each rank has printed.
         weights: The weights of each rank at the end, by name.
         error: The exception that ended the run, if one did.
@@ -80,7 +80,7 @@ class Run:
     faults: tuple[Fault, ...] = ()
     results: list[Any] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
-    timeline: Timeline | None = None
+    spans: Callable[[], Timeline] | None = None
     output: list[str] = field(default_factory=list)
     weights: list[dict[str, Weight]] = field(default_factory=list)
     error: BaseException | None = None
@@ -169,6 +169,11 @@ class Run:
             if bound == 0.0 or not most <= bound:
                 return Answer(f"'{name}' differs by up to {most:g}{f', more than {bound:g}' if bound else ''}")
         return Answer()
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """Every span in virtual time."""
+        return None if self.spans is None else self.spans()
 
     @cached_property
     def exposed(self) -> float:

@@ -39,7 +39,7 @@ class Setting:
     seed: int = 0  # Of the ranks' speeds and order; 0: equally fast, in their order
     faults: tuple[Fault, ...] = ()
     timeout_s: float | None = 1e5  # Limit in virtual time
-    real_timeout_s: float = 60.0  # Limit in real time
+    real_timeout_s: float = 60.0  # Limit in real time of what a rank does without giving others their turn
     cost: Any = "fixed"  # Prices of PyTorch's functions: "fixed", "measured", a table of seconds by name, a function
     clock: Virtual = field(default_factory=Virtual)  # Assumptions of virtual time
     allow: tuple[str, ...] = ()  # Kinds of verdicts that are no failures
@@ -97,14 +97,23 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
 
 def live(setting: Setting, wrap: Callable[[TestedBackend, World], Callable[..., Awaitable[Any]]]) -> Lived:
     """Let a world live, for no longer than it may, in virtual and in real time."""
-    with limited(setting.real_timeout_s):
+    clocks: list[TestedBackend] = []
+
+    def begin(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
+        clocks.append(clock)
+        return wrap(clock, world)
+
+    def progress() -> object:
+        return [(clock.kernel.now_ns, len(clock.record.issues)) for clock in clocks]
+
+    with limited(setting.real_timeout_s, progress):
         return simulate(
             ranks=setting.ranks,
             cluster=setting.cluster,
             assumptions=setting.clock,
             plan=Plan(setting.seed, setting.faults),
             timeout_s=setting.timeout_s,
-            wrap=wrap,
+            wrap=begin,
         )
 
 
@@ -116,21 +125,30 @@ def finished(lived: Lived, setting: Setting, line: str) -> Run:
         seed=setting.seed,
         faults=setting.faults,
         results=lived.results,
-        timeline=lived.timeline,
+        spans=lived.timeline,
         error=lived.error,
         line=line,
     )
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise `RealTimeError` in this thread if a block takes longer, also where it never waits."""
+def limited(seconds: float, progress: Callable[[], object]) -> Iterator[None]:
+    """Raise `RealTimeError` in this thread if nothing moves in a block for so long, also where it never waits.
+
+    Args:
+        seconds: How long.
+        progress: Returns something else when something has moved.
+    """
     over, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
-        # the rank's own limit comes first, and knows where it is
-        if not over.wait(seconds + 2.0):
-            pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(RealTimeError))
+        before, since_s = progress(), time.monotonic()
+        while not over.wait(min(1.0, seconds)):
+            if (now := progress()) != before:
+                before, since_s = now, time.monotonic()
+            elif time.monotonic() - since_s > seconds + 2.0:  # a rank's own limit comes first: it knows where it is
+                pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(RealTimeError))
+                return
 
     watcher = threading.Thread(target=watch, name="overlap real time", daemon=True)
     watcher.start()

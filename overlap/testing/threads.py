@@ -39,7 +39,7 @@ class Stopped(BaseException):
 class RealTimeError(OverlapError):
     """A rank has computed for longer, in real time, than a test may take."""
 
-    def __init__(self, text: str = "the ranks have taken longer, in real time, than the test may take") -> None:
+    def __init__(self, text: str = "nothing has moved for longer, in real time, than the test allows") -> None:
         super().__init__(text)
 
 
@@ -61,7 +61,7 @@ class RankThread(Generic[T]):
         kernel: Of its time.
         view: What the rank sees of the process while its thread runs.
         program: Runs in the thread.
-        until_s: Instant of `time.monotonic` at which the test has taken too long; shared by all ranks.
+        limit_s: How long it may compute, in real time, before it gives the baton back.
         compute_ns: Returns how long a compute takes on this rank, which may be slow.
         measured: Whether computes take what they took in this thread.
 
@@ -81,14 +81,14 @@ class RankThread(Generic[T]):
         view: View,
         program: Callable[[RankThread[T]], T],
         *,
-        until_s: float,
+        limit_s: float,
         compute_ns: Callable[[int], int],
         measured: bool = False,
     ) -> None:
         self.rank, self.kernel, self.cost_ns, self.view = rank, kernel, 0, view
         self._measured, self._since_ns = measured, 0
         self._interrupting: Callable[[], None] | None = None
-        self._program, self._until_s, self._compute_ns = program, until_s, compute_ns
+        self._program, self._limit_s, self._compute_ns = program, limit_s, compute_ns
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
@@ -154,11 +154,11 @@ class RankThread(Generic[T]):
     def _hand_over(self) -> None:
         """Let the thread run until it gives the baton back."""
         self._go.release()
-        if not self._back.acquire(timeout=max(0.1, self._until_s - time.monotonic())):
+        if not self._back.acquire(timeout=self._limit_s):
             place = self.place()
             self._interrupt()
             raise RealTimeError(
-                f"rank {self.rank.rank} is still computing at {place} after the real time that the test may take: its "
+                f"rank {self.rank.rank} is still computing at {place} after {self._limit_s:g} s of real time: its "
                 "program never ends, or waits for something outside (a thread, a socket, a lock)"
             )
 

@@ -59,6 +59,7 @@ class TestedCommunicators(FaultyCommunicators):
         self.record = record
         self.noted: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
         self._counts: dict[int, int] = {}
+        self._identities: dict[int, tuple[object, str]] = {}  # by the id of a communicator, which is kept
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Make a communicator."""
@@ -75,7 +76,7 @@ class TestedCommunicators(FaultyCommunicators):
         rank = operation.context.rank
         if id(operation) in self.noted:  # a receive from any source, which has found one
             known = self.noted[id(operation)][0]
-            known.key, known.seq, known.members = port.communicator.identity, operation.seq, port.communicator.members
+            known.key, known.seq, known.members = self._identity(port), operation.seq, port.communicator.members
             known.peer = known.members[0]
             return
         index = self._counts[rank] = self._counts.get(rank, -1) + 1
@@ -86,7 +87,7 @@ class TestedCommunicators(FaultyCommunicators):
             what="",
             group=operation.group.name,
             members=port.communicator.members,
-            key=port.communicator.identity or f"any source, {rank}, {index}",
+            key=self._identity(port) or f"any source, {rank}, {index}",
             seq=operation.seq,
             line=os.path.basename(operation.call_site),
             issued_ns=operation.context.now_ns(),
@@ -107,6 +108,13 @@ class TestedCommunicators(FaultyCommunicators):
                 issue.waited_ns = issue.ended_ns
 
         call_when_done(operation, ended)
+
+    def _identity(self, port: Port) -> str:
+        """Return the name of a communicator that is the same on every rank; to make it takes a while for many ranks."""
+        found = self._identities.get(id(port.communicator))
+        if found is None:
+            found = self._identities[id(port.communicator)] = port.communicator, port.communicator.identity
+        return found[1]
 
 
 def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:
@@ -196,7 +204,7 @@ class Lived:
     record: Record
     results: list[Any] = field(default_factory=list)  # Of the programs, by rank; empty if the world ended badly
     error: BaseException | None = None  # That ended it
-    timeline: Timeline | None = None
+    timeline: Callable[[], Timeline] | None = None  # Returns it: to read the spans takes a while
 
 
 def simulate(
@@ -230,7 +238,7 @@ def simulate(
         try:
             return await world.live(wrap(clock, world), (), timeout_s)
         finally:
-            lived.timeline = world.timeline()
+            lived.timeline = world.timeline
             assert clock.shared is not None
             for issue, operation in clock.shared.noted.values():
                 issue.awaited = operation.awaited_ns is not None
