@@ -24,6 +24,7 @@ In a test of pytest::
 #   hashing      sets whose order differs between ranks, as between processes
 #   programs     programs and functions that use torch.distributed
 #   pytorch      puts torch.distributed into threads;  torch_rank: that of one rank;  torch_store: where ranks meet
+#   checkpoints  whether a checkpoint can be restored
 #   watch        what PyTorch does in a rank: prices, buffers in flight, memory, weights
 
 from .faults import Fault

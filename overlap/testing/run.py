@@ -170,6 +170,16 @@ class Run:
                 return Answer(f"'{name}' differs by up to {most:g}{f', more than {bound:g}' if bound else ''}")
         return Answer()
 
+    def restores(self, path: str | os.PathLike[str]) -> Answer:
+        """Return whether a checkpoint that the program has written can be read again, whole.
+
+        Args:
+            path: A file of `torch.save`, or a folder of `torch.distributed.checkpoint`.
+        """
+        from .checkpoints import why_lost
+
+        return Answer(why_lost(Path(path)))
+
     @cached_property
     def timeline(self) -> Timeline | None:
         """Every span in virtual time."""

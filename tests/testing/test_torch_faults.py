@@ -9,6 +9,7 @@ from overlap.testing import Ranks, RanksFailed
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 dist = torch.distributed
+pytest.importorskip("torch.distributed.checkpoint", reason="torch is not installed")
 
 HERE = Path(__file__).parent / "programs"
 
@@ -31,6 +32,31 @@ def test_a_full_disk_is_met_by_the_rank_that_writes(tmp_path: Path) -> None:
     assert "No space left on device (a fault of this test)" in run.verdict.text
     assert [path.name for path in tmp_path.iterdir()] == ["0.pt", "latest"] or len(list(tmp_path.iterdir())) == 2
     assert not Ranks().function(saves, tmp_path, ranks=2, faults="disk(rank=1, at=0)").verdicts
+
+
+def saves_parts(path):
+    dist.init_process_group("gloo")
+    state = {f"weight {dist.get_rank()}": torch.ones(4)}
+    torch.distributed.checkpoint.save(state, checkpoint_id=path)
+
+
+def test_a_checkpoint_that_cannot_be_restored_is_told(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    run = Ranks().function(saves_parts, whole, ranks=2)
+    assert run.restores(whole)
+    part = next(iter(sorted(whole.glob("*.distcp"))))
+    part.write_bytes(part.read_bytes()[:-400])
+    assert "is too short for 'weight 0'" in run.restores(whole).problem
+    part.unlink()
+    assert "lacks __0_0.distcp" in run.restores(whole).problem
+    unfinished = tmp_path / "unfinished"
+    run = Ranks().function(saves_parts, unfinished, ranks=2, faults="disk(rank=1, at=1)", check=False)
+    assert run.verdict is not None
+    assert "and no .metadata: it was never finished" in run.restores(unfinished).problem
+    torch.save({"a": 1}, tmp_path / "a.pt")
+    assert run.restores(tmp_path / "a.pt")
+    (tmp_path / "a.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:100])
+    assert not run.restores(tmp_path / "a.pt")
 
 
 def handles():
