@@ -25,7 +25,7 @@ BUGS = {
     "stopped_early": ("skipped collective", {0}),
     "survived_order": ("order inversion", {1}),
     "tags": ("tags differ", {0, 1}),
-    "two_groups": ("order inversion", {2}),
+    "two_groups": ("order inversion", {1}),  # of the three ranks that it is made smaller to
     "uneven_inputs": ("skipped collective", {1}),
     "unused_by_one": ("gradient missing", {1}),
 }
