@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 from .errors import parse_ranks
-from .figures import Amount, Collectives, Confidence, Duration, Factor, Whole
+from .figures import Amount, Collectives, Confidence, Duration, Factor, Share, Whole
 from .keys import ByName, Count, Counts, Index, Indices, Numbers, Pairs, Parsed, Words, wrong
 
 LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "ultraserver", "efa", "ethernet", "none"]
@@ -76,6 +76,15 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """Time of matrix products on a whole chip: `start_s`, and their operations at `flops_per_s`."""
+
+    kind: str  # the dtype of the factors: "bf16", "fp8", ...
+    flops_per_s: Amount  # rate of a product that never ends, as benchmarks of single products find it
+    start_s: Duration  # to start a product, and to fill and drain the processors of the chip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
     """One device (a Trainium chip, say) and its processors."""
 
@@ -88,6 +97,12 @@ class Chip:
     dma_bytes_per_s: Amount | None = None  # of the DMA engines of one physical core, in practice
     # peak per dtype, for the whole chip.
     flops_per_s: Annotated[tuple[tuple[str, Amount], ...], ByName("a table")] = ()
+    products: Annotated[tuple[Products, ...], ByName("a table")] = ()  # measured matrix products, per dtype
+    attention_flops_per_s: Amount | None = None  # of fused attention, forward and backward, in two bytes
+    sustained: Share | None = None  # share of the measured rates that is left in a whole training step
+    memory_efficiency: Share | None = None  # share of the memory's bandwidth that element-wise computes reach
+    host_bytes_per_s: Amount | None = None  # to the host's memory, and back
+    power_w: Amount | None = None  # that the chip takes at most
 
     def __post_init__(self) -> None:
         if not self.lnc or any(self.cores % size for size in self.lnc):

@@ -8,7 +8,8 @@ layout = planning.Layout(tp=8, pp=4, dp=32, global_batch=1024)
 #
 #   model      Model: layers, widths, experts;  models/: published ones, as data;  configurations: read from a file
 #   layout     Layout: degrees of parallelism, and the batch
-#   amounts    operations, bytes and memory of one rank, in closed form
+#   device     measured rates of computes: matrix products by shape, attention, memory
+#   amounts    operations, bytes and time of one rank's computes, in closed form;  memory: what it holds
 #   program    the step as a program on ranks, on any clock;  weights: the transfers of weights and gradients in it
 #   parts      the parts of a simulated step's time;  wires: how busy wires are
 #   estimates  a predicted step, and its change with figures of the machine;  trust: the error of predictions
@@ -18,10 +19,10 @@ layout = planning.Layout(tp=8, pp=4, dp=32, global_batch=1024)
 #
 # The runtime does not know this room: only the command does.
 
-from .amounts import Memory, memory_of
 from .configurations import known, load
 from .estimates import Estimate, estimate
 from .layout import Layout
+from .memory import Memory, memory_of
 from .model import Model
 from .program import train
 

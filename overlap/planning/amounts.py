@@ -1,30 +1,22 @@
-"""Amounts of one rank in closed form: operations and bytes of a layer and a microbatch, and device memory. Pure.
+"""Amounts of one rank in closed form: operations, bytes and time of a layer and a microbatch. Pure.
 
-Formulas: Narayanan et al., arXiv 2104.04473, and Korthikanti et al., arXiv 2205.05198; what saved tensors are is
-counted one by one, so that gated perceptrons and few heads of keys come out right.
+Formulas: Narayanan et al., arXiv 2104.04473. Attention is fused (Dao et al., arXiv 2205.14135): no scores reach memory,
+masked ones are not computed, and its backward has five products where its forward has two.
 
-Memory of states, for N replicas, Adam, weights and gradients of two bytes, 12 bytes of copy and means in float32:
-
-======  ============  ============  ============
-zero    weights       gradients     optimizer
-======  ============  ============  ============
-0       2             2             12
-1       2             2             12 / N
-2       2             2 / N         12 / N
-3       2 / N         2 / N         12 / N
-======  ============  ============  ============
-
-Rajbhandari et al., arXiv 1910.02054, section 5. Zero 2 and 3 hold two buckets or layers in whole besides.
+Where the device's measured rates are known, a compute takes the sum of its kernels' times: products by shape, attention,
+and element-wise work by the memory's bandwidth. Elsewhere the roofline of operations and bytes prices it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..cost.parameters import itemsize_of
+from .device import Device
 from .layout import Layout
 from .model import Model
 
@@ -38,15 +30,34 @@ class Work:
     """One compute."""
 
     flops: float  # Operations
-    nbytes: float  # Of memory, read and written
+    nbytes: float  # Of memory, read and written by products
+    seconds: float | None = None  # Its time, where the rates of the device are known
 
     def plus(self, other: Work) -> Work:
         """Return the sum of two computes."""
-        return Work(flops=self.flops + other.flops, nbytes=self.nbytes + other.nbytes)
+        both = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
+        return Work(flops=self.flops + other.flops, nbytes=self.nbytes + other.nbytes, seconds=both)
 
     def times(self, factor: float) -> Work:
         """Return a multiple."""
-        return Work(flops=self.flops * factor, nbytes=self.nbytes * factor)
+        longer = None if self.seconds is None else self.seconds * factor
+        return Work(flops=self.flops * factor, nbytes=self.nbytes * factor, seconds=longer)
+
+
+class Product(NamedTuple):
+    """A matrix product of a rank: of rows x inner and inner x columns numbers."""
+
+    rows: float
+    columns: float
+    inner: float
+
+
+# Passes over memory where kernels fuse neighbouring element-wise operations, in numbers read and written.
+_NORM = 5  # of the hidden width, forward: the sum with the residual, and its norm
+_NORM_BACK = 6
+_CAST = 4  # bytes of a factor in eight bits: two are read, one is written, and one of the transposed factor
+_LOSS_BYTES = 14  # of a score forward: written in two bytes; in four written, and read twice
+_LOSS_BYTES_BACK = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +66,12 @@ class Amounts:
 
     model: Model  # The model
     layout: Layout  # Its layout
+    device: Device | None = None  # The measured rates, if they are known
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number."""
-        return itemsize_of(self.layout.dtype)
+        """Bytes of a number of weights, activations and gradients."""
+        return itemsize_of(self.layout.carried)
 
     @property
     def tokens(self) -> int:
@@ -79,55 +91,146 @@ class Amounts:
         moved = (own + self.tokens * (2 * self.model.hidden + width / self.layout.tp)) * self.itemsize
         return Work(flops=2.0 * own * self.tokens, nbytes=moved)
 
-    def projections(self) -> Work:
-        """Queries, keys, values and what comes after the heads, forward."""
-        of = self.model
-        return self._matrix(of.attention_parameters, of.query_width + of.kv_width + of.value_width)
+    def _timed(self, work: Work, products: Sequence[Product], moved: float, dtype: str | None = None) -> Work:
+        """Return a compute with its time, if the device is known: of products, and of element-wise bytes."""
+        device = self.device
+        if device is None:
+            return work
+        kind, size = dtype or self.layout.dtype, self.itemsize
+        each_s = sum(device.product_s(*each, kind, size) for each in products)
+        return replace(work, seconds=each_s + device.moving_s(moved))
 
-    def scores(self) -> Work:
-        """Attention of a rank's tokens to as many keys: all of a sequence, or a part of it with `cp`; forward."""
+    def _moved(self, back: float, numbers: tuple[float, float], factors: tuple[float, float]) -> float:
+        """Return bytes of element-wise work: of numbers forward or backward, and of the casts of factors, likewise."""
+        casts = _CAST if self.layout.dtype != self.layout.carried else 0
+        which = 1 if back else 0
+        return numbers[which] * self.itemsize + factors[which] * casts
+
+    def _again(self, operation: str, back: float) -> bool:
+        return bool(back) and operation in self.layout.recomputed
+
+    def projections(self, back: float = 0) -> Work:
+        """Queries, keys, values and the product after the heads, with norm and positions.
+
+        Args:
+            back: 0 forward; backward 1 for gradients of inputs, 2 for those of weights too.
+        """
+        of, tp, tokens = self.model, self.layout.tp, self.tokens
+        inside = of.query_width + of.kv_width
+        work = self._matrix(of.attention_parameters, inside + of.value_width).times(back or 1)
+        products = [
+            Product(tokens, (of.attention_parameters / of.hidden - of.value_width) / tp, of.hidden),
+            Product(tokens, of.hidden, of.value_width / tp),
+        ]
+        rows, turned = self.rows * of.hidden, 2 * tokens * (of.query_width + of.kv_width / 2) / tp
+        again = _NORM * rows * self._again("norm", back)
+        numbers = _NORM * rows + turned, _NORM_BACK * rows + turned + again
+        factors = tokens * (of.hidden + of.value_width / tp), tokens * (of.hidden + inside / tp)
+        return self._halves(work, products, back, self._moved(back, numbers, factors))
+
+    def _halves(self, work: Work, products: Sequence[Product], back: float, moved: float) -> Work:
+        """Return half a layer: products once forward, `back` times backward, and half of them again if they are."""
+        times = (back or 1) + (0.5 if self._again("products", back) else 0)
+        return self._timed(work.times(times / (back or 1)), _repeated(products, times), moved)
+
+    def scores(self, back: float = 0) -> Work:
+        """Attention of a rank's tokens to the keys of one rank of `cp`; backward if `back`."""
         of, tp = self.model, self.layout.tp
-        keys = of.sequence // self.layout.cp
+        keys = of.attended / self.layout.cp
         moved = self.tokens * (of.query_width + of.kv_width + of.value_width) * self.itemsize / tp
-        return Work(flops=self.tokens * of.score_flops(keys) / tp, nbytes=moved)
+        times = (2.5 + self._again("attention", back)) if back else 1.0
+        work = Work(flops=self.tokens * of.score_flops(keys) / tp, nbytes=moved).times(times)
+        if self.device is None:
+            return work
+        reach = min(of.window or of.sequence, of.sequence) / self.layout.cp
+        return replace(work, seconds=self.device.attention_s(work.flops, reach))
 
-    def perceptron(self, layer: int) -> Work:
-        """Perceptron, or router and shared experts: the computes of every token after attention, forward."""
+    def perceptron(self, layer: int, back: float = 0) -> Work:
+        """Perceptron, or router and shared experts: the computes of every token after attention."""
         of = self.model
         if not of.has_experts(layer):
-            return self._matrix(of.perceptron(of.ffn), 3 * of.ffn)
-        return self.router().plus(self.shared()) if of.shared_experts else self.router()
+            return self._perceptron(of.perceptron(of.ffn), of.ffn, self.tokens, back, self.rows)
+        return self.router(back).plus(self.shared(back)) if of.shared_experts else self.router(back)
 
-    def router(self) -> Work:
-        """The choice of experts, forward."""
+    def _perceptron(self, parameters: float, ffn: float, tokens: float, back: float, rows: float) -> Work:
+        of, wide = self.model, ffn / self.layout.tp
+        work = self._matrix(parameters, 3 * ffn).times(back or 1)
+        into = (2 if of.gated else 1) * wide
+        products = [Product(tokens, into, of.hidden), Product(tokens, of.hidden, wide)]
+        again = (_NORM * rows * of.hidden * self._again("norm", back)) + (
+            (into + wide) * tokens * self._again("activation", back)
+        )
+        numbers = (
+            _NORM * rows * of.hidden + (into + wide) * tokens,
+            _NORM_BACK * rows * of.hidden + (2 * into + wide) * tokens + again,
+        )
+        factors = tokens * (of.hidden + wide), tokens * (of.hidden + into)
+        return self._halves(work, products, back, self._moved(back, numbers, factors))
+
+    def router(self, back: float = 0) -> Work:
+        """The choice of experts."""
         of = self.model
-        return Work(flops=2.0 * self.rows * of.hidden * of.experts, nbytes=1.0 * self.rows * of.hidden * self.itemsize)
+        nbytes = 1.0 * self.rows * of.hidden * self.itemsize
+        work = Work(flops=2.0 * self.rows * of.hidden * of.experts, nbytes=nbytes).times(back or 1)
+        norm = (_NORM_BACK if back else _NORM) * nbytes
+        return self._timed(work, _repeated([Product(self.rows, of.experts, of.hidden)], back or 1), norm, "float32")
 
-    def shared(self) -> Work:
-        """The experts that every token goes to, forward."""
+    def shared(self, back: float = 0) -> Work:
+        """The experts that every token goes to."""
         of = self.model
-        return self._matrix(of.shared_experts * of.perceptron(of.expert_width), 3 * of.shared_experts * of.expert_width)
+        width = of.shared_experts * of.expert_width
+        return self._perceptron(of.shared_experts * of.perceptron(of.expert_width), width, self.tokens, back, 0.0)
 
-    def experts(self) -> Work:
-        """The experts of the busiest rank, forward."""
+    def experts(self, back: float = 0) -> Work:
+        """The experts of the busiest rank."""
         of, layout = self.model, self.layout
         each = of.perceptron(of.expert_width) / layout.tp
-        met = self.tokens * of.top_k * layout.imbalance
-        moved = each * of.experts / layout.ep + met * (2 * of.hidden + 3 * of.expert_width / layout.tp)
-        return Work(flops=2.0 * met * each, nbytes=moved * self.itemsize)
+        met, here = self.tokens * of.top_k * layout.imbalance, of.experts / layout.ep
+        moved = each * here + met * (2 * of.hidden + 3 * of.expert_width / layout.tp)
+        work = Work(flops=2.0 * met * each, nbytes=moved * self.itemsize).times(back or 1)
+        if self.device is None:
+            return work
+        wide = of.expert_width / layout.tp
+        into = (2 if of.gated else 1) * wide
+        products = [Product(met, into, of.hidden), Product(met, of.hidden, wide)]
+        weights = each * (here - 1) * self.itemsize * (back or 1)  # the products of one matrix count those of one
+        numbers = (into + wide) * met, (2 * into + wide) * met
+        bytes_moved = weights + self._moved(back, numbers, (met * (of.hidden + wide), met * (of.hidden + into)))
+        return self._timed(work, _repeated(products, back or 1), bytes_moved)
+
+    def weight_gradients(self, layer: int) -> Work:
+        """Return the gradients of a layer's weights alone, where a schedule splits the backward pass."""
+        found = self.projections(2).plus(self.projections(1).times(-1.0))
+        found = found.plus(self.perceptron(layer, 2)).plus(self.perceptron(layer, 1).times(-1.0))
+        if self.model.has_experts(layer):
+            found = found.plus(self.experts(2)).plus(self.experts(1).times(-1.0))
+        return found
 
     def combining(self) -> Work:
         """Adding up what came back from a token's experts."""
         of = self.model
-        return Work(flops=0.0, nbytes=(of.top_k + 1.0) * self.rows * of.hidden * self.itemsize)
+        nbytes = (of.top_k + 1.0) * self.rows * of.hidden * self.itemsize
+        return self._timed(Work(flops=0.0, nbytes=nbytes), [], nbytes)
 
     def embedding(self) -> Work:
         """Looking up tokens."""
-        return Work(flops=0.0, nbytes=2.0 * self.tokens * self.model.hidden * self.itemsize)
+        nbytes = 2.0 * self.tokens * self.model.hidden * self.itemsize
+        return self._timed(Work(flops=0.0, nbytes=nbytes), [], nbytes)
 
-    def scoring(self) -> Work:
-        """Scores of all words, forward."""
-        return self._matrix(self.model.embedding_parameters, 3 * self.model.vocabulary)
+    def scoring(self, back: float = 0) -> Work:
+        """Scores of all words, and their loss; of further tokens too, with the join of each with its embedding."""
+        of, tp = self.model, self.layout.tp
+        words, times = of.vocabulary / tp, (back or 1) * (1 + of.mtp_layers)
+        work = self._matrix(of.embedding_parameters, 3 * of.vocabulary).times(times)
+        joined = Product(self.rows, of.hidden * of.mtp_layers, 2 * of.hidden)
+        products = [Product(self.tokens, words * (1 + of.mtp_layers), of.hidden), joined]
+        moved = (_LOSS_BYTES_BACK if back else _LOSS_BYTES) * self.tokens * words * (1 + of.mtp_layers)
+        return self._timed(work, _repeated(products, back or 1), moved, self.layout.carried)
+
+    def updating(self, parameters: float) -> Work:
+        """Adam on some parameters."""
+        nbytes = UPDATE_BYTES * parameters
+        return self._timed(Work(flops=0.0, nbytes=nbytes), [], nbytes)
 
     # -- bytes that travel ---------------------------------------------------------------------------------------
 
@@ -179,6 +282,12 @@ class Amounts:
         return of.experts * of.perceptron(of.expert_width) if of.has_experts(layer) else 0
 
 
+def _repeated(products: Sequence[Product], times: float) -> list[Product]:
+    """Return the products, each `times`; of half a time, every second one."""
+    whole = list(products) * int(times)
+    return [*whole, *products[::2]] if times % 1 else whole
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return a dtype of numpy or ml_dtypes by its name.
 
@@ -193,93 +302,3 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
         found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return found
-
-
-# -- memory ----------------------------------------------------------------------------------------------------------
-
-_OPTIMIZER_BYTES = 12  # float32: the weight, and Adam's two means
-_FILLED = 3  # microbatches for each stage, after which a pipeline holds no more
-_SCORE_BYTES = 8  # of a word and token: the scores in float32, and their gradient
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes on the rank that holds most."""
-
-    stage: int  # Its place in the pipeline
-    weights: float  # With those that it has gathered
-    gradients: float  # Likewise
-    optimizer: float  # State
-    activations: float  # Of all microbatches that are under way, and the scores of words
-
-    @property
-    def total(self) -> float:
-        """Bytes of all four."""
-        return self.weights + self.gradients + self.optimizer + self.activations
-
-
-def memory_of(model: Model, layout: Layout) -> Memory:
-    """Return the memory of the fullest rank."""
-    amounts = Amounts(model=model, layout=layout)
-    return max((_on(amounts, rank) for rank in range(layout.pp)), key=lambda each: each.total)
-
-
-def _on(amounts: Amounts, rank: int) -> Memory:
-    layout, width = amounts.layout, amounts.itemsize
-    stages = list(layout.stages_of(rank))
-    held = [amounts.held(stage) for stage in stages]
-    dense = sum(each for each, _ in held) + sum(map(amounts.tables, stages))
-    experts = sum(each for _, each in held)
-    kinds = [one for stage in stages for one, _ in amounts.model.kinds(layout.layers_of(amounts.model, stage))]
-    whole = max((amounts.dense(one) + amounts.own_experts(one) for one in kinds), default=0)
-
-    def shared(from_stage: int) -> float:
-        """Parameters, shared by the replicas of each from a stage of ZeRO on."""
-        if layout.zero < from_stage:
-            return float(dense + experts)
-        return dense / layout.replicas + experts / (layout.replicas // layout.ep)
-
-    gathered = 2.0 * whole * width if layout.zero == 3 else 0.0
-    reduced = 2.0 * (whole * width if layout.zero == 3 else min(layout.bucket_bytes, dense * width))
-    return Memory(
-        stage=rank,
-        weights=shared(3) * width + gathered,
-        gradients=shared(2) * width + (reduced if layout.zero >= 2 else 0.0),
-        optimizer=shared(1) * _OPTIMIZER_BYTES,
-        activations=_activations(amounts, rank, stages),
-    )
-
-
-def _activations(amounts: Amounts, rank: int, stages: list[int]) -> float:
-    layout, model = amounts.layout, amounts.model
-    few = layout.with_microbatches(min(layout.microbatches, _FILLED * layout.pp * layout.chunks))
-    live = few.pipeline().peak_live[rank]
-    kinds = [each for stage in stages for each in model.kinds(layout.layers_of(model, stage))]
-    kept = sum(_kept(amounts, one) * like for one, like in kinds) / layout.chunks
-    once = max(_whole(amounts, one) for one, _ in kinds) if layout.checkpointing == "full" and kinds else 0.0
-    last = layout.pp * layout.chunks - 1
-    scores = _SCORE_BYTES * amounts.tokens * model.vocabulary / layout.tp if last in stages else 0.0
-    return live * kept + once + scores
-
-
-def _kept(amounts: Amounts, layer: int) -> float:
-    """Return the bytes kept of a layer and a microbatch: its input alone, or all that its backward needs."""
-    if amounts.layout.checkpointing == "full":
-        return float(amounts.rows * amounts.model.hidden * amounts.itemsize)
-    return _whole(amounts, layer)
-
-
-def _whole(amounts: Amounts, layer: int) -> float:
-    """Return the bytes that the backward pass of a layer needs: the inputs of each matrix, norm and activation."""
-    model, layout, tokens = amounts.model, amounts.layout, amounts.tokens
-    attention = model.query_width + model.kv_width + model.value_width
-    if model.has_experts(layer):
-        inside, into = (3 if model.gated else 2) * model.expert_width, model.top_k * layout.imbalance
-        perceptron = (model.top_k * layout.imbalance + model.shared_experts) * inside
-    else:
-        perceptron, into = float((3 if model.gated else 2) * model.ffn), 1.0
-    held = amounts.rows * model.hidden * (3 + into) + tokens * (attention + perceptron) / layout.tp
-    total = held * amounts.itemsize
-    if layout.checkpointing == "none":  # scores and their softmax
-        total += 2.0 * amounts.itemsize * tokens * (model.sequence // layout.cp) * model.heads / layout.tp
-    return float(total)

@@ -16,14 +16,23 @@ from .. import Virtual
 from ..cost.select import plan
 from ..parallel.schedules import FAMILIES
 from ..simulation.compute_cost import ComputeCosts, Profile, Roofline
-from .amounts import UPDATE_BYTES, Amounts, Work
+from .amounts import Amounts, Work
+from .device import Device
 from .layout import Layout
 from .model import Model
 
 _SPLIT = frozenset(name for name, of in FAMILIES.items() if of.make(1, 2, of.chunks or 2).splits_backward)
 
 
-def bound_s(model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *, planned: bool = True) -> float:
+def bound_s(
+    model: Model,
+    layout: Layout,
+    cluster: Cluster,
+    virtual: Virtual,
+    *,
+    planned: bool = True,
+    device: Device | None = None,
+) -> float:
     """Return seconds that no simulation of the step is below.
 
     Args:
@@ -32,11 +41,12 @@ def bound_s(model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *,
         cluster: Where.
         virtual: What is assumed.
         planned: Whether collectives count, which takes a plan of each; else only computes do.
+        device: Measured rates of computes, as in `estimate`.
 
     Raises:
         TopologyError: If a group of ranks is illegal there.
     """
-    return _Bound(model, layout, cluster, virtual, planned=planned).step_s()
+    return _Bound(model, layout, cluster, virtual, device, planned=planned).step_s()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +61,12 @@ class _Stage:
 class _Bound:
     """The bound of one layout."""
 
-    def __init__(self, model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *, planned: bool) -> None:
+    def __init__(
+        self, model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, device: Device | None, *, planned: bool
+    ) -> None:
         self._model, self._layout, self._cluster, self._virtual = model, layout, cluster, virtual
         self._plans = planned
-        self._amounts = Amounts(model=model, layout=layout)
+        self._amounts = Amounts(model=model, layout=layout, device=device)
         rates = {"efficiency": virtual.efficiency, "memory_efficiency": virtual.memory_efficiency}
         profile = virtual.profile
         self._costs = ComputeCosts(
@@ -87,12 +99,12 @@ class _Bound:
     def _stage(self, stage: int) -> _Stage:
         layers = self._layout.layers_of(self._model, stage)
         kinds, split = self._model.kinds(layers), self._layout.schedule in _SPLIT
-        forward = sum(self._layer_s(one, "forward", 1.0) * like for one, like in kinds)
+        forward = sum(self._layer_s(one, "forward", 0.0) * like for one, like in kinds)
         backward = sum(self._layer_s(one, "backward", 1.0 if split else 2.0) * like for one, like in kinds)
         again = forward - (self._half_s if layers else 0.0) * len(layers) if self._again else 0.0
         if stage == self._layout.pp * self._layout.chunks - 1:
             forward += self._s("scores", self._amounts.scoring())
-            backward += self._s("scores backward", self._amounts.scoring().times(1.0 if split else 2.0))
+            backward += self._s("scores backward", self._amounts.scoring(1.0 if split else 2.0))
         weights = sum(self._weights_s(one) * like for one, like in kinds) if split else 0.0
         slack = 2 * self._half_s  # the last exchange of an action may lie beside the first compute of the next
         return _Stage(forward=max(0.0, forward - slack), backward=max(0.0, backward + again - slack), weights=weights)
@@ -104,10 +116,8 @@ class _Bound:
     def _layer_s(self, layer: int, what: str, times: float) -> float:
         """Return the time of a layer's computes, and of the exchanges of `tp` and `ep` between them."""
         amounts, back = self._amounts, what == "backward"
-        scores = amounts.scores()
-        if back:
-            scores = scores.times(3.0 if self._layout.checkpointing == "selective" else 2.0)
-        projections = amounts.projections().times(times)
+        scores = amounts.scores(1 if back else 0)
+        projections = amounts.projections(times)
         if self._layout.cp > 1:
             found = self._s(f"projections {what}", projections) + self._layout.cp * self._s(f"scores {what}", scores)
         else:
@@ -117,7 +127,7 @@ class _Bound:
             found -= self._gather_s  # of the gradient, while the layer is computed again
         if self._model.has_experts(layer):
             return found + self._sparse_s(times, what)
-        return found + self._s(f"perceptron {what}", amounts.perceptron(layer).times(times)) + self._half_s
+        return found + self._s(f"perceptron {what}", amounts.perceptron(layer, times)) + self._half_s
 
     def _sparse_s(self, times: float, what: str) -> float:
         """Return the time of half a layer with experts; shared experts may compute while tokens travel."""
@@ -130,20 +140,18 @@ class _Bound:
             back_s += self._planned_s("reduce_scatter", nbytes, "tp")
         else:
             around_s = self._half_s
-        shared_s = self._s(f"shared {what}", amounts.shared().times(times)) if self._model.shared_experts else 0.0
-        router_s = self._s(f"router {what}", amounts.router().times(times))
-        experts_s = self._s(f"experts {what}", amounts.experts().times(times))
+        shared_s = self._s(f"shared {what}", amounts.shared(times)) if self._model.shared_experts else 0.0
+        router_s = self._s(f"router {what}", amounts.router(times))
+        experts_s = self._s(f"experts {what}", amounts.experts(times))
         combine_s = self._s(f"combine {what}", amounts.combining())
         return around_s + router_s + max(there_s, shared_s) + experts_s + back_s + combine_s
 
     def _weights_s(self, layer: int) -> float:
-        work = self._amounts.projections().plus(self._amounts.perceptron(layer))
-        if self._model.has_experts(layer):
-            work = work.plus(self._amounts.experts())
-        return self._s("weights backward", work)
+        return self._s("weights backward", self._amounts.weight_gradients(layer))
 
     def _s(self, name: str, work: Work) -> float:
-        return self._costs.duration_ns(name, flops=work.flops, bytes_moved=work.nbytes)[0] / 1e9
+        priced = self._costs.duration_ns(name, flops=work.flops, bytes_moved=work.nbytes, seconds=work.seconds)
+        return priced[0] / 1e9
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -161,7 +169,7 @@ class _Bound:
     def _planned_s(self, op: str, nbytes: int, *axes: str) -> float:
         if not self._plans:
             return 0.0
-        return _planned(op, nbytes, self._cluster, _group(self._layout, axes), self._layout.dtype, self._peer)[0]
+        return _planned(op, nbytes, self._cluster, _group(self._layout, axes), self._layout.carried, self._peer)[0]
 
     @property
     def _peer(self) -> bool:
@@ -176,7 +184,7 @@ class _Bound:
         group = _group(layout, ("dp", "cp", "ep"))
 
         def busy_s(op: str) -> float:
-            return _planned(op, layout.bucket_bytes, self._cluster, group, layout.dtype, self._peer)[1] * nbytes
+            return _planned(op, layout.bucket_bytes, self._cluster, group, layout.carried, self._peer)[1] * nbytes
 
         reduced_s = busy_s("reduce_scatter" if layout.zero else "all_reduce")
         return reduced_s, busy_s("all_gather") if layout.zero in (1, 2) else 0.0
@@ -186,8 +194,7 @@ class _Bound:
 
     def _update_s(self, rank: int) -> float:
         share = self._layout.replicas if self._layout.zero else 1
-        rate = self._costs.roofline
-        return UPDATE_BYTES * self._dense(rank) / share / ((rate.bytes_per_s or float("inf")) * rate.memory_efficiency)
+        return self._s("update", self._amounts.updating(self._dense(rank) / share))
 
 
 def _group(layout: Layout, axes: tuple[str, ...]) -> tuple[int, ...]:

@@ -35,12 +35,14 @@ _HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
     "rope_dim": ("qk_rope_head_dim",),
     "nope_dim": ("qk_nope_head_dim",),
     "value_dim": ("v_head_dim",),
+    "mtp_layers": ("num_nextn_predict_layers",),
 }
 _GATED = ("silu", "swiglu", "gelu_gated")  # activations of perceptrons with three matrices
 # What the classes of transformers say where a configuration does not: their perceptrons, and whether scores use the
 # matrix of the embedding.
 _ALWAYS_GATED = ("gemma", "gemma2", "gemma3_text")
 _NEVER_GATED = ("phi3small", "starcoder2", "nemotron")
+_BIDIRECTIONAL = ("bert", "roberta")
 _TIED = ("gpt2", "gpt_bigcode", "opt", "bloom", "falcon", "bert", "roberta", *_ALWAYS_GATED)
 
 
@@ -115,6 +117,9 @@ def _from_hugging_face(told: Mapping[str, object], where: str) -> dict[str, obje
     gated = told.get("hidden_act", told.get("activation_function")) in _GATED or kind in _ALWAYS_GATED
     found["gated"] = gated and kind not in _NEVER_GATED
     found.setdefault("tied", kind in _TIED)
+    found["causal"] = kind not in _BIDIRECTIONAL
+    if told.get("sliding_window") is not None and told.get("use_sliding_window") is not False and found["causal"]:
+        found["window"] = told["sliding_window"]
     width = found.get("hidden")
     if "ffn" not in found and kind in ("gpt2", "gpt_bigcode", "bloom", "falcon") and isinstance(width, int):
         found["ffn"] = 4 * width  # where they say nothing

@@ -16,8 +16,9 @@ from ..simulation.compute_cost import Roofline
 from ..simulation.conditions import ALL
 from ..timeline.recording import Recorder
 from ..timeline.spans import Timeline
-from .amounts import Memory, memory_of
+from .device import Device
 from .layout import Layout
+from .memory import Memory, memory_of
 from .model import Model
 from .parts import Parts
 from .program import train
@@ -35,6 +36,7 @@ class Estimate:
     memory: Memory  # Of the fullest rank
     simulated: int  # Microbatches that were simulated; the others were added, each like the last one
     timeline: Timeline  # Of the last simulation
+    device: Device | None = None  # The measured rates of computes, if they are known
 
     @property
     def step_s(self) -> float:
@@ -69,7 +71,13 @@ class Estimate:
 
 
 def estimate(
-    model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *, algorithm: str | None = None
+    model: Model,
+    layout: Layout,
+    cluster: Cluster,
+    virtual: Virtual,
+    *,
+    algorithm: str | None = None,
+    device: Device | None = None,
 ) -> Estimate:
     """Predict a step.
 
@@ -84,6 +92,7 @@ def estimate(
         cluster: The machines.
         virtual: The assumptions.
         algorithm: The only algorithm to use; by default any.
+        device: Measured rates of computes; None: `virtual` prices their operations and bytes.
 
     Raises:
         UsageError: If they do not go together.
@@ -100,7 +109,7 @@ def estimate(
         few = layout.microbatches
     many = layout.microbatches > 2 * few + 1
     counts = (few, few + 1) if many else (layout.microbatches,)
-    timelines = [simulated(model, layout.with_microbatches(n), cluster, virtual, algorithm) for n in counts]
+    timelines = [simulated(model, layout.with_microbatches(n), cluster, virtual, algorithm, device) for n in counts]
     parts = [Parts.of(timeline) for timeline in timelines]
     found = parts[0].further(parts[1], layout.microbatches - few - 1) if many else parts[0]
     return Estimate(
@@ -112,18 +121,24 @@ def estimate(
         memory=memory_of(model, layout),
         simulated=counts[-1],
         timeline=timelines[-1],
+        device=device,
     )
 
 
 def simulated(
-    model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, algorithm: str | None = None
+    model: Model,
+    layout: Layout,
+    cluster: Cluster,
+    virtual: Virtual,
+    algorithm: str | None = None,
+    device: Device | None = None,
 ) -> Timeline:
     """Run a whole step in virtual time and return its timeline; arguments and errors are those of `estimate`."""
     recorders: dict[int, Recorder] = {}
 
     async def main(rank: Rank) -> None:
         recorders[rank.rank] = rank.recorder
-        await train(rank, model, layout)
+        await train(rank, model, layout, device=device)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TopologyWarning)  # `overlap plan MACHINE` tells of rules that do not bind

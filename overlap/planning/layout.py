@@ -11,7 +11,18 @@ from ..parallel.schedules import FAMILIES, PipelineSchedule, make
 from .model import Model
 
 CHECKPOINTING = ("none", "selective", "full")
-"""What of the activations is computed again in the backward pass: nothing, scores of attention, all of a layer."""
+"""What of the activations is computed again in the backward pass: nothing, most of a layer, all of a layer."""
+
+OPERATIONS = ("attention", "norm", "activation", "products")
+"""Operations of a layer that can be computed again alone: fused attention, norms, the activation, every second product.
+
+"selective" is the last three, torchtitan's default (torchtitan/models/llama3/infra/parallelize.py: all but every second
+product, attention, and reductions). Megatron's of arXiv 2205.05198 is "attention"; fused attention keeps no scores.
+"""
+
+_SELECTIVE = frozenset(("norm", "activation", "products"))
+CONTEXTS = ("ring", "gather")
+"""Ways of keys and values to the other ranks of a sequence: from one to the next, or gathered before attention."""
 
 ORDERS = ("pp.dp.tp", "dp.pp.tp", "pp.tp.dp", "dp.tp.pp", "tp.pp.dp", "tp.dp.pp")
 """Which ranks are neighbours: those of the last axis. "dp" also holds the axes of experts and of the sequence."""
@@ -38,12 +49,13 @@ class Layout:
     schedule: str = "1f1b"  # Of the pipeline; one of `overlap.parallel.schedules.FAMILIES`
     chunks: int = 1  # Stages on each rank: 2 or more for "interleaved-1f1b", else what the schedule has
     zero: int = 1  # 0: all ranks have all weights; 1, 2: they share the optimizer; 3: the weights too (FSDP)
-    checkpointing: str = "full"  # One of `CHECKPOINTING`
+    checkpointing: str = "full"  # One of `CHECKPOINTING`, or some of `OPERATIONS` joined by "+"
     sequence_parallel: bool = True  # Whether what the ranks of `tp` would all hold is cut along the sequence
     bucket_bytes: int = BUCKET_BYTES  # Gradients that are reduced together
     order: str = ORDERS[0]  # One of `ORDERS`
     imbalance: float = 1.0  # Tokens of the busiest rank of experts, over the mean
-    dtype: str = "bfloat16"  # Of weights, activations and gradients
+    dtype: str = "bfloat16"  # Of the factors of matrix products; see `carried`
+    context: str = "ring"  # One of `CONTEXTS`
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "global_batch", "micro_batch", "chunks", "bucket_bytes"):
@@ -52,7 +64,8 @@ class Layout:
                 raise UsageError(f"{name}: expected a whole number from 1, got {value!r}")
         if self.zero not in (0, 1, 2, 3):
             raise UsageError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
-        for name, choices in (("checkpointing", CHECKPOINTING), ("order", ORDERS), ("schedule", tuple(FAMILIES))):
+        self.recomputed  # noqa: B018 (refuses unknown operations)
+        for name, choices in (("order", ORDERS), ("schedule", tuple(FAMILIES)), ("context", CONTEXTS)):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}: expected {', '.join(choices)}, got {getattr(self, name)!r}")
         if not 1 <= self.imbalance < float("inf"):
@@ -67,6 +80,26 @@ class Layout:
         stages = FAMILIES[self.schedule].chunks
         if self.chunks != stages and (stages is not None or self.chunks < 2):
             raise UsageError(f"chunks: expected {stages or '2 or more'} for {self.schedule}, got {self.chunks}")
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """The operations of a layer that are computed again; none if it is a whole layer, or nothing."""
+        if self.checkpointing in ("none", "full"):
+            return frozenset()
+        if self.checkpointing == "selective":
+            return _SELECTIVE
+        names = frozenset(self.checkpointing.split("+")) if isinstance(self.checkpointing, str) else frozenset([""])
+        if not names <= frozenset(OPERATIONS):
+            raise UsageError(
+                f"checkpointing: expected {', '.join(CHECKPOINTING)}, or some of {', '.join(OPERATIONS)} joined by +, "
+                f"got {self.checkpointing!r}"
+            )
+        return names
+
+    @property
+    def carried(self) -> str:
+        """Type of weights, activations and gradients: products in eight bits take and give numbers of sixteen."""
+        return "bfloat16" if self.dtype.startswith("float8") else self.dtype
 
     @property
     def world_size(self) -> int:
@@ -114,11 +147,14 @@ class Layout:
         return replace(self, global_batch=count * self.dp * self.micro_batch)
 
     def layers_of(self, model: Model, stage: int) -> range:
-        """Return the layers of a stage, from 0 to pp x chunks: as even as can be, the first ones have more."""
+        """Return the layers of a stage, from 0 to pp x chunks: as even as can be, the first ones have more.
+
+        Layers that predict further tokens are behind the last one.
+        """
         stages = self.pp * self.chunks
         least, more = divmod(model.layers, stages)
         start = stage * least + min(stage, more)
-        return range(start, start + least + (stage < more))
+        return range(start, start + least + (stage < more) + (model.mtp_layers if stage == stages - 1 else 0))
 
     def check(self, model: Model) -> None:
         """Check that the layout fits a model.

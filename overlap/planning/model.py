@@ -8,7 +8,7 @@ from ..errors import UsageError
 
 _MAY_BE_ZERO = (
     "kv_heads", "head_dim", "experts", "top_k", "shared_experts", "expert_ffn", "dense_layers", "q_rank", "kv_rank",
-    "rope_dim", "nope_dim", "value_dim",
+    "rope_dim", "nope_dim", "value_dim", "window", "mtp_layers",
 )  # fmt: skip
 
 
@@ -41,6 +41,9 @@ class Model:
     rope_dim: int = 0  # Of a latent head, what has a position
     nope_dim: int = 0  # What has none
     value_dim: int = 0  # Of its values
+    causal: bool = True  # Whether a token meets only earlier ones
+    window: int = 0  # How many tokens a token meets at most (sliding window); 0: all of the sequence
+    mtp_layers: int = 0  # Further layers that predict further tokens (arXiv 2412.19437, section 2.2), each with scores
     source: str = ""  # Where the figures are from
 
     def __post_init__(self) -> None:
@@ -55,6 +58,8 @@ class Model:
             raise UsageError(f"kv_heads: expected a divisor of heads ({self.heads}), got {self.kv_heads}")
         if self.experts and not 1 <= self.top_k <= self.experts:
             raise UsageError(f"top_k: expected 1 to experts ({self.experts}), got {self.top_k}")
+        if self.window and not self.causal:
+            raise UsageError(f"window: expected a causal model, got {self.window} with causal = false")
         if self.dense_layers > self.layers:
             raise UsageError(f"dense_layers: expected at most layers ({self.layers}), got {self.dense_layers}")
 
@@ -144,7 +149,7 @@ class Model:
     @property
     def parameters(self) -> int:
         """All parameters."""
-        return self._tables + sum(self.layer_parameters(one) * like for one, like in self.kinds(range(self.layers)))
+        return self._tables + sum(self.layer_parameters(one) * like for one, like in self.kinds(self._all))
 
     @property
     def active_parameters(self) -> int:
@@ -153,7 +158,11 @@ class Model:
 
     @property
     def _active(self) -> int:
-        return sum(self.active_layer_parameters(one) * like for one, like in self.kinds(range(self.layers)))
+        return sum(self.active_layer_parameters(one) * like for one, like in self.kinds(self._all))
+
+    @property
+    def _all(self) -> range:
+        return range(self.layers + self.mtp_layers)
 
     @property
     def _tables(self) -> int:
@@ -161,17 +170,25 @@ class Model:
 
     # -- operations ----------------------------------------------------------------------------------------------
 
-    def score_flops(self, keys: int) -> int:
-        """Return the operations of one token's attention to `keys` tokens, forward; no mask is made use of."""
+    def score_flops(self, keys: float) -> float:
+        """Return the operations of one token's attention to `keys` tokens, forward."""
         return 2 * keys * (self.query_width + self.value_width)
+
+    @property
+    def attended(self) -> float:
+        """Tokens that a token of a sample meets on average: half of them if it is causal, fewer with a window."""
+        if not self.causal:
+            return float(self.sequence)
+        reach = min(self.window or self.sequence, self.sequence)
+        return reach - reach * reach / (2 * self.sequence)
 
     @property
     def sample_flops(self) -> float:
         """Operations of one sample, forward and backward, nothing computed twice: what utilisation counts.
 
         Two a parameter and token forward (but for the embedding, which is looked up), twice that backward, and
-        attention over the whole sequence (arXiv 2204.02311, appendix B).
+        attention over the whole sequence, masked or not (arXiv 2204.02311, appendix B).
         """
-        matrices = self.embedding_parameters + self._active
-        forward = 2 * matrices + self.layers * self.score_flops(self.sequence)
+        matrices = (1 + self.mtp_layers) * self.embedding_parameters + self._active
+        forward = 2 * matrices + (self.layers + self.mtp_layers) * self.score_flops(self.sequence)
         return 3.0 * self.sequence * forward

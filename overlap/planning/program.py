@@ -3,7 +3,7 @@
 Each dimension of parallelism has a communication stream of its own name, so a timeline tells them apart:
 
 * tp: after (and with sequence parallelism before) each half of a layer, forward and backward; nothing hides it.
-* cp: keys and values go round the ring while attention to the ones that are here is computed.
+* cp: keys and values go round the ring while attention to the ones that are here is computed; or are gathered first.
 * ep: tokens go to their experts and come back; with sequence parallel, the ranks of tp gather them there.
 * pp: activations and their gradients from stage to stage, as the schedule says.
 * dp: gradients in buckets under the backward pass of the last microbatch, weights after the update (ZeRO-1, 2); or
@@ -24,6 +24,7 @@ from ..parallel.schedules import Action, Kind
 from ..runtime.future import Future
 from ..runtime.rank import Rank
 from .amounts import Amounts, Work, numpy_dtype
+from .device import Device
 from .layout import Layout
 from .model import Model
 from .weights import Weights
@@ -34,7 +35,7 @@ DIMENSIONS = ("tp", "ep", "cp", "dp", "pp")
 _AHEAD = 2  # actions of the schedule that are issued before earlier ones have run
 
 
-async def train(rank: Rank, model: Model, layout: Layout, steps: int = 1) -> None:
+async def train(rank: Rank, model: Model, layout: Layout, steps: int = 1, *, device: Device | None = None) -> None:
     """Run training steps on this rank.
 
     Args:
@@ -42,8 +43,9 @@ async def train(rank: Rank, model: Model, layout: Layout, steps: int = 1) -> Non
         model: To be trained.
         layout: How it lies.
         steps: How many.
+        device: Measured rates of the rank's computes; None: the clock prices operations and bytes.
     """
-    mine = _Step(rank, Amounts(model=model, layout=layout))
+    mine = _Step(rank, Amounts(model=model, layout=layout, device=device))
     for index in range(steps):
         with rank.step(index):
             await mine.run()
@@ -60,7 +62,7 @@ class _Step:
             rank.stream(dimension)
         self._tp, self._pp, self._cp, self._ep = (mesh[axis] for axis in ("tp", "pp", "cp", "ep"))
         self._place, self._last = mesh.coordinates["pp"], layout.pp * layout.chunks - 1
-        dtype = numpy_dtype(layout.dtype)
+        dtype = numpy_dtype(layout.carried)
         self._weights = Weights(rank, amounts, dtype, mesh["dp", "cp", "ep"], mesh["dp", "cp"], self._place)
         self._shard = rank.empty((amounts.rows, amounts.model.hidden), dtype)
         self._x = rank.empty((amounts.tokens, amounts.model.hidden), dtype) if layout.tp > 1 else self._shard
@@ -123,12 +125,12 @@ class _Step:
         """Issue a layer's forward, for the first time or `again` for its backward."""
         held = self._weights.gathered(layer)
         x = self._leave(self._attention(self._enter(x), held, self._amounts.projections(), what))
-        return self._perceptron(layer, x, held, 1.0, what)
+        return self._perceptron(layer, x, held, 0.0, what)
 
     def _backward(self, stage: int, dy: object, last: bool, *, whole: bool) -> Future[Any]:
         times = 2.0 if whole else 1.0  # gradients of inputs, and of weights unless they come later
         if stage == self._last:
-            dy = self._leave(self._compute("scores backward", self._amounts.scoring().times(times), dy))
+            dy = self._leave(self._compute("scores backward", self._amounts.scoring(times), dy))
         full = self._layout.checkpointing == "full"
         for layer in reversed(self._layers(stage)):
             if full:
@@ -136,7 +138,7 @@ class _Step:
             held = [] if full else self._weights.gathered(layer)
             dy = self._enter(self._perceptron(layer, dy, held, times, "backward"))
             buckets = self._weights.complete(stage, layer, last=last) if whole else []
-            found = self._attention(dy, held, self._amounts.projections().times(times), "backward", buckets)
+            found = self._attention(dy, held, self._amounts.projections(times), "backward", buckets)
             self._weights.reduce(buckets, found, last=last)
             dy = self._leave(found[0] if buckets else found)
         return cast("Future[Any]", dy)
@@ -144,13 +146,10 @@ class _Step:
     def _weight_gradients(self, stage: int, last: bool) -> Future[Any]:
         amounts, found = self._amounts, None
         if stage == self._last:
-            found = self._compute("scores weights", amounts.scoring())
+            found = self._compute("scores weights", amounts.scoring(2).plus(amounts.scoring(1).times(-1.0)))
         for layer in reversed(self._layers(stage)):
-            work = amounts.projections().plus(amounts.perceptron(layer))
-            if self._model.has_experts(layer):
-                work = work.plus(amounts.experts())
             buckets = self._weights.complete(stage, layer, last=last)
-            found = self._compute("weights backward", work, gives=(self._x, *buckets))
+            found = self._compute("weights backward", amounts.weight_gradients(layer), gives=(self._x, *buckets))
             self._weights.reduce(buckets, found, last=last)
         assert found is not None
         return found
@@ -161,11 +160,11 @@ class _Step:
         self, x: object, held: object, projections: Work, what: str, buckets: Sequence[Array] = ()
     ) -> Future[Any]:
         """From all of x to this rank's part of the sum; with buckets, to a tuple of it and them."""
-        scores = self._amounts.scores()
-        if what == "backward":
-            scores = scores.times(3.0 if self._layout.checkpointing == "selective" else 2.0)
+        scores = self._amounts.scores(1 if what == "backward" else 0)
         gives = (self._x, *buckets) if buckets else self._x
-        if self._layout.cp > 1:
+        if self._layout.cp > 1 and self._layout.context == "gather":
+            found = self._gathered_context(x, held, projections, scores, what, gives)
+        elif self._layout.cp > 1:
             found = self._ring(x, held, projections, scores, what, gives)
         else:
             found = self._compute(f"attention {what}", projections.plus(scores), x, held, gives=gives)
@@ -191,23 +190,37 @@ class _Step:
                 coming = group.recv(_like(self._kv), source, 1, stream="cp", name="cp message")
         return self._compute(f"join {what}", Work(flops=0.0, nbytes=0.0), coming, gives=gives) if back else found
 
+    def _gathered_context(
+        self, x: object, held: object, projections: Work, scores: Work, what: str, gives: object
+    ) -> Future[Any]:
+        """Attend to the keys of all ranks at once; backward, their gradients are added up and shared out."""
+        size = self._layout.cp
+        first = self._compute(f"projections {what}", projections, x, held, gives=self._kv)
+        keys = self._cp.all_gather(first, stream="cp", name="cp gather keys")
+        if what != "backward":
+            return self._compute(f"scores {what}", scores.times(size), first, keys, gives=gives)
+        whole = self._rank.empty(self._kv.size * size, self._kv.dtype)
+        found = self._compute(f"scores {what}", scores.times(size), first, keys, gives=whole)
+        mine = self._cp.reduce_scatter(found, stream="cp", name="cp scatter keys")
+        return self._compute(f"join {what}", Work(flops=0.0, nbytes=0.0), mine, gives=gives)
+
     def _perceptron(self, layer: int, x: object, held: object, times: float, what: str) -> object:
         """From a shard to a shard."""
         if self._model.has_experts(layer):
             return self._sparse(x, held, times, what)
-        work = self._amounts.perceptron(layer).times(times)
+        work = self._amounts.perceptron(layer, times)
         return self._leave(self._compute(f"perceptron {what}", work, self._enter(x), held))
 
     def _sparse(self, x: object, held: object, times: float, what: str) -> object:
         """Issue a layer of experts: tokens go there and come back, while the shared experts compute."""
         amounts, gathers = self._amounts, self._amounts.gathers_routed
         whole = x if gathers else self._enter(x)
-        y = self._compute(f"router {what}", amounts.router().times(times), whole, held, gives=self._routed)
+        y = self._compute(f"router {what}", amounts.router(times), whole, held, gives=self._routed)
         y = self._exchange(y)
         both = [self._shared(x if gathers else whole, held, times, what)] if self._model.shared_experts else []
         if gathers:
             y = self._tp.all_gather(y, stream="tp", name="tp gather routed")
-        y = self._compute(f"experts {what}", amounts.experts().times(times), y, gives=self._at_experts)
+        y = self._compute(f"experts {what}", amounts.experts(times), y, gives=self._at_experts)
         if gathers:
             y = self._tp.reduce_scatter(y, stream="tp", name="tp scatter routed")
         gives = self._shard if gathers else self._x
@@ -216,7 +229,7 @@ class _Step:
 
     def _shared(self, x: object, held: object, times: float, what: str) -> Future[Any]:
         """Issue the shared experts, which all tokens meet."""
-        work = self._amounts.shared().times(times)
+        work = self._amounts.shared(times)
         if not self._amounts.gathers_routed:
             return self._compute(f"shared {what}", work, x, held)
         return self._leave(self._compute(f"shared {what}", work, self._enter(x), held))
@@ -242,7 +255,9 @@ class _Step:
 
     def _compute(self, name: str, work: Work, *needs: object, gives: object = None) -> Future[Any]:
         given = self._x if gives is None else gives
-        return self._rank.compute(lambda *_: given, *needs, name=name, flops=work.flops, bytes_moved=work.nbytes)
+        return self._rank.compute(
+            lambda *_: given, *needs, name=name, flops=work.flops, bytes_moved=work.nbytes, seconds=work.seconds
+        )
 
 
 def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:

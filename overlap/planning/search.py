@@ -14,10 +14,10 @@ from topology import Cluster, TopologyError
 from .. import Virtual
 from ..errors import OverlapError, UsageError
 from ..parallel.schedules import FAMILIES
-from .amounts import memory_of
 from .bound import bound_s
 from .estimates import Estimate, estimate
 from .layout import CHECKPOINTING, ORDERS, Layout
+from .memory import memory_of
 from .model import Model
 
 _SIZES = (25 << 20, 128 << 20, 512 << 20)  # bytes: torch's default, ours, and about all of a stage

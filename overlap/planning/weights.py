@@ -12,7 +12,7 @@ from ..collectives.reduce import Array
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .amounts import UPDATE_BYTES, Amounts
+from .amounts import Amounts
 
 _STREAM = "dp"
 _PREFETCHED = 2  # layers of gathered weights that a rank has at once (ZeRO-3)
@@ -36,8 +36,8 @@ class Weights:
         self._rank, self._amounts, self._layout = rank, amounts, amounts.layout
         self._lowest, self._last = place, self._layout.pp * self._layout.chunks - 1
         least = self._layout.bucket_bytes // dtype.itemsize
-        self._dense = _Pool(rank, replicas, dtype, least, self._layout.zero)
-        self._experts = _Pool(rank, expert_replicas, dtype, least, self._layout.zero)
+        self._dense = _Pool(rank, replicas, dtype, least, amounts)
+        self._experts = _Pool(rank, expert_replicas, dtype, least, amounts)
         self._computed: deque[Future[Any] | None] = deque([None] * _PREFETCHED, _PREFETCHED)
         self._pools: list[_Pool] = []
 
@@ -92,8 +92,9 @@ class Weights:
 class _Pool:
     """Weights that one group of ranks holds."""
 
-    def __init__(self, rank: Rank, group: Group, dtype: np.dtype[Any], least: int, zero: int) -> None:
-        self._rank, self._group, self._dtype, self._zero = rank, group, dtype, zero
+    def __init__(self, rank: Rank, group: Group, dtype: np.dtype[Any], least: int, amounts: Amounts) -> None:
+        self._rank, self._group, self._dtype, self._amounts = rank, group, dtype, amounts
+        self._zero = amounts.layout.zero
         self._bucket = -(-max(least, 1) // group.size) * group.size
         self._filled = 0
         self._reduced: list[tuple[int, object]] = []
@@ -132,8 +133,9 @@ class _Pool:
         for size, reduced in buckets:
             own = size // (self._group.size if self._zero else 1)
             share = self._rank.empty(own, self._dtype)
+            work = self._amounts.updating(own)
             new = self._rank.compute(
-                lambda _, share=share: share, reduced, name="update", bytes_moved=float(UPDATE_BYTES * own)
+                lambda _, share=share: share, reduced, name="update", bytes_moved=work.nbytes, seconds=work.seconds
             )
             gathers = self._group.size > 1 and self._zero in (1, 2)
             yield self._group.all_gather(new, stream=_STREAM, name="dp gather weights") if gathers else new

@@ -24,6 +24,11 @@ _SHORT = {
 }  # fmt: skip
 
 
+def short_dtype(dtype: str) -> str:
+    """Return the name that machines' files have for a dtype."""
+    return _SHORT.get(dtype, dtype)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
     """Roofline of one rank's core. A compute takes the longer one of its operations' and its bytes' time.
@@ -58,7 +63,7 @@ class Roofline:
         Raises:
             UsageError: If the machine has peaks, and none for that dtype.
         """
-        peaks, short = dict(cluster.machine.chip.flops_per_s), _SHORT.get(dtype, dtype)
+        peaks, short = dict(cluster.machine.chip.flops_per_s), short_dtype(dtype)
         if peaks and short not in peaks:
             known = ", ".join(name for name in _SHORT if _SHORT[name] in peaks)
             raise UsageError(f"dtype: no peak is known for {dtype!r} on {cluster.machine.chip.name}; known are {known}")
