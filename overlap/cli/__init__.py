@@ -42,6 +42,7 @@ GROUPS = {
         "simulate": "run a program, or a model's step, on a modelled cluster in virtual time",
         "plan": "show what a collective becomes on a machine and why, a machine, or a pipeline schedule",
         "calibrate": "make a machine file from a benchmark, and say how far to trust predictions",
+        "validate": "compare predictions of collectives and training steps with published measurements",
     },
 }
 """The commands with their lines of help, by what one wants to do: `overlap --help` must not load them."""
@@ -54,7 +55,6 @@ SUCCESSORS: dict[str, tuple[str, ...]] = {
     "ls": ("top", "--list"),
     "topology": ("plan",),
     "pipeline": ("plan",),
-    "validate": ("calibrate", "--published"),
 }
 """Commands of the previous version, and the words that stand for them now."""
 

@@ -3,8 +3,8 @@
 Formulas: Narayanan et al., arXiv 2104.04473. Attention is fused (Dao et al., arXiv 2205.14135): no scores reach memory,
 masked ones are not computed, and its backward has five products where its forward has two.
 
-Where the device's measured rates are known, a compute takes the sum of its kernels' times: products by shape, attention,
-and element-wise work by the memory's bandwidth. Elsewhere the roofline of operations and bytes prices it.
+Where the device's measured rates are known, a compute takes the sum of its kernels' times: products by shape,
+attention, and element-wise work by the memory's bandwidth. Elsewhere the roofline of operations and bytes prices it.
 """
 
 from __future__ import annotations
@@ -226,6 +226,10 @@ class Amounts:
         products = [Product(self.tokens, words * (1 + of.mtp_layers), of.hidden), joined]
         moved = (_LOSS_BYTES_BACK if back else _LOSS_BYTES) * self.tokens * words * (1 + of.mtp_layers)
         return self._timed(work, _repeated(products, back or 1), moved, self.layout.carried)
+
+    def scoring_weights(self) -> Work:
+        """Return the gradients of the scores' matrix alone."""
+        return self.scoring(2).plus(self.scoring(1).times(-1.0))
 
     def updating(self, parameters: float) -> Work:
         """Adam on some parameters."""

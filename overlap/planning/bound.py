@@ -89,7 +89,7 @@ class _Bound:
         once_s = sum(each.forward + each.backward + each.weights for each in mine)
         last_s = sum(each.backward + each.weights for each in mine)
         reduced_s, gathered_s = self._replicas_s(rank)
-        waiting_s = max(0.0, reduced_s - last_s) if layout.zero < 2 else 0.0
+        waiting_s = max(0.0, reduced_s - last_s) if layout.shards < 2 else 0.0
         own_s = before_s + m * once_s + waiting_s + max(self._update_s(rank), gathered_s)
         later_s = sum(each.weights for each in mine)  # may be computed while the stages before end
         return max(own_s, before_s + m * (once_s - later_s) + after_s + self._update_s(0))
@@ -186,14 +186,14 @@ class _Bound:
         def busy_s(op: str) -> float:
             return _planned(op, layout.bucket_bytes, self._cluster, group, layout.carried, self._peer)[1] * nbytes
 
-        reduced_s = busy_s("reduce_scatter" if layout.zero else "all_reduce")
-        return reduced_s, busy_s("all_gather") if layout.zero in (1, 2) else 0.0
+        reduced_s = busy_s("reduce_scatter" if layout.shards else "all_reduce")
+        return reduced_s, busy_s("all_gather") if layout.shards in (1, 2) else 0.0
 
     def _dense(self, rank: int) -> int:
         return sum(self._amounts.held(stage)[0] for stage in self._layout.stages_of(rank))
 
     def _update_s(self, rank: int) -> float:
-        share = self._layout.replicas if self._layout.zero else 1
+        share = self._layout.replicas if self._layout.shards else 1
         return self._s("update", self._amounts.updating(self._dense(rank) / share))
 
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from topology import Cluster, TopologyError, TopologyWarning
+from topology import Cluster
 from topology.machine import LinkSpec
 
-from .. import Interference, Virtual, run
-from ..errors import RankFailedError, UsageError
-from ..runtime.rank import Rank
+from .. import Interference, Virtual
+from ..errors import UsageError
 from ..simulation.compute_cost import Roofline
 from ..simulation.conditions import ALL
-from ..timeline.recording import Recorder
 from ..timeline.spans import Timeline
 from .device import Device
 from .layout import Layout
 from .memory import Memory, memory_of
 from .model import Model
 from .parts import Parts
-from .program import train
+from .simulating import Whole, steady, way_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +32,9 @@ class Estimate:
     parts: Parts  # The parts of its time
     memory: Memory  # Of the fullest rank
     simulated: int  # Microbatches that were simulated; the others were added, each like the last one
-    timeline: Timeline  # Of the last simulation
+    timeline: Timeline | None  # Of the last simulation
     device: Device | None = None  # The measured rates of computes, if they are known
+    folded: bool = False  # Whether the insides of layers were simulated once, for all
 
     @property
     def step_s(self) -> float:
@@ -83,8 +81,8 @@ def estimate(
 
     All ranks of a stage run the same program on alike places, so two of them run for all. From p microbatches on, of p
     stages, each further one costs what the one before did, as in the closed forms of `schedules`: where there are more
-    than twice as many, two short steps are simulated, and their difference is added for each of the others. Those of
-    schedules with several stages on a rank, which come in rounds, are all simulated.
+    than twice as many, two short steps are simulated, and their difference is added for each of the others. Interleaved
+    stages repeat in rounds. Of large steps, the insides of layers are simulated once: see `folded`.
 
     Args:
         model: The trained model.
@@ -104,58 +102,27 @@ def estimate(
             f"layout: {layout} makes {layout.world_size} ranks, but {cluster.name} has {cluster.world_size}"
         )
     virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.stage_of)
-    few = layout.pp
-    if layout.chunks > 1:
-        few = layout.microbatches
-    many = layout.microbatches > 2 * few + 1
-    counts = (few, few + 1) if many else (layout.microbatches,)
-    timelines = [simulated(model, layout.with_microbatches(n), cluster, virtual, algorithm, device) for n in counts]
-    parts = [Parts.of(timeline) for timeline in timelines]
-    found = parts[0].further(parts[1], layout.microbatches - few - 1) if many else parts[0]
+    if device is not None and virtual.interference.off:
+        virtual = replace(virtual, interference=Interference(compute={ALL: 1 / device.beside}))
+    whole = Whole(model, layout, cluster, virtual, algorithm, device)
+    few, period = steady(layout)
+    many = layout.microbatches > 2 * few + period
+    counts = (few, few + period) if many else (layout.microbatches,)
+    way = way_of(whole, sum(counts))
+    found = [way.parts(count) for count in counts]
+    further = (layout.microbatches - few) // period - 1
     return Estimate(
         model=model,
         layout=layout,
         cluster=cluster,
         virtual=virtual,
-        parts=found,
+        parts=found[0].further(found[1], further) if many else found[0],
         memory=memory_of(model, layout),
         simulated=counts[-1],
-        timeline=timelines[-1],
+        timeline=whole.timeline,
         device=device,
+        folded=way is not whole,
     )
-
-
-def simulated(
-    model: Model,
-    layout: Layout,
-    cluster: Cluster,
-    virtual: Virtual,
-    algorithm: str | None = None,
-    device: Device | None = None,
-) -> Timeline:
-    """Run a whole step in virtual time and return its timeline; arguments and errors are those of `estimate`."""
-    recorders: dict[int, Recorder] = {}
-
-    async def main(rank: Rank) -> None:
-        recorders[rank.rank] = rank.recorder
-        await train(rank, model, layout, device=device)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TopologyWarning)  # `overlap plan MACHINE` tells of rules that do not bind
-        try:
-            run(main, cluster=cluster, clock=virtual, algorithm=algorithm)
-        except RankFailedError as error:
-            if isinstance(error.cause, TopologyError | UsageError):
-                raise error.cause from None  # not the fault of a rank
-            raise
-    ordered = [recorders[rank] for rank in sorted(recorders)]
-    timeline = Timeline.collect(ordered, world_size=cluster.world_size, clock="virtual", meta=virtual.meta())
-    if timeline.dropped:
-        raise UsageError(
-            f"layout: a step of {layout.microbatches} microbatches has more operations than are recorded; "
-            "take a larger micro_batch, or more stages"
-        )
-    return timeline
 
 
 # -- sensitivity -----------------------------------------------------------------------------------------------------
@@ -187,16 +154,14 @@ def sensitivities(of: Estimate, *, algorithm: str | None = None) -> Iterator[Sen
         algorithm: The algorithm of the estimate.
     """
 
-    def longer(cluster: Cluster, virtual: Virtual) -> float:
-        again = estimate(of.model, of.layout, cluster, virtual, algorithm=algorithm)
+    def longer(cluster: Cluster, virtual: Virtual, device: Device | None = of.device) -> float:
+        again = estimate(of.model, of.layout, cluster, virtual, algorithm=algorithm, device=device)
         return again.parts.step_ns / of.parts.step_ns - 1
 
     for kind, name in _wires(of.cluster):
         low, high = (longer(_faster(of.cluster, kind, 1 + sway), of.virtual) for sway in (-SWAY, SWAY))
         yield Sensitivity(figure=name, change=_CHANGE, low=low, high=high)
-    at = of.virtual.efficiency
-    low = longer(of.cluster, replace(of.virtual, efficiency=at * (1 - SWAY)))
-    high = longer(of.cluster, replace(of.virtual, efficiency=min(1.0, at * (1 + SWAY))))
+    low, high = (longer(of.cluster, *_computing(of, 1 + sway)) for sway in (-SWAY, SWAY))
     yield Sensitivity(figure="efficiency of computes", change=_CHANGE, low=low, high=high)
     if of.virtual.interference.off:
         both = Interference(compute={ALL: 1 + SLOWER}, communication={ALL: 1 + SLOWER})
@@ -206,6 +171,13 @@ def sensitivities(of: Estimate, *, algorithm: str | None = None) -> Iterator[Sen
 
 
 _CHANGE = f"+-{SWAY:.0%}"
+
+
+def _computing(of: Estimate, factor: float) -> tuple[Virtual, Device | None]:
+    """Return the assumptions with faster or slower computes."""
+    if of.device is not None:
+        return of.virtual, of.device.faster(factor)
+    return replace(of.virtual, efficiency=min(1.0, of.virtual.efficiency * factor)), None
 
 
 def _wires(cluster: Cluster) -> list[tuple[str, str]]:

@@ -97,6 +97,14 @@ class Layout:
         return names
 
     @property
+    def shards(self) -> int:
+        """What the replicas share, as `zero`: with a pipeline, the weights that ZeRO-3 has gathered stay in a step.
+
+        Torch's FSDP does so (torchtitan, reshard_after_forward = "default"), and reduces gradients once in a step.
+        """
+        return 1 if self.zero == 3 and self.pp > 1 else self.zero
+
+    @property
     def carried(self) -> str:
         """Type of weights, activations and gradients: products in eight bits take and give numbers of sixteen."""
         return "bfloat16" if self.dtype.startswith("float8") else self.dtype

@@ -15,6 +15,7 @@ zero    weights       gradients     optimizer
 ======  ============  ============  ============
 
 Rajbhandari et al., arXiv 1910.02054, section 5. Zero 2 and 3 hold two buckets or layers in whole besides.
+With a pipeline zero 3 is as zero 1: see `Layout.shards`.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ def _on(amounts: Amounts, rank: int) -> Memory:
 
     def shared(from_stage: int) -> float:
         """Parameters, shared by the replicas of each from a stage of ZeRO on."""
-        if layout.zero < from_stage:
+        if layout.shards < from_stage:
             return float(dense + experts)
         return dense / layout.replicas + experts / (layout.replicas // layout.ep)
 
-    gathered = 2.0 * whole * width if layout.zero == 3 else 0.0
-    reduced = 2.0 * (whole * width if layout.zero == 3 else min(layout.bucket_bytes, dense * width))
+    gathered = 2.0 * whole * width if layout.shards == 3 else 0.0
+    reduced = 2.0 * (whole * width if layout.shards == 3 else min(layout.bucket_bytes, dense * width))
     return Memory(
         stage=rank,
         weights=shared(3) * width + gathered,
-        gradients=shared(2) * width + (reduced if layout.zero >= 2 else 0.0),
+        gradients=shared(2) * width + (reduced if layout.shards >= 2 else 0.0),
         optimizer=shared(1) * _OPTIMIZER_BYTES,
         activations=_activations(amounts, rank, stages),
     )

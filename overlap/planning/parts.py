@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from ..timeline.measure.critical_path import critical_path
@@ -112,6 +112,38 @@ class Parts:
             ranks=self.ranks,
             operations=operations,
             path={what: max(0.0, line(self.path.get(what, 0.0), ns)) for what, ns in more.path.items()},
+        )
+
+    def unfolded(self, inside: Sequence[tuple[Parts, float]], named: str) -> Parts:
+        """Return the parts with computes that stand for other steps replaced by those steps' parts.
+
+        Args:
+            inside: Steps, and how many of each a rank has on average.
+            named: The first word of the names of those computes.
+        """
+        operations, folded_ns = dict(self.operations), 0.0
+        compute_ns, overlapped_ns, idle_ns = self.compute_ns, self.overlapped_ns, self.idle_ns
+        through: dict[Path, float] = {}
+        for parts, times in inside:
+            folded_ns += times * parts.step_ns
+            compute_ns += times * (parts.compute_ns - parts.step_ns)
+            overlapped_ns += times * parts.overlapped_ns
+            idle_ns += times * parts.idle_ns
+            for each, amount in parts.operations.items():
+                operations[each] = operations.get(each, Amount()).plus(amount, times)
+            for what, ns in parts.path.items():
+                through[what] = through.get(what, 0.0) + times * ns
+        path = {what: ns for what, ns in self.path.items() if not what[1].startswith(named)}
+        share = (sum(self.path.values()) - sum(path.values())) / folded_ns if folded_ns else 0.0
+        for what, ns in through.items():
+            path[what] = path.get(what, 0.0) + share * ns
+        return replace(
+            self,
+            compute_ns=compute_ns,
+            overlapped_ns=overlapped_ns,
+            idle_ns=idle_ns,
+            operations={each: amount for each, amount in operations.items() if amount.count > 1e-9},
+            path=path,
         )
 
     def by_dimension(self) -> dict[str, Amount]:

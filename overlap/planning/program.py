@@ -45,13 +45,13 @@ async def train(rank: Rank, model: Model, layout: Layout, steps: int = 1, *, dev
         steps: How many.
         device: Measured rates of the rank's computes; None: the clock prices operations and bytes.
     """
-    mine = _Step(rank, Amounts(model=model, layout=layout, device=device))
+    mine = Step(rank, Amounts(model=model, layout=layout, device=device))
     for index in range(steps):
         with rank.step(index):
             await mine.run()
 
 
-class _Step:
+class Step:
     """The training step of one rank."""
 
     def __init__(self, rank: Rank, amounts: Amounts) -> None:
@@ -112,8 +112,10 @@ class _Step:
             x = self._layer(layer, x, "forward")
         if stage < self._last:
             return cast("Future[Any]", x)
-        found = self._compute("scores", self._amounts.scoring(), self._enter(x), gives=self._token)
-        # Megatron's loss of scores cut by words exchanges the largest, their sums, and the scores of the targets.
+        return self._add_up_loss(self._compute("scores", self._amounts.scoring(), self._enter(x), gives=self._token))
+
+    def _add_up_loss(self, found: Future[Any]) -> Future[Any]:
+        """Exchange the largest of scores cut by words, their sums, and the scores of the targets, as Megatron does."""
         for _ in range(3 if self._layout.tp > 1 else 0):
             found = self._tp.all_reduce(found, stream="tp", name="tp all_reduce")
         return found
@@ -131,22 +133,25 @@ class _Step:
         times = 2.0 if whole else 1.0  # gradients of inputs, and of weights unless they come later
         if stage == self._last:
             dy = self._leave(self._compute("scores backward", self._amounts.scoring(times), dy))
-        full = self._layout.checkpointing == "full"
         for layer in reversed(self._layers(stage)):
-            if full:
-                self._layer(layer, dy, "again")
-            held = [] if full else self._weights.gathered(layer)
-            dy = self._enter(self._perceptron(layer, dy, held, times, "backward"))
-            buckets = self._weights.complete(stage, layer, last=last) if whole else []
-            found = self._attention(dy, held, self._amounts.projections(times), "backward", buckets)
-            self._weights.reduce(buckets, found, last=last)
-            dy = self._leave(found[0] if buckets else found)
+            dy = self._layer_backward(stage, layer, dy, last, whole=whole)
         return cast("Future[Any]", dy)
+
+    def _layer_backward(self, stage: int, layer: int, dy: object, last: bool, *, whole: bool) -> object:
+        full, times = self._layout.checkpointing == "full", 2.0 if whole else 1.0
+        if full:
+            self._layer(layer, dy, "again")
+        held = [] if full else self._weights.gathered(layer)
+        dy = self._enter(self._perceptron(layer, dy, held, times, "backward"))
+        buckets = self._weights.complete(stage, layer, last=last) if whole else []
+        found = self._attention(dy, held, self._amounts.projections(times), "backward", buckets)
+        self._weights.reduce(buckets, found, last=last)
+        return self._leave(found[0] if buckets else found)
 
     def _weight_gradients(self, stage: int, last: bool) -> Future[Any]:
         amounts, found = self._amounts, None
         if stage == self._last:
-            found = self._compute("scores weights", amounts.scoring(2).plus(amounts.scoring(1).times(-1.0)))
+            found = self._compute("scores weights", amounts.scoring_weights())
         for layer in reversed(self._layers(stage)):
             buckets = self._weights.complete(stage, layer, last=last)
             found = self._compute("weights backward", amounts.weight_gradients(layer), gives=(self._x, *buckets))

@@ -15,6 +15,7 @@ from .. import Virtual
 from ..errors import OverlapError, UsageError
 from ..parallel.schedules import FAMILIES
 from .bound import bound_s
+from .device import Device
 from .estimates import Estimate, estimate
 from .layout import CHECKPOINTING, ORDERS, Layout
 from .memory import memory_of
@@ -64,7 +65,14 @@ CANNOT_WIN = "at least as slow as the best, by a lower bound"
 
 
 def candidates(
-    model: Model, like: Layout, names: Sequence[str], cluster: Cluster, virtual: Virtual, found: Found
+    model: Model,
+    like: Layout,
+    names: Sequence[str],
+    cluster: Cluster,
+    virtual: Virtual,
+    found: Found,
+    *,
+    device: Device | None = None,
 ) -> list[Candidate]:
     """Return the layouts that fit model, cluster and memory, in the order of their lower bounds.
 
@@ -75,6 +83,7 @@ def candidates(
         cluster: The machines.
         virtual: The assumptions.
         found: Takes the layouts that are left out, and why.
+        device: Measured rates of computes, as in `estimate`.
 
     Raises:
         UsageError: If a name cannot be searched for.
@@ -87,7 +96,7 @@ def candidates(
             if there is not None and memory_of(model, layout).total > there:
                 found.leave_out(layout, OUT_OF_MEMORY)
                 continue
-            kept.append((bound_s(model, layout, cluster, virtual, planned=False), number, layout))
+            kept.append((bound_s(model, layout, cluster, virtual, planned=False, device=device), number, layout))
         except (UsageError, TopologyError) as error:
             found.leave_out(layout, _in_short(error))
     return [Candidate(layout=layout, bound_s=at_least_s) for at_least_s, _, layout in sorted(kept, key=lambda k: k[:2])]
@@ -128,6 +137,7 @@ def search(
     *,
     algorithm: str | None = None,
     told: Callable[[int, Candidate], None] = lambda number, candidate: None,
+    device: Device | None = None,
 ) -> None:
     """Take candidates in the order of their bounds, until no remaining one can win.
 
@@ -141,6 +151,7 @@ def search(
         found: Takes the results, each as soon as it is known.
         algorithm: The only algorithm to use; by default any.
         told: Called before each simulation.
+        device: Measured rates of computes, as in `estimate`.
     """
     waiting = [(each.bound_s, number, each) for number, each in enumerate(ordered)]
     heapify(waiting)
@@ -148,11 +159,11 @@ def search(
         _, number, first = heappop(waiting)
         try:
             if not first.near:
-                nearer_s = max(first.bound_s, bound_s(model, first.layout, cluster, virtual))
+                nearer_s = max(first.bound_s, bound_s(model, first.layout, cluster, virtual, device=device))
                 heappush(waiting, (nearer_s, number, replace(first, bound_s=nearer_s, near=True)))
                 continue
             told(len(found.simulated), first)
-            one = estimate(model, first.layout, cluster, virtual, algorithm=algorithm)
+            one = estimate(model, first.layout, cluster, virtual, algorithm=algorithm, device=device)
         except (OverlapError, TopologyError) as error:
             found.leave_out(first.layout, _in_short(error))
             continue

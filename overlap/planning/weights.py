@@ -45,7 +45,7 @@ class Weights:
 
     def gathered(self, layer: int) -> list[object]:
         """Issue the gathering of a layer's weights, once the computes of the layer two before it are done."""
-        if self._layout.zero < 3:
+        if self._layout.shards < 3:
             return []
         after = self._computed[0]
         sizes = (self._dense, self._amounts.dense(layer)), (self._experts, self._amounts.own_experts(layer))
@@ -60,9 +60,9 @@ class Weights:
     def complete(self, stage: int, layer: int, *, last: bool) -> list[Array]:
         """Return the buckets that are complete with a layer's backward of one microbatch, the `last` or another."""
         self._pools = []
-        if not last and self._layout.zero < 2:
+        if not last and self._layout.shards < 2:
             return []
-        ends = self._layout.zero == 3 or self._is_lowest(stage, layer)
+        ends = self._layout.shards == 3 or self._is_lowest(stage, layer)
         dense = self._dense.add(self._grown(stage, layer), ends=ends)
         experts = self._experts.add(self._amounts.own_experts(layer), ends=ends)
         self._pools = [self._dense] * len(dense) + [self._experts] * len(experts)
@@ -94,7 +94,7 @@ class _Pool:
 
     def __init__(self, rank: Rank, group: Group, dtype: np.dtype[Any], least: int, amounts: Amounts) -> None:
         self._rank, self._group, self._dtype, self._amounts = rank, group, dtype, amounts
-        self._zero = amounts.layout.zero
+        self._zero = amounts.layout.shards
         self._bucket = -(-max(least, 1) // group.size) * group.size
         self._filled = 0
         self._reduced: list[tuple[int, object]] = []

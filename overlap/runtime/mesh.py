@@ -57,14 +57,22 @@ class Mesh:
         return f"<Mesh {place}>"
 
     def _make(self, axes: tuple[str, ...]) -> Group:
-        sizes = tuple(self.axes.values())
-        alike = {name: place for name, place in self.coordinates.items() if name not in axes}
-        ranks = [
-            rank
-            for rank in range(self._world.size)
-            if alike.items() <= dict(zip(self.axes, _coordinates(rank, sizes), strict=True)).items()
-        ]
+        stride, offsets = 1, [0]
+        for name, size in reversed(self.axes.items()):
+            if name in axes:
+                offsets = [place * stride + offset for place in range(size) for offset in offsets]
+            stride *= size
+        first = self._world.rank - self._offset(axes)
+        ranks = [first + offset for offset in offsets]
         return self._world.group(ranks, name="x".join(axes))
+
+    def _offset(self, axes: tuple[str, ...]) -> int:
+        """Return this rank's distance from the first rank of its group along axes."""
+        stride, offset = 1, 0
+        for name, size in reversed(self.axes.items()):
+            offset += self.coordinates[name] * stride if name in axes else 0
+            stride *= size
+        return offset
 
 
 def _coordinates(rank: int, sizes: tuple[int, ...]) -> list[int]:

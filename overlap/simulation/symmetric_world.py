@@ -86,6 +86,8 @@ class SymmetricCommunicators(Communicators):
     def __init__(self, engine: BaseEngine, alike: Alike) -> None:
         super().__init__(engine)
         self._alike = alike
+        # The pairs of messages from one class to another, whose sides run, and their stream: equal for all tags.
+        self._pairs: dict[tuple[object, ...], tuple[Ints, list[list[int]], str]] = {}
 
     def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return where all groups like this one meet, or the ranks that send to one another in them."""
@@ -102,12 +104,16 @@ class SymmetricCommunicators(Communicators):
     def _messages(self, rows: Ints, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return where all ranks like the sender meet those like the receiver so many places further on."""
         shift, classes = (key.dst - key.src) % rows.shape[1], self._alike.classes
-        pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
-        pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
-        like = ", ".join(map(str, classes[list(members)].tolist()))
-        stream = f"messages between classes {like}"
+        asked = key.ranks, shift, members
+        if asked not in self._pairs:
+            pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
+            pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
+            like = ", ".join(map(str, classes[list(members)].tolist()))
+            sides = [self._simulated(pairs[:, 0]), self._simulated(pairs[:, 1])]
+            self._pairs[asked] = pairs, sides, f"messages between classes {like}"
+        pairs, sides, stream = self._pairs[asked]
         shared = Key(tuple(rows[0].tolist()), key.occurrence, stream, src=0, dst=shift, tag=key.tag)
-        return self._found(shared, name, pairs, [self._simulated(pairs[:, 0]), self._simulated(pairs[:, 1])])
+        return self._found(shared, name, pairs, sides)
 
     def _simulated(self, ranks: Ints) -> list[int]:
         return [rank for rank in self._alike.simulated if rank in ranks]
@@ -176,7 +182,8 @@ class SymmetricEngine(SimulatedEngine):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._demands: dict[tuple[object, ...], tuple[Demand, str]] = {}
+        # By the rows that need it, which are kept here: an array's identity is its own only while it lives.
+        self._demands: dict[tuple[object, ...], tuple[Demand, str, Ints]] = {}
 
     def _transfer(
         self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
@@ -203,17 +210,19 @@ class SymmetricEngine(SimulatedEngine):
 
     def _demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
         """Return the demand of all rows together, and the algorithm of the first."""
-        asked = communicator, pattern, late_ns.tobytes()
+        rows = communicator.rows
+        asked = id(rows), pattern, late_ns.tobytes()
         known = self._demands.get(asked)
         if known is None:
             groups, algorithm = [], ""
-            for members, units in repeated(communicator.rows, self._ranks_per_unit):
-                row, standing = communicator.rows[members[0]].tolist(), communicator.standing[members]
+            for members, units in repeated(rows, self._ranks_per_unit):
+                row, standing = rows[members[0]].tolist(), communicator.standing[members]
                 demand, algorithm = self._of_row(row, pattern, late_ns[standing[0]], algorithm)
                 resources = self._traffic.fabric.resources.shifted(demand.resources, units)
                 groups.append(Same(demand=demand, resources=resources, standing=standing))
-            known = self._demands[asked] = together(groups, communicator.members, communicator.first_like), algorithm
-        return known
+            joined = together(groups, communicator.members, communicator.first_like)
+            known = self._demands[asked] = joined, algorithm, rows
+        return known[:2]
 
     def _of_row(self, row: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:
         """Return the demand of one group alone, and its algorithm: that of the others, if any is known."""

@@ -15,8 +15,9 @@ from overlap.parallel.schedules import FAMILIES
 from overlap.planning import Layout, Model, estimate, load, train
 from overlap.planning.amounts import Amounts
 from overlap.planning.bound import bound_s
-from overlap.planning.estimates import SLOWER, sensitivities, simulated
+from overlap.planning.estimates import SLOWER, sensitivities
 from overlap.planning.parts import Parts
+from overlap.planning.simulating import simulated
 from overlap.planning.trust import band_of, band_of_step
 from overlap.planning.wires import busy
 from overlap.simulation.conditions import ALL

@@ -17,8 +17,9 @@ from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
 from ...notice import notify, say
 from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
+from ...planning.device import Device
 from ...planning.estimates import Estimate, Sensitivity, sensitivities
-from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, ORDERS
+from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, CONTEXTS, OPERATIONS, ORDERS
 from ...planning.search import FREE, Candidate, Found, candidates, search
 from ...settings import Option
 from ...timeline.recording import DEFAULT_CAPACITY
@@ -49,6 +50,8 @@ _FIGURES = {
         "sequence": "tokens of a sample",
         "experts": "experts of a layer",
         "top_k": "experts that see each token",
+        "window": "tokens that a token meets at most, itself and earlier ones",
+        "mtp_layers": "further layers that predict further tokens",
     }.items()
 }
 _LAYOUT = {
@@ -66,7 +69,13 @@ _LAYOUT = {
     ),
     "schedule": Option(read=str, metavar="NAME", help=f"of the pipeline: {', '.join(FAMILIES)}"),
     "zero": Option(read=integer, metavar="N", help="0 to 3; 3 is FSDP; default: 1"),
-    "checkpointing": Option(read=str, metavar="WHAT", help=f"{', '.join(CHECKPOINTING)} (default)"),
+    "checkpointing": Option(
+        read=str, metavar="WHAT",
+        help=f"{', '.join(CHECKPOINTING)} (default), or some of {', '.join(OPERATIONS)} joined by +",
+    ),
+    "context": Option(
+        read=str, metavar="WAY", help=f"of keys and values between ranks of cp: {' (default), '.join(CONTEXTS)}"
+    ),
     "sequence_parallel": Option(
         read=switch, help="ranks of tp share the activations between the halves of a layer (default)",
         off="each of them holds all of these",
@@ -131,6 +140,9 @@ def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
         TopologyError: If there is no such cluster.
     """
     cluster, virtual, algorithm = _where(args, setting)
+    # What reaches a share of the peak, or took the time of a profile, is the user's to say.
+    told = {"efficiency", "memory_efficiency"} & set(setting)
+    device = None if told else Device.of(cluster)
     model = load(args.model, values(args, _FIGURES, prefix="model_"))
     names = _names(args)
     layout = _layout(args, cluster, virtual.dtype, names)
@@ -140,14 +152,14 @@ def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
     found = Found() if names else None
     begun_s, interrupted = perf_counter(), False
     if found is None:
-        one = estimate(model, layout, cluster, virtual, algorithm=algorithm)
+        one = estimate(model, layout, cluster, virtual, algorithm=algorithm, device=device)
     else:
-        interrupted = _search(found, model, layout, names, cluster, virtual, algorithm)
+        interrupted = _search(found, model, layout, names, cluster, virtual, algorithm, device)
         if found.best is None:
             return EXIT_INTERRUPTED
         one = found.best
     wall_s = perf_counter() - begun_s
-    if args.trace is not None and found is None:
+    if args.trace is not None and found is None and one.timeline is not None:
         from ...timeline import write_trace
 
         write_trace(one.timeline, args.trace)
@@ -241,6 +253,7 @@ def _search(
     cluster: Cluster,
     virtual: Virtual,
     algorithm: str | None,
+    device: Device | None,
 ) -> bool:
     """Search for the best layout, and return whether Ctrl-C came before the end."""
 
@@ -250,8 +263,8 @@ def _search(
             say(f"{number + 1}: {candidate.layout}, at least {candidate.bound_s * 1e3:.1f} ms{best}\n")
 
     try:
-        ordered = candidates(model, like, names, cluster, virtual, found)
-        search(model, ordered, cluster, virtual, found, algorithm=algorithm, told=told)
+        ordered = candidates(model, like, names, cluster, virtual, found, device=device)
+        search(model, ordered, cluster, virtual, found, algorithm=algorithm, told=told, device=device)
     except BaseException as error:
         if not _is_interrupt(error):
             raise

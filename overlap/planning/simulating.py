@@ -1,0 +1,149 @@
+"""Simulations of a step: in full, or with the insides of layers simulated once; and how few microbatches tell all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from topology import Cluster, TopologyError, TopologyWarning
+
+from .. import Virtual, run
+from ..errors import RankFailedError, UsageError
+from ..parallel.schedules import FAMILIES
+from ..runtime.rank import Rank
+from ..timeline.recording import Recorder
+from ..timeline.spans import Timeline
+from .amounts import Amounts
+from .device import Device
+from .folded import FOLDED, FoldedStep, Piece, PieceAlone, Pieces, can_fold, pieces_of
+from .layout import Layout
+from .model import Model
+from .parts import Parts
+from .program import Step
+
+_LARGE = 12_000  # Operations of all ranks that run, beyond which the inside of layers is simulated once
+
+
+def way_of(whole: Whole, microbatches: int) -> Whole | Folded:
+    """Return the simulation to use for steps of so many microbatches together: large ones are folded if they can be."""
+    large = whole.operations(microbatches) > _LARGE
+    return Folded(whole) if large and can_fold(whole.amounts.layout) else whole
+
+
+def steady(layout: Layout) -> tuple[int, int]:
+    """Return how many microbatches fill a pipeline, and after how many further ones its times repeat.
+
+    With one stage on a rank those are the stages, and one. Interleaved stages repeat with each round, which has as many
+    microbatches as there are ranks if these divide the microbatches; else the rounds change, and nothing repeats.
+    """
+    p, m = layout.pp, layout.microbatches
+    if layout.chunks == 1:
+        return p, 1
+    if FAMILIES[layout.schedule].folded:
+        return 2 * p + (m - 2 * p) % 2, 2
+    return (p, p) if m % p == 0 else (m, 1)
+
+
+class Whole:
+    """Simulation of a step in full."""
+
+    def __init__(
+        self,
+        model: Model,
+        layout: Layout,
+        cluster: Cluster,
+        virtual: Virtual,
+        algorithm: str | None,
+        device: Device | None,
+    ) -> None:
+        self.amounts = Amounts(model=model, layout=layout, device=device)
+        self._where = cluster, virtual, algorithm
+        self.timeline: Timeline | None = None  # of the last simulation
+
+    def operations(self, microbatches: int) -> int:
+        """Return about how many computes and collectives the ranks that run have together."""
+        layout, model = self.amounts.layout, self.amounts.model
+        each = 4 + 8 * (layout.tp > 1) + 4 * bool(model.experts) + 6 * layout.cp * (layout.cp > 1)
+        again = 1.5 if layout.checkpointing == "full" else 1.0
+        ranks = min(2, layout.world_size // layout.pp)
+        return round(microbatches * (model.layers + model.mtp_layers) * each * again * ranks)
+
+    def parts(self, microbatches: int) -> Parts:
+        """Simulate a step of so many microbatches."""
+        layout = self.amounts.layout.with_microbatches(microbatches)
+        amounts = replace(self.amounts, layout=layout)
+        self.timeline = self.run(lambda rank: Step(rank, amounts).run(), layout)
+        return Parts.of(self.timeline)
+
+    def run(self, body: Callable[[Rank], Awaitable[None]], layout: Layout) -> Timeline:
+        """Run one program on all ranks in virtual time, and return its timeline."""
+        cluster, virtual, algorithm = self._where
+        recorders: dict[int, Recorder] = {}
+
+        async def main(rank: Rank) -> None:
+            recorders[rank.rank] = rank.recorder
+            with rank.step(0):
+                await body(rank)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TopologyWarning)  # `overlap plan MACHINE` tells of rules that do not bind
+            try:
+                run(main, cluster=cluster, clock=virtual, algorithm=algorithm)
+            except RankFailedError as error:
+                if isinstance(error.cause, TopologyError | UsageError):
+                    raise error.cause from None  # not the fault of a rank
+                raise
+        ordered = [recorders[rank] for rank in sorted(recorders)]
+        timeline = Timeline.collect(ordered, world_size=cluster.world_size, clock="virtual", meta=virtual.meta())
+        if timeline.dropped:
+            raise UsageError(
+                f"layout: a step of {layout.microbatches} microbatches has more operations than are recorded; "
+                "take a larger micro_batch, or more stages"
+            )
+        return timeline
+
+
+class Folded:
+    """Simulation of a step whose layers' insides are simulated once."""
+
+    def __init__(self, whole: Whole) -> None:
+        self._whole, amounts = whole, whole.amounts
+        one = replace(amounts, layout=amounts.layout.with_microbatches(amounts.layout.pp))
+        found: dict[Piece, Parts] = {}
+        for piece in pieces_of(amounts):
+            found[piece] = Parts.of(whole.run(partial(_alone, one, piece), one.layout))
+        self._pieces = Pieces(parts=found)
+
+    def parts(self, microbatches: int) -> Parts:
+        """Simulate a step of so many microbatches."""
+        layout = self._whole.amounts.layout.with_microbatches(microbatches)
+        amounts = replace(self._whole.amounts, layout=layout)
+        used: dict[Piece, float] = {}
+
+        def use(piece: Piece, times: float) -> None:
+            used[piece] = used.get(piece, 0.0) + times
+
+        timeline = self._whole.run(lambda rank: FoldedStep(rank, amounts, self._pieces, use).run(), layout)
+        self._whole.timeline, found = timeline, Parts.of(timeline)
+        inside = [(self._pieces.parts[piece], times / len(found.ranks)) for piece, times in used.items()]
+        return found.unfolded(inside, FOLDED)
+
+
+async def _alone(amounts: Amounts, piece: Piece, rank: Rank) -> None:
+    await PieceAlone(rank, amounts).run_piece(piece)
+
+
+def simulated(
+    model: Model,
+    layout: Layout,
+    cluster: Cluster,
+    virtual: Virtual,
+    algorithm: str | None = None,
+    device: Device | None = None,
+) -> Timeline:
+    """Run a whole step in virtual time and return its timeline; arguments and errors are those of `estimate`."""
+    whole = Whole(model, layout, cluster, virtual, algorithm, device)
+    amounts = whole.amounts
+    return whole.run(lambda rank: Step(rank, amounts).run(), layout)

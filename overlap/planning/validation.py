@@ -1,0 +1,192 @@
+"""Validation of predicted steps: published ones beside predictions, with and without the rows used for fitting.
+
+One figure was fitted to these rows: `sustained`, the share of the benchmarks' rates that is left in a whole step, one
+for all GPUs. Each row is therefore also predicted with that figure fitted to all other rows.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from math import exp, log
+from pathlib import Path
+from statistics import mean, median
+
+import topology
+from topology import Cluster
+
+from .. import Virtual
+from .configurations import load
+from .device import Device
+from .estimates import Estimate, estimate
+from .layout import Layout
+from .model import Model
+
+PLAIN_EFFICIENCY = 0.5
+"""Share of the peak that computes reach where no products were measured, as in good implementations of large models."""
+
+COVERED = 0.8
+"""Share of the left-out rows of its class that a band covers."""
+
+_FEW = 4  # rows: a class with fewer gets the band of all classes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A training step that somebody ran."""
+
+    id: str  # Its name
+    source: str  # Where it was published
+    of: str  # Class: chip and dtype of products
+    model: Model  # The trained model
+    layout: Layout  # Its layout
+    cluster: Cluster  # The machines
+    measured_s: float  # The time of a step
+    noted: str = ""  # Differences between the row and the model
+
+    def predict(self) -> Estimate:
+        """Predict the step."""
+        device = Device.of(self.cluster)
+        virtual = Virtual(efficiency=1.0 if device else PLAIN_EFFICIENCY)
+        return estimate(self.model, self.layout, self.cluster, virtual, device=device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A published step and its prediction."""
+
+    of: Published  # The row
+    predicted_s: float  # With all figures as they are
+    compute: float  # Share of the predicted step that is computed
+    fits: bool | None  # Whether the prediction fits the memory; it did
+    left_out_s: float  # Predicted with `sustained` fitted to the other rows
+
+    @property
+    def error(self) -> float:
+        """Error of the prediction, as a share of the measured time."""
+        return self.predicted_s / self.of.measured_s - 1
+
+    @property
+    def unseen(self) -> float:
+        """Error of the prediction without the row."""
+        return self.left_out_s / self.of.measured_s - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Errors of predicted steps of one class, as shares."""
+
+    of: str  # The class, or "all"
+    rows: int  # How many are behind it
+    typical: float  # The median of their sizes
+    covering: float  # The size that `COVERED` of them do not exceed
+    worst: float  # The largest
+
+    @classmethod
+    def over(cls, of: str, errors: Iterable[float]) -> Band:
+        """Return the band of some errors."""
+        sizes = sorted(map(abs, errors))
+        at = min(len(sizes) - 1, -(-len(sizes) * COVERED // 1))
+        return cls(of=of, rows=len(sizes), typical=median(sizes), covering=sizes[int(at)], worst=sizes[-1])
+
+
+def class_of(cluster: Cluster, dtype: str) -> str:
+    """Return the class of a step: its chip, and whether products are in eight bits."""
+    kind = "fp8" if dtype.startswith("float8") else "fp32" if dtype == "float32" else "bf16"
+    return f"{cluster.machine.chip.name} {kind}"
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """Return all published steps."""
+    told = tomllib.loads((_data() / "steps.toml").read_text(encoding="utf-8"))["step"]
+    return tuple(_read(row) for row in told)
+
+
+def _read(row: Mapping[str, object]) -> Published:
+    name, _, nodes = str(row["cluster"]).partition(" ")
+    where = str(_data() / name) if name.endswith(".toml") else name
+    cluster = topology.cluster(f"{where} {nodes}".strip(), strict=False)
+    sequence, figures = row.get("sequence"), row["layout"]
+    assert isinstance(figures, dict)
+    shared = figures.get("tp", 1) * figures.get("pp", 1) * figures.get("cp", 1)
+    layout = Layout(dp=cluster.world_size // shared, **{"global_batch": row["global_batch"], **figures})
+    return Published(
+        id=str(row["id"]),
+        source=str(row["source"]),
+        of=class_of(cluster, layout.dtype),
+        model=load(str(row["model"]), {"sequence": sequence} if isinstance(sequence, int) else None),
+        layout=layout,
+        cluster=cluster,
+        measured_s=float(str(row["measured_s"])),
+        noted=str(row.get("noted", "")),
+    )
+
+
+def judge(rows: Sequence[Published]) -> list[Judged]:
+    """Predict published steps; those of measured devices also with `sustained` fitted to the others.
+
+    The step is taken to change with that figure by its computes alone.
+    """
+    found = [row.predict() for row in rows]
+    measured = [one.device is not None for one in found]
+    shares = [one.parts.compute_ns / one.parts.step_ns for one in found]
+    wanted = [_wanted(row, one, share) for row, one, share in zip(rows, found, shares, strict=True)]
+    judged = []
+    for place, (row, one) in enumerate(zip(rows, found, strict=True)):
+        others = [each for at, each in enumerate(wanted) if measured[at] and at != place]
+        factor = exp(mean(map(log, others))) if measured[place] and others else 1.0
+        left_out_s = one.step_s * (shares[place] / factor + 1 - shares[place])
+        judged.append(
+            Judged(of=row, predicted_s=one.step_s, compute=shares[place], fits=one.fits, left_out_s=left_out_s)
+        )
+    return judged
+
+
+def _wanted(row: Published, one: Estimate, share: float) -> float:
+    """Return how many times as fast computes would have to be for the step to take what it took."""
+    computed_s = row.measured_s - one.step_s * (1 - share)
+    return one.step_s * share / max(computed_s, 0.1 * row.measured_s)
+
+
+# -- bands -----------------------------------------------------------------------------------------------------------
+
+
+def band_of(cluster: Cluster, dtype: str) -> Band:
+    """Return the band of a step: of left-out rows of its class, or of all where these are few, never a narrower one."""
+    recorded = unseen()
+    wanted = class_of(cluster, dtype)
+    own = [error for of, error in recorded.values() if of == wanted]
+    everything = Band.over("all classes", [error for _, error in recorded.values()])
+    if not own:
+        return everything
+    mine = Band.over(wanted, own)
+    return mine if len(own) >= _FEW else max(mine, everything, key=lambda band: band.covering)
+
+
+@cache
+def unseen() -> Mapping[str, tuple[str, float]]:
+    """Return the class and the error of each published step, left out: as `overlap validate --record` wrote them."""
+    told = tomllib.loads((_data() / "unseen.toml").read_text(encoding="utf-8"))
+    return {name: (str(row["class"]), float(row["error"])) for name, row in told.items()}
+
+
+def recorded(rows: Sequence[Judged]) -> str:
+    """Return the file of errors that bands are read from."""
+    lines = ["# Errors of predictions of published steps, each left out. Written by `overlap validate --record`."]
+    lines += [f'{row.of.id} = {{ class = "{row.of.of}", error = {row.unseen:.4f} }}' for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def record(rows: Sequence[Judged]) -> Path:
+    """Write that file, and return its path."""
+    path = _data() / "unseen.toml"
+    path.write_text(recorded(rows), encoding="utf-8")
+    return path
+
+
+def _data() -> Path:
+    return Path(str(files(__package__))) / "published"
