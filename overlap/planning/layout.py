@@ -144,6 +144,15 @@ class Layout:
         """Return the schedule of a pipeline's ranks."""
         return _pipeline(self.schedule, self.pp, self.microbatches, self.chunks)
 
+    def peak_live(self, place: int) -> int:
+        """Return how many activations of a stage a place in the pipeline holds at most."""
+        few = min(self.microbatches, _FILLED * self.pp * self.chunks)
+        if self.schedule == "1f1b":
+            return min(few, self.pp - place)
+        if self.schedule == "gpipe":
+            return self.microbatches
+        return _peaks(self.schedule, self.pp, few, self.chunks)[place]
+
     def stages_of(self, place: int) -> tuple[int, ...]:
         """Return the stages of a place in the pipeline, the lowest first."""
         if FAMILIES[self.schedule].folded:
@@ -196,6 +205,14 @@ class Layout:
     def __str__(self) -> str:
         degrees = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "cp": self.cp, "ep": self.ep}
         return " ".join(f"{name}={size}" for name, size in degrees.items() if size > 1 or name in ("tp", "pp", "dp"))
+
+
+_FILLED = 3  # microbatches for each stage, after which a pipeline holds no more
+
+
+@lru_cache(maxsize=1024)
+def _peaks(name: str, ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+    return tuple(make(name, ranks=ranks, microbatches=microbatches, chunks=chunks).peak_live)
 
 
 @lru_cache(maxsize=32)

@@ -28,7 +28,6 @@ from .layout import Layout
 from .model import Model
 
 _OPTIMIZER_BYTES = 12  # float32: the weight, and Adam's two means
-_FILLED = 3  # microbatches for each stage, after which a pipeline holds no more
 _SCORE_BYTES = 8  # of a word and token: the scores in float32, and their gradient
 
 
@@ -82,8 +81,7 @@ def _on(amounts: Amounts, rank: int) -> Memory:
 
 def _activations(amounts: Amounts, rank: int, stages: list[int]) -> float:
     layout, model = amounts.layout, amounts.model
-    few = layout.with_microbatches(min(layout.microbatches, _FILLED * layout.pp * layout.chunks))
-    live = few.pipeline().peak_live[rank]
+    live = layout.peak_live(rank)
     kinds = [each for stage in stages for each in model.kinds(layout.layers_of(model, stage))]
     kept = sum(_kept(amounts, one) * like for one, like in kinds) / layout.chunks
     once = max((_whole(amounts, one) - _kept(amounts, one) for one, _ in kinds), default=0.0)  # of a layer in its turn

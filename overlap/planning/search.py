@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import product
+from math import inf
+from time import perf_counter
 from typing import cast
 
 from topology import Cluster, TopologyError
@@ -46,7 +48,7 @@ class Candidate:
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """Results of a search, complete at every moment, also after an interrupt."""
+    """Results of a search, complete at every moment, also after an interrupt or at the end of its time."""
 
     tried: int = 0  # Number of layouts
     best: Estimate | None = None  # The one with the shortest step
@@ -54,6 +56,7 @@ class Found:
     # Layouts that were not simulated, by reason.
     left_out: dict[str, list[Layout]] = field(default_factory=dict)
     complete: bool = False  # Whether the search has ended
+    bound_s: float = 0.0  # No layout that was left out is faster than this, of those that the best does not beat
 
     def leave_out(self, layout: Layout, why: str) -> None:
         """Note a layout that is not simulated."""
@@ -62,6 +65,9 @@ class Found:
 
 OUT_OF_MEMORY = "out of memory"
 CANNOT_WIN = "at least as slow as the best, by a lower bound"
+NO_TIME = "no time was left to simulate them"
+FAR = "tp: ranks of several scale-up domains; --tp N insists"
+"""Why a layout is left out whose tensor parallel ranks would exchange every layer's sums over the network."""
 
 
 def candidates(
@@ -90,7 +96,11 @@ def candidates(
     """
     kept: list[tuple[float, int, Layout]] = []
     there = cluster.memory_bytes()
+    domain = cluster.servers * cluster.ranks_per_node  # joined by wires faster than the network
     for number, layout in enumerate(_all(like, names, cluster, found)):
+        if "tp" in names and layout.tp > domain:
+            found.leave_out(layout, FAR)
+            continue
         try:
             layout.check(model)
             if there is not None and memory_of(model, layout).total > there:
@@ -138,6 +148,8 @@ def search(
     algorithm: str | None = None,
     told: Callable[[int, Candidate], None] = lambda number, candidate: None,
     device: Device | None = None,
+    within_s: float = inf,
+    clock: Callable[[], float] = perf_counter,
 ) -> None:
     """Take candidates in the order of their bounds, until no remaining one can win.
 
@@ -152,7 +164,11 @@ def search(
         algorithm: The only algorithm to use; by default any.
         told: Called before each simulation.
         device: Measured rates of computes, as in `estimate`.
+        within_s: Seconds after which no further simulation begins, and neither does one that would end after them if
+            it took as long as the longest so far. The first one is made in any case.
+        clock: What tells the time, in seconds.
     """
+    begun_s, longest_s = clock(), 0.0
     waiting = [(each.bound_s, number, each) for number, each in enumerate(ordered)]
     heapify(waiting)
     while waiting and (found.best is None or waiting[0][0] < found.best.step_s):
@@ -162,17 +178,24 @@ def search(
                 nearer_s = max(first.bound_s, bound_s(model, first.layout, cluster, virtual, device=device))
                 heappush(waiting, (nearer_s, number, replace(first, bound_s=nearer_s, near=True)))
                 continue
+            if found.best is not None and clock() + longest_s > begun_s + within_s:
+                heappush(waiting, (first.bound_s, number, first))
+                break
             told(len(found.simulated), first)
+            started_s = clock()
             one = estimate(model, first.layout, cluster, virtual, algorithm=algorithm, device=device)
+            longest_s = max(longest_s, clock() - started_s)
         except (OverlapError, TopologyError) as error:
             found.leave_out(first.layout, _in_short(error))
             continue
         found.simulated.append((first.layout, one.step_s))
         if found.best is None or one.step_s < found.best.step_s:
             found.best = one
-    for _, _, rest in waiting:
-        found.leave_out(rest.layout, CANNOT_WIN)
-    found.complete = True
+    could_win = [each for each in waiting if found.best is None or each[0] < found.best.step_s]
+    found.bound_s = min((bound for bound, _, _ in could_win), default=0.0)
+    for bound, _, rest in waiting:
+        found.leave_out(rest.layout, NO_TIME if found.best is None or bound < found.best.step_s else CANNOT_WIN)
+    found.complete = not could_win
 
 
 def _in_short(error: Exception) -> str:

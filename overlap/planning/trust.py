@@ -1,16 +1,19 @@
-"""Trust in predicted times of communication: the planner's errors on published rows that nothing was fitted to."""
+"""Trust in predictions: the errors of collectives and of steps on published rows that nothing was fitted to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from topology import Cluster
 
 from ..cost.parameters import measured
 from ..cost.validation import Class, classes_of
+from .layout import Layout
 from .parts import MESSAGE, Operation, Parts
+from .validation import Band as StepBand
+from .validation import class_band
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +68,13 @@ def _shared(names: Sequence[str]) -> str:
     return ", ".join(each.pop() if len(each) == 1 else other for each, other in ((chips, "all chips"), (places, "all")))
 
 
-def band_of_step(cluster: Cluster, parts: Parts) -> tuple[float, float]:
-    """Return the typical and the worst error of a step, as shares, if all of its exposed bytes are off alike.
-
-    The error of computes is not in it; it depends on the stated efficiency.
-    """
+def band_of_step(cluster: Cluster, layout: Layout, parts: Parts) -> StepBand:
+    """Return the band of a step: of published steps that were left out, or of its communication if that is wider."""
     typical = worst = 0.0
     for operation, amount in parts.operations.items():
         if amount.wire_ns:
             band = band_of(cluster, operation)
             typical += band.typical * amount.wire_ns / parts.step_ns
             worst += band.worst * amount.wire_ns / parts.step_ns
-    return typical, worst
+    of = class_band(cluster, layout.dtype)
+    return replace(of, typical=max(of.typical, typical), covering=max(of.covering, typical), worst=max(of.worst, worst))

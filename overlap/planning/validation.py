@@ -155,7 +155,7 @@ def _wanted(row: Published, one: Estimate, share: float) -> float:
 # -- bands -----------------------------------------------------------------------------------------------------------
 
 
-def band_of(cluster: Cluster, dtype: str) -> Band:
+def class_band(cluster: Cluster, dtype: str) -> Band:
     """Return the band of a step: of left-out rows of its class, or of all where these are few, never a narrower one."""
     recorded = unseen()
     wanted = class_of(cluster, dtype)

@@ -19,6 +19,7 @@ from overlap.planning.estimates import SLOWER, sensitivities
 from overlap.planning.parts import Parts
 from overlap.planning.simulating import simulated
 from overlap.planning.trust import band_of, band_of_step
+from overlap.planning.validation import COVERED, class_band, unseen
 from overlap.planning.wires import busy
 from overlap.simulation.conditions import ALL
 from overlap.simulation.flow import Flow
@@ -211,8 +212,20 @@ def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     bands = {each.dimension: band_of(MACHINE, each) for each in one.parts.operations}
     assert bands["dp"].of == "Trainium2, one node, bfloat16"
     assert 0 < bands["dp"].typical < bands["dp"].worst
-    typical, worst = band_of_step(MACHINE, one.parts)
-    assert 0 < typical < worst < bands["dp"].worst
+
+
+def test_the_band_of_a_step_is_that_of_published_steps_and_never_narrower_than_its_communication():
+    one = predicted(tp=4)
+    seen = class_band(MACHINE, "bfloat16")
+    assert band_of_step(MACHINE, one.layout, one.parts) == seen
+    errors = sorted(abs(error) for _, error in unseen().values())
+    within = sum(error <= seen.covering for error in errors)
+    assert (seen.of, seen.rows, seen.worst) == ("all classes", len(errors), errors[-1])
+    assert within >= COVERED * len(errors)
+    key = next(key for key in one.parts.operations if key.dimension == "tp")
+    slow = {key: replace(one.parts.operations[key], wire_ns=one.parts.step_ns * 10)}
+    wide = band_of_step(MACHINE, one.layout, replace(one.parts, operations=slow))
+    assert wide.covering == 10 * band_of(MACHINE, key).typical > seen.covering
 
 
 @pytest.mark.parametrize(

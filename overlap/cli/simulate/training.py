@@ -32,6 +32,9 @@ from .training_page import described, page, search_page
 EFFICIENCY = 0.5
 """Share of the peak that computes reach by default, as in good implementations of large models."""
 
+_WITHIN_S = 60.0
+"""Seconds of a search by default."""
+
 _SEARCHED_BATCH = 1024
 """Samples of a step in a search by default: only layouts with equal batches can be compared."""
 
@@ -93,6 +96,7 @@ _ANSWER = {
     "price": Option(read=number, metavar="P", help="of a node and hour, for the cost of a sample"),
     "sensitivity": Option(read=switch, help="simulate the step with other figures of the machine too"),
     "best": Option(read=str, metavar="NAME,...", help=f"search for the best of these: {', '.join(FREE)}"),
+    "within": Option(read=number, metavar="S", help="seconds of a search; default: 60, and one simulation in any case"),
 }
 # Parameters that a layout implies, or that ranks which behave alike do not have.
 _ELSEWHERE = ("alike", "shapes_only", "ranks", "faults", "seed", "jitter", "straggler_share", "straggler_factor",
@@ -146,6 +150,8 @@ def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
     model = load(args.model, values(args, _FIGURES, prefix="model_"))
     names = _names(args)
     layout = _layout(args, cluster, virtual.dtype, names)
+    if args.within is not None and (args.best is None or not args.within > 0):
+        raise UsageError(f"--within: expected a positive number, and --best beside it, got {args.within!r}")
     if args.price is not None and not 0 < args.price < float("inf"):
         raise UsageError(f"--price: expected a positive number, got {args.price!r}")
     _check_size(model, layout, cluster, searched=bool(names))
@@ -154,7 +160,8 @@ def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
     if found is None:
         one = estimate(model, layout, cluster, virtual, algorithm=algorithm, device=device)
     else:
-        interrupted = _search(found, model, layout, names, cluster, virtual, algorithm, device)
+        within_s = _WITHIN_S if args.within is None else args.within
+        interrupted = _search(found, model, layout, names, cluster, virtual, algorithm, device, within_s)
         if found.best is None:
             return EXIT_INTERRUPTED
         one = found.best
@@ -254,6 +261,7 @@ def _search(
     virtual: Virtual,
     algorithm: str | None,
     device: Device | None,
+    within_s: float,
 ) -> bool:
     """Search for the best layout, and return whether Ctrl-C came before the end."""
 
@@ -262,9 +270,20 @@ def _search(
         if sys.stderr.isatty():
             say(f"{number + 1}: {candidate.layout}, at least {candidate.bound_s * 1e3:.1f} ms{best}\n")
 
+    begun_s = perf_counter()
     try:
         ordered = candidates(model, like, names, cluster, virtual, found, device=device)
-        search(model, ordered, cluster, virtual, found, algorithm=algorithm, told=told, device=device)
+        search(
+            model,
+            ordered,
+            cluster,
+            virtual,
+            found,
+            algorithm=algorithm,
+            told=told,
+            device=device,
+            within_s=max(0.0, within_s - (perf_counter() - begun_s)),
+        )
     except BaseException as error:
         if not _is_interrupt(error):
             raise

@@ -10,6 +10,7 @@ from ...planning.layout import Layout
 from ...planning.parts import MESSAGE, Amount
 from ...planning.search import Found
 from ...planning.trust import Band, band_of, band_of_step
+from ...planning.validation import COVERED
 from ...planning.wires import busy
 from ...units import columns, format_bytes, format_ns, wrapped
 
@@ -46,6 +47,8 @@ def _head(one: Estimate, width: int) -> Iterator[str]:
     yield from wrapped(title, width)
     yield from _field("layout", _laid_out(layout, model.sequence), width)
     sway = f"computes reach {virtual.efficiency:.4g} of the {layout.dtype} peak"
+    if one.device is not None:
+        sway = f"products, attention and memory as measured of {one.cluster.machine.chip.name}"
     imbalance = f"; the busiest experts get {layout.imbalance:g} times the mean" if layout.ep > 1 else ""
     yield from _field("assumed", f"{sway}; {virtual.conditions}; {virtual.interference}{imbalance}", width)
     memory, there = one.memory, one.cluster.memory_bytes()
@@ -140,6 +143,7 @@ def _verdict(one: Estimate, price: float | None, wall_s: float, width: int) -> I
     few = (
         f"{one.simulated} of {layout.microbatches} microbatches" if one.simulated < layout.microbatches else "all of it"
     )
+    few += ", the insides of layers once" if one.folded else ""
     if one.virtual.interference.off and parts.overlapped_ns:
         longer = SLOWER * parts.overlapped_ns / parts.step_ns
         told = f"0 to {longer:.1%} longer if computes and communication slow each other down by up to {SLOWER:.0%}"
@@ -154,13 +158,14 @@ def _verdict(one: Estimate, price: float | None, wall_s: float, width: int) -> I
         yield from _field(
             "cost", f"{each:.4g} a sample, {tokens:.4g} a million tokens, at {price:g} a node and hour", width
         )
-    typical, worst = band_of_step(one.cluster, parts)
+    band = band_of_step(one.cluster, layout, parts)
     exposed = sum(amount.exposed_ns for amount in parts.operations.values())
     most = max(parts.by_dimension().items(), key=lambda each: each[1].exposed_ns, default=None)
     mostly = f", mostly {_reason(most)}" if most is not None and exposed else ""
     fits = " DOES NOT FIT: the fullest rank needs more memory than there is." if one.fits is False else ""
     yield from wrapped(
-        f"step {format_ns(parts.step_ns)} (+-{typical:.1%} typical, {worst:.1%} at worst, by communication alone): "
+        f"step {format_ns(parts.step_ns)} (+-{band.typical:.0%} typical, +-{band.covering:.0%} in {COVERED:.0%} of "
+        f"{band.rows} published steps of {band.of} that were left out): "
         f"compute {parts.compute_ns / parts.step_ns:.0%}, exposed {exposed / parts.step_ns:.0%}{mostly}, "
         f"idle {parts.idle_ns / parts.step_ns:.0%}.{fits}",
         width,
@@ -176,11 +181,13 @@ def _reason(most: tuple[str, Amount]) -> str:
 
 def search_page(names: Sequence[str], found: Found, *, width: int) -> Iterator[str]:
     """Yield the result of a search: the layouts that were left out, the reasons, and the best ones."""
-    done = "" if found.complete else ", and was interrupted"
+    done = "" if found.complete else ", and was interrupted" if not found.bound_s else ", and had no more time"
     title = f"searched for {', '.join(names)}: {found.tried} layouts, {len(found.simulated)} simulated{done}"
     yield from wrapped(title, width)
     for why, layouts in sorted(found.left_out.items(), key=lambda each: -len(each[1])):
         yield from wrapped(f"  {len(layouts)} left out: {why}", width, rest="    ")
+    if found.bound_s:
+        yield from wrapped(f"  no layout is faster than {format_ns(found.bound_s * 1e9)}, by a lower bound", width)
     yield ""
     ordered = sorted(found.simulated, key=lambda each: each[1])
     best_s = ordered[0][1]
@@ -222,7 +229,7 @@ def described(
 ) -> dict[str, object]:
     """Return the step for JSON: integers of nanoseconds, bytes, shares from 0 to 1."""
     parts = one.parts
-    typical, worst = band_of_step(one.cluster, parts)
+    band = band_of_step(one.cluster, one.layout, parts)
     return {
         "model": asdict(one.model) | {"parameters": one.model.parameters},
         "layout": asdict(one.layout) | {"microbatches": one.layout.microbatches},
@@ -230,7 +237,7 @@ def described(
         "ranks": one.layout.world_size,
         "assumed": one.virtual.meta() | {"alike": "stages"},
         "step_ns": round(parts.step_ns),
-        "error": {"typical": typical, "worst": worst},
+        "error": asdict(band),
         "compute_ns": round(parts.compute_ns),
         "overlapped_ns": round(parts.overlapped_ns),
         "idle_ns": round(parts.idle_ns),
@@ -269,6 +276,8 @@ def described(
         "cost_of_sample": None if price is None else one.cost_of_sample(price),
         "sensitivities": [asdict(each) for each in moved],
         "simulated_microbatches": one.simulated,
+        "folded": one.folded,
+        "device": None if one.device is None else asdict(one.device),
         "search": None if searched is None else _searched(*searched),
     }
 
@@ -278,6 +287,7 @@ def _searched(names: list[str], found: Found) -> dict[str, object]:
         "names": names,
         "tried": found.tried,
         "complete": found.complete,
+        "bound_ns": round(found.bound_s * 1e9),
         "simulated": [asdict(layout) | {"step_ns": round(step_s * 1e9)} for layout, step_s in found.simulated],
         "left_out": {why: len(layouts) for why, layouts in found.left_out.items()},
     }
