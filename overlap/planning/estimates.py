@@ -63,6 +63,13 @@ class Estimate:
         there = self.cluster.memory_bytes()
         return None if there is None else self.memory.total <= there
 
+    @property
+    def energy_j(self) -> float | None:
+        """Energy of a step in joules at most, of the chips alone; None if their power is unknown."""
+        power = self.cluster.machine.chip.power_w
+        chips = self.layout.world_size / self.cluster.ranks_per_device
+        return None if power is None else power.value * chips * self.step_s
+
     def cost_of_sample(self, node_hour: float) -> float:
         """Return the price of a sample, given that of a node and hour."""
         return self.cluster.nodes * node_hour * self.step_s / 3600 / self.layout.global_batch

@@ -13,7 +13,7 @@ ONE = Failures(chips=1000, chip_hours=20_000.0, write_s=60.0, restart_s=300.0)
 def test_a_run_fails_as_often_as_its_chips_together():
     assert ONE.between_s == 20 * 3600
     assert Failures(chips=16384).between_s * 419 == pytest.approx(54 * 86400)
-    assert LLAMA_3_CHIP_HOURS == pytest.approx(50_676, rel=1e-4)
+    assert pytest.approx(50_676, rel=1e-4) == LLAMA_3_CHIP_HOURS
 
 
 def test_young_and_daly_are_their_formulas_and_near_the_best():
