@@ -232,8 +232,13 @@ class Amounts:
         return self.scoring(2).plus(self.scoring(1).times(-1.0))
 
     def updating(self, parameters: float) -> Work:
-        """Adam on some parameters."""
+        """Adam on some parameters; on the host, gradients go there and weights come back, two bytes each.
+
+        The host is taken to update while they travel.
+        """
         nbytes = UPDATE_BYTES * parameters
+        if self.layout.offload and self.device is not None and self.device.host_bytes_per_s is not None:
+            return Work(flops=0.0, nbytes=0.0, seconds=2 * self.itemsize * parameters / self.device.host_bytes_per_s)
         return self._timed(Work(flops=0.0, nbytes=nbytes), [], nbytes)
 
     # -- bytes that travel ---------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def pieces_of(amounts: Amounts) -> list[Piece]:
     kinds = [layer for layer, _ in model.kinds(range(model.layers + model.mtp_layers))]
     found: list[Piece] = [(what, layer) for what in layers for layer in kinds]
     found += [(what, 0) for what in scores]
-    return [*found, ("begin", 0), ("end", 0)] if layout.tp > 1 else found
+    return [*found, ("begin", 0), ("end", 0)] if layout.tp > 1 and not layout.async_tp else found
 
 
 def can_fold(layout: Layout) -> bool:
@@ -118,12 +118,16 @@ class FoldedStep(Step):
         pieces: dict[Piece, int] = self._layers_as("layer", stage)
         if stage == self._last:
             pieces["scores", 0] = 1
-            return self._add_up_loss(self._fold("forward", self._begun(pieces), self._enter(x), self._token))
-        return self._ended("forward", self._begun(pieces), self._enter(x), leaves=self._leaves(stage))
+            return self._add_up_loss(self._fold("forward", self._begun(pieces), self._outer(x), self._token))
+        return self._ended("forward", self._begun(pieces), self._outer(x), leaves=self._leaves(stage))
+
+    def _outer(self, x: object) -> object:
+        """Issue the first exchange of an action outside it, unless that lies under computes."""
+        return x if self._layout.async_tp else self._enter(x)
 
     def _begun(self, pieces: dict[Piece, int]) -> dict[Piece, int]:
         """Return the pieces of an action whose first exchange is outside, so that it may lie beside what is before."""
-        enters = self._layout.tp > 1 and self._layout.sequence_parallel
+        enters = self._layout.tp > 1 and self._layout.sequence_parallel and not self._layout.async_tp
         return {**pieces, ("begin", 0): -1} if enters else pieces
 
     def _backward(self, stage: int, dy: object, last: bool, *, whole: bool) -> Future[Any]:
@@ -133,8 +137,8 @@ class FoldedStep(Step):
         if stage == self._last:
             pieces["scores backward" if whole else "scores inputs", 0] = 1
         elif self._layout.checkpointing == "full" or not self._routes(stage):
-            pieces, dy = self._begun(pieces), self._enter(dy)
-        return self._ended("backward", pieces, dy, leaves=self._layout.tp > 1)
+            pieces, dy = self._begun(pieces), self._outer(dy)
+        return self._ended("backward", pieces, dy, leaves=self._outside)
 
     def _weight_gradients(self, stage: int, last: bool) -> Future[Any]:
         if last or self._layout.shards == 2:
@@ -146,7 +150,11 @@ class FoldedStep(Step):
 
     def _leaves(self, stage: int) -> bool:
         """Return whether the forward pass of a stage ends with an exchange; that of routed tokens is inside."""
-        return self._layout.tp > 1 and not self._routes(stage)
+        return self._outside and not self._routes(stage)
+
+    @property
+    def _outside(self) -> bool:
+        return self._layout.tp > 1 and not self._layout.async_tp
 
     def _routes(self, stage: int) -> bool:
         return self._amounts.gathers_routed and self._model.has_experts(self._layers(stage)[-1])

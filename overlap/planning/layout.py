@@ -56,6 +56,8 @@ class Layout:
     imbalance: float = 1.0  # Tokens of the busiest rank of experts, over the mean
     dtype: str = "bfloat16"  # Of the factors of matrix products; see `carried`
     context: str = "ring"  # One of `CONTEXTS`
+    async_tp: bool = False  # Whether exchanges of `tp` lie under the products they belong to, piece by piece
+    offload: bool = False  # Whether the optimizer's state is in the memory of the host
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "global_batch", "micro_batch", "chunks", "bucket_bytes"):
@@ -77,6 +79,8 @@ class Layout:
                 f"global_batch: expected a multiple of dp x micro_batch ({self.dp} x {self.micro_batch}), "
                 f"got {self.global_batch}"
             )
+        if self.async_tp and not self.sequence_parallel:
+            raise UsageError("async_tp: expected sequence_parallel beside it: sums that all ranks hold have no pieces")
         stages = FAMILIES[self.schedule].chunks
         if self.chunks != stages and (stages is not None or self.chunks < 2):
             raise UsageError(f"chunks: expected {stages or '2 or more'} for {self.schedule}, got {self.chunks}")

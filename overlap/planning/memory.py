@@ -74,7 +74,7 @@ def _on(amounts: Amounts, rank: int) -> Memory:
         stage=rank,
         weights=shared(3) * width + gathered,
         gradients=shared(2) * width + (reduced if layout.shards >= 2 else 0.0),
-        optimizer=shared(1) * _OPTIMIZER_BYTES,
+        optimizer=0.0 if layout.offload else shared(1) * _OPTIMIZER_BYTES,
         activations=_activations(amounts, rank, stages),
     )
 

@@ -2,7 +2,8 @@
 
 Each dimension of parallelism has a communication stream of its own name, so a timeline tells them apart:
 
-* tp: after (and with sequence parallelism before) each half of a layer, forward and backward; nothing hides it.
+* tp: after (and with sequence parallelism before) each half of a layer, forward and backward. Nothing hides it, unless
+  it is asynchronous: then a rank computes with its own piece while others come, and sends pieces while it computes.
 * cp: keys and values go round the ring while attention to the ones that are here is computed; or are gathered first.
 * ep: tokens go to their experts and come back; with sequence parallel, the ranks of tp gather them there.
 * pp: activations and their gradients from stage to stage, as the schedule says.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -71,6 +73,7 @@ class Step:
         there = (layout.tp if amounts.gathers_routed else 1) * layout.ep
         self._at_experts = rank.empty((there, self._routed.shape[1]), dtype)
         self._token = rank.empty(amounts.tokens, np.float32)
+        self._first: dict[object, Future[Any]] = {}  # by the last compute of a product in pieces
         self._passing = StagePassing(self._pp, layout.pipeline(), [_like(self._shard)] * self._last, "pp")
 
     async def run(self) -> None:
@@ -193,7 +196,7 @@ class Step:
             if back:
                 group.send(found, there, 1, stream="cp", name="cp message")
                 coming = group.recv(_like(self._kv), source, 1, stream="cp", name="cp message")
-        return self._compute(f"join {what}", Work(flops=0.0, nbytes=0.0), coming, gives=gives) if back else found
+        return self._compute(f"join {what}", _NOTHING, coming, gives=gives) if back else found
 
     def _gathered_context(
         self, x: object, held: object, projections: Work, scores: Work, what: str, gives: object
@@ -207,7 +210,7 @@ class Step:
         whole = self._rank.empty(self._kv.size * size, self._kv.dtype)
         found = self._compute(f"scores {what}", scores.times(size), first, keys, gives=whole)
         mine = self._cp.reduce_scatter(found, stream="cp", name="cp scatter keys")
-        return self._compute(f"join {what}", Work(flops=0.0, nbytes=0.0), mine, gives=gives)
+        return self._compute(f"join {what}", _NOTHING, mine, gives=gives)
 
     def _perceptron(self, layer: int, x: object, held: object, times: float, what: str) -> object:
         """From a shard to a shard."""
@@ -248,21 +251,51 @@ class Step:
         """Gather an array of which each rank of tp has a part."""
         if self._layout.tp == 1 or not self._layout.sequence_parallel:
             return x
-        return self._tp.all_gather(cast("Array", x), stream="tp", name="tp all_gather")
+        gathered = self._tp.all_gather(cast("Array", x), stream="tp", name="tp all_gather")
+        return _Pieces(x, gathered) if self._layout.async_tp else gathered
 
     def _leave(self, y: Future[Any]) -> Future[Any]:
         """Add up the arrays of all ranks of tp, and leave each rank its part."""
         if self._layout.tp == 1:
             return y
         if self._layout.sequence_parallel:
-            return self._tp.reduce_scatter(y, stream="tp", name="tp reduce_scatter")
+            first = self._first.pop(y, None)
+            if first is None:
+                return self._tp.reduce_scatter(y, stream="tp", name="tp reduce_scatter")
+            scattered = self._tp.reduce_scatter(first, stream="tp", name="tp reduce_scatter")
+            return self._compute("join", _NOTHING, scattered, y, gives=self._shard)
         return self._tp.all_reduce(y, stream="tp", name="tp all_reduce")
 
     def _compute(self, name: str, work: Work, *needs: object, gives: object = None) -> Future[Any]:
         given = self._x if gives is None else gives
+        for place, need in enumerate(needs):
+            if isinstance(need, _Pieces):
+                rest = (*needs[:place], *needs[place + 1 :])
+                return self._by_pieces(name, work, need, rest, given)
         return self._rank.compute(
             lambda *_: given, *needs, name=name, flops=work.flops, bytes_moved=work.nbytes, seconds=work.seconds
         )
+
+    def _by_pieces(self, name: str, work: Work, x: _Pieces, needs: tuple[object, ...], gives: object) -> Future[Any]:
+        """Compute with this rank's piece, then with those that came before the last one, then with the last one."""
+        each = work.times(1 / self._layout.tp)
+        first = self._compute(name, each, x.own, *needs, gives=self._x)
+        if self._layout.tp > 2:
+            self._compute(name, work.plus(each.times(-2.0)), first, *needs, gives=self._x)
+        last = self._compute(name, each, first, x.gathered, gives=gives)
+        self._first[last] = first
+        return last
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """An array of which each rank of tp has a piece, while it is gathered."""
+
+    own: object
+    gathered: object
+
+
+_NOTHING = Work(flops=0.0, nbytes=0.0)
 
 
 def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:

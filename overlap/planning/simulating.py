@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from math import lcm
 
 from topology import Cluster, TopologyError, TopologyWarning
 
@@ -59,8 +60,13 @@ class Whole:
         device: Device | None,
     ) -> None:
         self.amounts = Amounts(model=model, layout=layout, device=device)
-        self._where = cluster, virtual, algorithm
+        self.cluster, self._virtual, self._algorithm = cluster, virtual, algorithm
         self.timeline: Timeline | None = None  # of the last simulation
+
+    def like(self, layout: Layout, cluster: Cluster) -> Whole:
+        """Return the simulation of another layout on another cluster, all else alike."""
+        of, virtual = self.amounts, replace(self._virtual, alike=layout.stage_of)
+        return Whole(of.model, layout, cluster, virtual, self._algorithm, of.device)
 
     def operations(self, microbatches: int) -> int:
         """Return about how many computes and collectives the ranks that run have together."""
@@ -79,7 +85,7 @@ class Whole:
 
     def run(self, body: Callable[[Rank], Awaitable[None]], layout: Layout) -> Timeline:
         """Run one program on all ranks in virtual time, and return its timeline."""
-        cluster, virtual, algorithm = self._where
+        cluster, virtual, algorithm = self.cluster, self._virtual, self._algorithm
         recorders: dict[int, Recorder] = {}
 
         async def main(rank: Rank) -> None:
@@ -110,10 +116,10 @@ class Folded:
 
     def __init__(self, whole: Whole) -> None:
         self._whole, amounts = whole, whole.amounts
-        one = replace(amounts, layout=amounts.layout.with_microbatches(amounts.layout.pp))
+        alone = _smallest(whole)
         found: dict[Piece, Parts] = {}
         for piece in pieces_of(amounts):
-            found[piece] = Parts.of(whole.run(partial(_alone, one, piece), one.layout))
+            found[piece] = Parts.of(alone.run(partial(_alone, alone.amounts, piece), alone.amounts.layout))
         self._pieces = Pieces(parts=found)
 
     def parts(self, microbatches: int) -> Parts:
@@ -129,6 +135,25 @@ class Folded:
         self._whole.timeline, found = timeline, Parts.of(timeline)
         inside = [(self._pieces.parts[piece], times / len(found.ranks)) for piece, times in used.items()]
         return found.unfolded(inside, FOLDED)
+
+
+def _smallest(whole: Whole) -> Whole:
+    """Return the simulation of a stage on as few nodes as its groups inside layers need, which lie there as they do.
+
+    Ranks of `tp`, `cp` and `ep` are neighbours of each other wherever the stages are the outermost axis; elsewhere, and
+    where no number of whole nodes holds such groups, the whole cluster is simulated, with a microbatch for each stage.
+    """
+    layout, cluster = whole.amounts.layout, whole.cluster
+    inside, unit = layout.tp * layout.cp * layout.ep, cluster.servers * cluster.ranks_per_node
+    nodes = lcm(inside, unit) // cluster.ranks_per_node
+    apart = layout.order.startswith("pp") or (layout.cp * layout.ep == 1 and layout.order.endswith("tp"))
+    if not apart or nodes >= cluster.nodes:
+        return whole.like(layout.with_microbatches(layout.pp), cluster)
+    dp = nodes * cluster.ranks_per_node // (layout.tp * layout.cp)
+    few = replace(
+        layout, pp=1, chunks=1, schedule="1f1b", dp=dp, global_batch=dp * layout.micro_batch, order="pp.dp.tp"
+    )
+    return whole.like(few, replace(cluster, nodes=nodes, world_size=few.world_size))
 
 
 async def _alone(amounts: Amounts, piece: Piece, rank: Rank) -> None:

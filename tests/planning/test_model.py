@@ -18,6 +18,12 @@ TOTALS = {
     "deepseek-v3": (671.0, 37.6),
     "gpt3-175b": (174.6, 174.6),
     "bert-5b": (5.03, 5.03),
+    "llama2-7b": (6.74, 6.74),
+    "llama2-70b": (68.98, 68.98),
+    "mpt-7b": (6.65, 6.65),
+    "mpt-13b": (12.85, 12.85),
+    "mpt-70b": (64.9, 64.9),
+    "mtnlg-530b": (530.0, 530.0),
 }
 
 
@@ -195,7 +201,64 @@ def test_activations_take_what_the_paper_on_checkpointing_says():
     model = load("gpt3-175b")
     sbh = model.sequence * model.hidden
     scores = 8 * model.sequence * model.vocabulary
-    whole = memory_of(model, Layout(pp=96, checkpointing="selective", sequence_parallel=False))
-    cut = memory_of(model, Layout(tp=8, pp=96, checkpointing="selective"))
+    # Fused attention saves no scores, as if these were computed again.
+    whole = memory_of(model, Layout(pp=96, checkpointing="none", sequence_parallel=False))
+    cut = memory_of(model, Layout(tp=8, pp=96, checkpointing="none"))
     assert whole.activations - (scores if whole.stage == 95 else 0) == 32 * sbh
     assert cut.activations - (scores / 8 if cut.stage == 95 else 0) == 32 * sbh / 8
+
+
+def test_scores_of_fused_attention_take_no_memory_and_operations_computed_again_take_less():
+    model = load("llama-8b")
+    each = {
+        name: memory_of(model, Layout(pp=32, checkpointing=name)).activations
+        for name in ("none", "attention", "norm", "activation", "products", "norm+activation", "selective", "full")
+    }
+    tokens, scores = model.sequence, 8 * model.sequence * model.vocabulary
+    last = replace(model, sequence=2 * tokens)
+    assert memory_of(last, Layout(pp=32, checkpointing="none")).activations == 2 * each["none"]
+    saved = {name: each["none"] - size for name, size in each.items()}
+    live = 1 if each["none"] > scores else 32  # of the last stage, which holds the scores of words, or the first
+    kept_again = {name: saved[name] for name in ("attention", "norm", "activation")}
+    assert kept_again == {name: 0 if live == 1 else kept_again[name] for name in kept_again}
+    assert each["selective"] <= each["norm+activation"] <= each["none"]
+    assert each["full"] < each["none"]
+
+
+@pytest.mark.parametrize("value", ["norms", "", "norm+", "full+norm"])
+def test_an_unknown_operation_cannot_be_computed_again(value):
+    with pytest.raises(UsageError) as refused:
+        Layout(checkpointing=value)
+    assert str(refused.value) == (
+        "checkpointing: expected none, selective, full, or some of attention, norm, activation, products joined by +, "
+        f"got {value!r}"
+    )
+
+
+def test_a_token_meets_half_of_the_sequence_or_its_window():
+    model = load("llama-8b")
+    assert model.attended == 4096
+    assert replace(model, causal=False).attended == 8192
+    # 1,024 tokens meet 1 to 1,024, the others 1,024 each
+    assert replace(model, window=1024).attended == (1024 * 512 + 7168 * 1024) / 8192
+    assert replace(model, window=100_000).attended == 4096
+    with pytest.raises(UsageError, match="window: expected a causal model, got 8 with causal = false"):
+        replace(model, causal=False, window=8)
+
+
+def test_products_in_eight_bits_carry_sixteen():
+    layout = Layout(dtype="float8_e4m3")
+    wide, narrow = (Amounts(model=load("llama-8b"), layout=each) for each in (Layout(), layout))
+    assert (layout.carried, narrow.itemsize) == ("bfloat16", 2)
+    assert narrow.projections() == wide.projections()
+    assert memory_of(load("llama-8b"), layout).weights == memory_of(load("llama-8b"), Layout()).weights
+
+
+def test_layers_that_predict_further_tokens_are_on_the_last_stage_and_have_scores():
+    model = load("deepseek-v3")
+    further = replace(model, mtp_layers=1)
+    layout = Layout(pp=16)
+    assert [len(layout.layers_of(further, stage)) - len(layout.layers_of(model, stage)) for stage in (0, 15)] == [0, 1]
+    one, two = (Amounts(model=each, layout=layout).scoring() for each in (model, further))
+    assert two.flops == 2 * one.flops
+    assert further.parameters - model.parameters == model.layer_parameters(60)

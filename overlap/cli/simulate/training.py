@@ -80,6 +80,13 @@ _LAYOUT = {
     "context": Option(
         read=str, metavar="WAY", help=f"of keys and values between ranks of cp: {' (default), '.join(CONTEXTS)}"
     ),
+    "async_tp": Option(
+        read=switch, help="exchanges of tp lie under the products they belong to, piece by piece",
+        off="they lie between the halves of a layer (default)",
+    ),
+    "offload": Option(
+        read=switch, help="the optimizer's state is in the memory of the host", off="it is on the device (default)"
+    ),
     "sequence_parallel": Option(
         read=switch, help="ranks of tp share the activations between the halves of a layer (default)",
         off="each of them holds all of these",
