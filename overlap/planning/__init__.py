@@ -17,7 +17,7 @@ layout = planning.Layout(tp=8, pp=4, dp=32, global_batch=1024)
 #   validation published steps (published/) beside predictions;  trust: the error of predictions
 #   bound      a lower bound of a step;  search: the best of many layouts
 #   recorded/  a recorded run as a program, for its own cluster or a larger one
-#   calibrate  a machine file from benchmark_logs, or from measurements of this computer
+#   calibrate  a machine file from benchmark_logs, or from measurements of this computer;  products: from timed products
 #
 # The runtime does not know this room: only the command does.
 

@@ -123,3 +123,26 @@ def test_a_step_that_is_too_large_is_refused_before_anything_of_it_is_built(over
     code, out, err = overlap("simulate", "--model", "llama-8b", "--on", "trn2.48xlarge", *words)
     assert (code, out) == (2, "")
     assert re.search(rf"^overlap: --layers: .* has {computes or '.*'} computes or more .* at most 20000: ", err), err
+
+
+def test_goodput_cost_and_energy_are_told_where_they_are_asked_for(told):
+    on_gpus = (*ON[:-1], "p5.48xlarge", "--price", "98", "--zero", "3")
+    lines = told(*on_gpus, "--checkpoint-s", "30", "--width", "400").splitlines()
+    goodput, failing, energy = (
+        next(line for line in lines if line.startswith(name)) for name in ("goodput", "with failures", "energy")
+    )
+    assert re.search(
+        r"^goodput +9\d\.\d% \(9\d\.\d% with failures drawn one by one\) with a checkpoint every ", goodput
+    )
+    assert re.search(r"^with failures +0\.\d+ a million tokens", failing)
+    assert energy.endswith("kWh a million tokens, by the power of the chips alone")
+    found = json.loads(told(*on_gpus, "--chip-hours", "1000", "--json", "-"))
+    assert found["goodput"]["between_s"] == 1000 * 3600 / 8
+    assert found["energy_j"] == pytest.approx(8 * 700 * found["step_ns"] / 1e9)
+    assert json.loads(told(*on_gpus, "--json", "-"))["goodput"] is None
+
+
+def test_a_figure_of_the_goodput_that_cannot_be_meant_is_told_in_one_line(overlap):
+    for option, expected in (("--restart-s", "0 or more"), ("--checkpoint-s", "more than 0")):
+        code, out, err = overlap("simulate", *ON, option, "-1")
+        assert (code, out, err) == (2, "", f"overlap: {option}: expected {expected}, got -1.0\n")

@@ -8,7 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import topology
+
 from ...errors import UsageError
+from ...planning import products
 from ...planning.calibrate import calibrate
 from ..output import written
 from .here import BETWEEN, calibrate_here
@@ -20,6 +23,9 @@ Read the output of a benchmark (nccl-tests, nccom-test, hccl_demo, OSU, or `over
 operation and the shares of their bandwidth that wires give, and write a machine file for plans and simulations. Every
 third row of a collective is left out: its error says how far to trust predictions. All other figures are those of the
 machine that --cluster names.
+
+--products FILE reads matrix products that were timed on a chip (CSV: m, n, k, dtype, and tflops, us, ms or s), and fits
+the start and the rate of each dtype, by which `overlap simulate --model` prices computes.
 
 --here measures this computer instead: ranks of one process, and processes joined by sockets, shared memory or MPI.
 
@@ -34,6 +40,7 @@ examples:
   overlap calibrate all_reduce.log --cluster "p5.48xlarge x2" --name ours -o ours.toml
   overlap calibrate redsct.txt --op reduce_scatter --cluster trn2.48xlarge
   overlap plan all_reduce --bytes 1G --cluster "ours.toml x16"
+  overlap calibrate --products gemms.csv --cluster p5.48xlarge -o ours.toml
   overlap calibrate --here -o here.toml
   overlap calibrate --published --machine dl1.24xlarge
 """
@@ -46,6 +53,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--here", action="store_true", help="measure this computer, for a minute or two, not a log")
     parser.add_argument("--between", choices=BETWEEN, help="what joins processes, with --here; default: shared_memory")
     parser.add_argument("--cluster", metavar="NAME", help='cluster of a log, such as "p5.48xlarge x2"')
+    parser.add_argument("--products", metavar="FILE", help="matrix products that were timed, instead of a log")
     parser.add_argument("--op", metavar="NAME", help="the collective, where a log does not say it")
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks that took part; default: the log's, or all")
     parser.add_argument("--name", metavar="NAME", help="of the new machine; default: that of the file")
@@ -77,6 +85,8 @@ def main(args: argparse.Namespace) -> int:
         return calibrate_here(args)
     if args.between is not None:
         raise UsageError("--between: only with --here")
+    if args.products is not None:
+        return _calibrate_products(args)
     if not args.logs or args.cluster is None:
         raise UsageError(
             "calibrate: name a LOG and the --cluster that it is of, or --here for this computer, or --published"
@@ -91,3 +101,22 @@ def main(args: argparse.Namespace) -> int:
         return 1
     print(f"\nmachine in {args.output}; plan with it: overlap plan all_reduce --bytes 1G --cluster {args.output}")
     return 0
+
+
+def _calibrate_products(args: argparse.Namespace) -> int:
+    """Fit a chip to timed products, print the errors of left-out ones, and write the machine file."""
+    base = (args.cluster or "").split(" ")[0]
+    if args.logs or args.op or args.ranks or base not in topology.names():
+        raise UsageError(f"--products: expected one of our machines as --cluster, and no LOG beside it; got {base!r}")
+    found = products.fit(products.read(args.products), args.products)
+    for dtype, of in found.items():
+        print(
+            f"{dtype}: {of.rate.flops_per_s / 1e12:.4g} TFLOP/s after {of.rate.start_s * 1e6:.3g} us; "
+            f"{len(of.errors)} products, each left out: median error {of.typical:.1%}, worst {of.worst:.1%}"
+        )
+    name = args.name or (Path(args.output).stem if args.output else f"{base} calibrated")
+    text = products.machine_file(base, name, args.products, found)
+    if args.output is None:
+        print("\n" + text, end="")
+        return 0
+    return 0 if written(text, args.output, option="--output") else 1
