@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import exp, log
+from math import ceil, exp, log
 from pathlib import Path
 from statistics import mean, median
 
@@ -89,8 +89,8 @@ class Band:
     def over(cls, of: str, errors: Iterable[float]) -> Band:
         """Return the band of some errors."""
         sizes = sorted(map(abs, errors))
-        at = min(len(sizes) - 1, -(-len(sizes) * COVERED // 1))
-        return cls(of=of, rows=len(sizes), typical=median(sizes), covering=sizes[int(at)], worst=sizes[-1])
+        at = ceil(COVERED * len(sizes) - 1e-9) - 1
+        return cls(of=of, rows=len(sizes), typical=median(sizes), covering=sizes[at], worst=sizes[-1])
 
 
 def class_of(cluster: Cluster, dtype: str) -> str:
