@@ -9,7 +9,7 @@ import pytest
 import overlap
 from overlap.planning import Layout, estimate, load, memory_of
 from overlap.planning import search as searching
-from overlap.planning.search import CANNOT_WIN, OUT_OF_MEMORY, Found, candidates, search
+from overlap.planning.search import CANNOT_WIN, FAR, NO_TIME, OUT_OF_MEMORY, Found, candidates, search
 from topology import TopologyError, cluster
 
 MACHINE = cluster("trn2.3xlarge")
@@ -48,7 +48,7 @@ def test_the_best_layout_is_that_of_trying_all(names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(10))
 def test_of_any_small_model_the_best_layout_is_that_of_trying_all(seed):
     random = Random(seed)
     heads = random.choice((4, 8, 16))
@@ -103,6 +103,35 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch):
         search(MODEL, everything, MACHINE, CLOCK, found)
     assert found.best is tried[0]
     assert (len(found.simulated), found.complete) == (1, False)
+
+
+def test_a_search_ends_in_its_time_and_says_what_no_layout_is_below():
+    found = Found()
+    everything = [replace(each, bound_s=1e-9 * n, near=True) for n, each in
+                  enumerate(candidates(MODEL, LIKE, SOME, MACHINE, CLOCK, found), 1)]  # fmt: skip
+    ticks = iter(range(0, 1000, 10))  # seconds: each simulation takes ten
+    search(MODEL, everything, MACHINE, CLOCK, found, within_s=55.0, clock=lambda: float(next(ticks)))
+    assert (len(found.simulated), found.complete) == (2, False)
+    assert found.bound_s == 3e-9
+    assert len(found.left_out[NO_TIME]) == len(everything) - 2
+    assert found.best.step_s == min(step_s for _, step_s in found.simulated)
+
+
+def test_one_layout_is_simulated_however_little_time_there_is():
+    found = Found()
+    ordered = candidates(MODEL, LIKE, ("pp", "dp"), MACHINE, CLOCK, found)
+    search(MODEL, ordered, MACHINE, CLOCK, found, within_s=0.0)
+    assert len(found.simulated) == 1
+
+
+def test_ranks_that_share_a_matrix_are_joined_by_fast_wires_unless_it_is_asked():
+    machine, found = cluster("p5.48xlarge x2"), Found()
+    clock, like = overlap.Virtual(), Layout(global_batch=16)
+    searched_for = candidates(MODEL, like, ("tp", "dp"), machine, clock, found)
+    assert {each.layout.tp for each in searched_for} == {1, 2, 4, 8}
+    assert [layout.tp for layout in found.left_out[FAR]] == [16]
+    asked = candidates(MODEL, replace(like, tp=16), ("pp", "dp"), machine, clock, Found())
+    assert {each.layout.tp for each in asked} == {16}
 
 
 def test_what_cannot_be_searched_for_is_refused():
