@@ -7,7 +7,7 @@
 
     results = overlap.dask.run(client, main, ranks=8, data=frame)
 
-Dask 2025.1 or later: `pip install ".[dask]"`. Tested with 2026.8.
+Dask 2026.8 or later: `pip install ".[dask]"`. Tested with 2026.8.
 """
 
 # The map of this room:

@@ -130,6 +130,7 @@ class _Watch:
         self._ends: dict[int, MemberEnd] = {}
         self._lost: dict[int, str] = {}
         self._touched: set[str] = set()
+        self._absent: set[int] = set()
 
     def until_all_run(self, limit_s: float) -> None:
         """Return when all tasks have begun, or one has ended."""
@@ -202,9 +203,14 @@ class _Watch:
         self._ends[member], self._touched = told.end, self._touched | told.touched
 
     def _gone(self) -> list[int]:
-        """Return the members whose workers are gone: a task that is pinned there waits for ever."""
+        """Return the members whose workers are gone: a task that is pinned there waits for ever.
+
+        A worker counts as gone when two looks in a row do not find it.
+        """
         there = workers_of(self._client)
-        return [member for member in self._pending if self._chosen[member] not in there]
+        absent = {member for member in self._pending if self._chosen[member] not in there}
+        gone, self._absent = absent & self._absent, absent
+        return sorted(gone)
 
     def _blamed(self) -> set[int]:
         blamed = {lost_member(self._spec, end) for end in self._ends.values()}

@@ -14,7 +14,7 @@ from ..engines.gang import GangSpec, MemberEnd
 from ..engines.home import taken
 from ..engines.member import GangMember
 from ..engines.pickling import Pickling
-from .variables import VariableStore
+from .variables import VariableStore, removed
 
 # How often a member looks whether its task is still wanted.
 _LOOK_S = 0.2
@@ -39,9 +39,11 @@ def live(spec: GangSpec, member: int, partitions: Sequence[dict[int, object]] | 
     worker = distributed.get_worker()
     one = GangMember(spec, member, Pickling(cloudpickle))
     with _ending_with_its_task(worker, str(worker.get_current_task()), one) as over:
-        store = VariableStore(distributed.get_client(), over.is_set)
+        store = VariableStore(client := distributed.get_client(), over.is_set)
         store.set(here_key(spec, member), b"")
         end = one.run(store, () if partitions is None else (partitions,))
+    if over.is_set():  # the driver hears nothing any more of what this member has put into the store
+        removed(store.touched, client)
     return TaskEnd(end, frozenset(store.touched))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 
+from .. import trace_files
 from ..config import RunConfig
 from ..errors import OverlapError, RankFailedError, UsageError, in_one_line
 from ..flight.folder import ENDING, default_folder
@@ -53,7 +54,8 @@ def attempted(
             return _results(spec, outcome, loads)
         if isinstance(error, UsageError):
             raise error
-        latest = max((end.latest for end in outcome.ends.values() if end.latest is not None), default=None)
+        seen = [latest_step(wanted.state_dir), *(end.latest for end in outcome.ends.values())]
+        latest = max((step for step in seen if step is not None), default=None)
         advance.note(latest if wanted.state_dir else reached_step(records))
         if attempt == max_restarts or advance.hopeless:
             if attempt:
@@ -111,5 +113,6 @@ def _write_trace(outcome: GangOutcome, wanted: RunConfig) -> None:
         packed += [pack_part(read_stream(data)) for data in killed]
         if packed:
             write_merged([Part(BytesIO(each)) for each in packed], wanted.trace)
+            trace_files.keep(wanted.trace)
     except (OSError, UsageError) as error:
         notify(f"no trace in {wanted.trace}: {error}")

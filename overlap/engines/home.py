@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,9 @@ SPANS = ".part"
 # Of all files of one machine that are brought home: flight records have a third of a megabyte for two ranks.
 MOST_BYTES = 256 << 20
 
+# After that the folder of a gang whose driver was killed is removed; flight records last as long.
+LONGEST_LEFT_S = 7 * 86400.0
+
 
 def home_of(token: str) -> Path:
     """Return the folder of a gang on this machine."""
@@ -26,10 +30,20 @@ def home_of(token: str) -> Path:
 
 
 def open_home(token: str) -> Path:
-    """Make the folder of a gang on this machine, for this user alone."""
+    """Make the folder of a gang on this machine, for this user alone; those that drivers have left for days go."""
     folder = home_of(token)
+    for other in folder.parent.glob(f"{home_of('').name}*"):
+        with suppress(OSError):
+            if time.time() - other.stat().st_mtime > LONGEST_LEFT_S and not _lives(other):
+                shutil.rmtree(other, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+def _lives(folder: Path) -> bool:
+    """Whether a process whose record lies in a folder still runs; the name of a record ends with its process."""
+    pids = [path.stem.rpartition("-")[2] for path in folder.glob(f"*{ENDING}")]
+    return any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
 def taken(token: str, *, pid: int | None = None) -> dict[str, bytes]:

@@ -7,7 +7,7 @@
 
     results = overlap.ray.run(main, ranks=8, ranks_per_actor=4, resources={"CPU": 4})
 
-Ray 2.50 or later: `pip install ".[ray]"`. Tested with 2.55 and 2.60.
+Ray 2.60 or later: `pip install ".[ray]"`. Tested with 2.60.
 """
 
 # The map of this room:
@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     from ..version import install_command
 
-    raise ImportError(f"overlap.ray needs Ray 2.50 or later: {install_command('ray')}") from error
+    raise ImportError(f"overlap.ray needs Ray 2.60 or later: {install_command('ray')}") from error
 
 from .actors import RayStore, store
 from .door import run

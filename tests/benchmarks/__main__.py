@@ -37,6 +37,12 @@ Measure = Callable[[Sampling, Contenders], Iterator[Figure | str]]
 """Measures one figure after the other; text is a remark."""
 
 
+def _engines(how: Sampling, _: Contenders) -> Iterator[Figure | str]:
+    from . import engines  # needs Ray
+
+    return engines.figures(how)
+
+
 def _cost(word: str, how: Sampling, _: Contenders) -> Iterator[Figure]:
     return costs.figures(how, word)
 
@@ -62,6 +68,7 @@ MEASURED: dict[str, Measure] = {
     "two_hosts": lambda how, _: two_hosts.figures(how),
     "planned": lambda how, _: two_hosts.planned.figures(how),
     "torch": lambda how, _: pytorch.lines(how),
+    "engines": _engines,
 }
 
 _DESCRIPTION = """\
@@ -81,6 +88,7 @@ or, by itself,
   simulation  virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
   sockets     every collective between 2 and 4 processes, 16 KiB to 64 MiB, in turn with gloo's (10 minutes)
   torch       PyTorch on our backend, in turn with gloo in one torchrun: training steps, single all-reduces (minutes)
+  engines     worlds on a cluster of Ray: up, a killed actor, a lost node, steps beside overlap run (needs Ray; minutes)
   timeline    a run of a million spans packed, written, loaded, drawn; 1024 ranks folded; a what-if (a minute)
   algorithms  each collective by each algorithm between 2 and 4 processes: do plans name the fastest? (4 minutes)
   truth       programs on the real clock, over paced links and as they are, and simulated: how far apart they are

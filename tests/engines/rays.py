@@ -112,3 +112,17 @@ def ran(address: str, folder: Path, text: str, *args: str, **variables: str) -> 
     with driving(address, folder, text, *args, **variables) as driver:
         driver.wait()
     return driver
+
+
+def example_on(engine: str, folder: Path, **variables: str) -> str:
+    """Run an example of the README on an engine by the command, and return what it prints."""
+    command = [sys.executable, "-m", "overlap", "run", "--engine", engine, "--ranks", "2", "--trace", "run.json"]
+    program = [str(ROOT / "examples" / "11_data_parallel.py"), "10"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    folder.mkdir(exist_ok=True)
+    ended = subprocess.run(
+        [*command, *program], cwd=folder, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "overlap: trace in run.json" in ended.stderr
+    return ended.stdout

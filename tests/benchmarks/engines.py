@@ -1,0 +1,157 @@
+"""Worlds on a cluster of Ray: from its connection to the first collective, losses, and steps beside `overlap run`.
+
+Two node processes of this machine; drivers are programs of their own.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import time
+
+from overlap.cli.bench.sampling import Sampling, Times
+from tests.engines.rays import ROOT, RayCluster, driving, ran
+
+from .figures import Figure, as_fast_as, time_of
+
+__all__ = ["figures"]
+
+RANKS = 8
+_START_AIM_NS, _LOSS_AIM_NS, _REPLACED_AIM_NS, _STEP_AIM = 1e9, 0.5e9, 10e9, 0.95
+_STEPS, _PROCESSES = 200, 2
+
+_BEGIN = """
+import json, os, signal, sys, time
+import numpy as np
+import trio
+import overlap
+
+def tell(value):
+    print("TOLD", json.dumps(value), flush=True)
+"""
+
+_START = (
+    _BEGIN
+    + """
+import ray
+import overlap.ray
+
+async def main(rank):
+    await rank.all_reduce(np.ones(1))
+    return time.time()
+
+begun = time.time()
+ray.init(logging_level="error")
+tell(max(overlap.ray.run(main, ranks=8, ranks_per_actor=int(sys.argv[1]), strategy="SPREAD")) - begun)
+"""
+)
+
+_LOSS = (
+    _BEGIN
+    + """
+import overlap.ray
+
+async def main(rank):
+    await rank.barrier()
+    if rank.rank == 2:
+        with open("killed", "w") as file:
+            file.write(repr(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    await rank.all_reduce(np.ones(1))
+
+try:
+    overlap.ray.run(main, ranks=4, flight_dir="flight")
+except overlap.RankFailedError as error:
+    assert error.rank == 2, error
+    tell(time.time() - float(open("killed").read()))
+"""
+)
+
+_REPLACED = (
+    _BEGIN
+    + """
+import overlap.ray
+
+async def main(rank):
+    found = await rank.state.latest()
+    for step in range(0 if found is None else found.step + 1, 30):
+        with rank.step(step):
+            await rank.all_reduce(np.ones(1))
+            await trio.sleep(0.1)
+        await rank.state.save(step, {})
+        if rank.rank == 0:
+            print("kept", rank.restart, step, time.time(), flush=True)
+
+overlap.ray.run(main, ranks=4, strategy="SPREAD", max_restarts=3, state_dir="state")
+"""
+)
+
+_STEP = f"""
+async def main(rank):
+    weights = np.ones((256, 256), np.float32)
+    took = []
+    for step in range({_STEPS}):
+        begun = time.perf_counter_ns()
+        with rank.step(step):
+            grad = rank.compute(np.matmul, weights, weights)
+            await rank.all_reduce(grad)
+        took.append(time.perf_counter_ns() - begun)
+    return took[10:]
+"""
+
+
+def figures(sampling: Sampling) -> Iterator[Figure | str]:
+    """Measure how fast worlds start on Ray, how fast losses are named and replaced, and the steps between."""
+    cluster = RayCluster(head_cpus=RANKS, cpus=RANKS)
+    try:
+        with TemporaryDirectory() as folder:
+            yield from _figures(cluster, Path(folder), sampling)
+    finally:
+        cluster.close()
+
+
+def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[Figure | str]:
+    for each in (1, 4):
+        starts = [1e9 * ran(cluster.address, folder, _START, str(each)).told for _ in range(sampling.few)]
+        text = f"ray.init to the first all_reduce, {RANKS} ranks, {RANKS // each} actors"
+        yield time_of(f"engines/start{RANKS // each}", text, Times.of(starts), _START_AIM_NS)
+    losses = [1e9 * ran(cluster.address, folder, _LOSS).told for _ in range(sampling.few)]
+    yield time_of("engines/loss", "a killed actor named on the driver", Times.of(losses), _LOSS_AIM_NS)
+    yield time_of(
+        "engines/replaced", "a lost node to the next step", Times.of([_replaced(cluster, folder)]), _REPLACED_AIM_NS
+    )
+    with_ray, alone = _steps(cluster, folder)
+    yield time_of("engines/step", f"step, {_PROCESSES} actors", with_ray)
+    yield as_fast_as("engines/step_ratio", "  as fast as overlap run", alone, with_ray, _STEP_AIM)
+
+
+def _replaced(cluster: RayCluster, folder: Path) -> float:
+    """Return how long it takes from the loss of a node to the first step of the next attempt."""
+    with driving(cluster.address, folder / "replaced", _REPLACED) as driver:
+        driver.said(r"kept 0 3 ")
+        lost_s = time()
+        cluster.lose(cluster.nodes.pop())
+        cluster.nodes.append(cluster.add())
+        found = driver.said(r"kept 1 \d+ (\S+)")
+    return 1e9 * (float(re.sub(r"[^0-9.]", "", found[1])) - lost_s)
+
+
+def _steps(cluster: RayCluster, folder: Path) -> tuple[Times, Times]:
+    """Return the steps of one program on actors, and on the processes of `overlap run`."""
+    on_ray = _BEGIN + _STEP + f"\nimport overlap.ray\ntell(overlap.ray.run(main, ranks={_PROCESSES})[0])\n"
+    told = ran(cluster.address, folder, on_ray).told
+    script = folder / "alone.py"
+    script.write_text(
+        _BEGIN + _STEP + "\nfound = overlap.run(main)\nif os.environ['RANK'] == '0':\n    tell(found[0])\n"
+    )
+    options = ["--ranks", str(_PROCESSES), "--processes", str(_PROCESSES), "--no-prefix"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "overlap", "run", *options, str(script)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    alone = [int(number) for number in re.findall(r"\d+", ended.stdout.partition("TOLD")[2])]
+    return Times.of(told), Times.of(alone)
