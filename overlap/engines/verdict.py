@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+from transports import TransportError
+
 from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, UsageError
 from .gang import GangOutcome, GangSpec, MemberEnd
 
@@ -39,8 +41,9 @@ def _guilt(spec: GangSpec, end: MemberEnd) -> int:
     if isinstance(error, UsageError):
         return 0  # before anything ran
     if isinstance(error, RankFailedError):
-        own = error.rank in spec.ranks(end.member)
-        return 1 if own and not isinstance(error.cause, PeerError) else 2
+        if error.rank not in spec.ranks(end.member) or isinstance(error.cause, PeerError):
+            return 2
+        return 3 if isinstance(error.cause, TransportError) else 1  # a wire breaks before its process is known lost
     return 3
 
 

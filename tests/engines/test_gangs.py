@@ -20,6 +20,7 @@ from overlap.engines.gang import GangOutcome, GangSpec, MemberEnd, gang_of
 from overlap.engines.member import GangMember
 from overlap.engines.verdict import failure, lost_member
 from overlap.errors import PeerLostError, RankFailedError, UsageError
+from transports.failures import LinkLostError
 
 pickling: Any = SimpleNamespace(dumps=lambda value: pickle.dumps(value), loads=pickle.loads)
 
@@ -145,6 +146,12 @@ def test_the_rank_that_has_raised_beats_what_others_say_of_it() -> None:
     ends = {0: MemberEnd(member=0, error=lost(3)), 1: MemberEnd(member=1, error=raised(3))}
     assert failure(spec(), GangOutcome(ends=ends, lost={})) is ends[1].error
     assert (lost_member(spec(), ends[0]), lost_member(spec(), ends[1])) == (1, None)
+
+
+def test_a_broken_wire_is_how_the_loss_of_another_is_seen() -> None:
+    cut = RankFailedError(rank=0, cause=LinkLostError("2 is lost"), where="", doing=(), others={}, world_size=4)
+    ends = {0: MemberEnd(member=0, error=cut), 1: MemberEnd(member=1, error=lost(1))}
+    assert failure(spec(), GangOutcome(ends=ends, lost={})) is ends[1].error
 
 
 def test_what_cannot_be_meant_beats_all() -> None:
