@@ -21,9 +21,21 @@ SCHEMA_VERSION = 1
 _WHAT = ("collectives", "steps")
 
 
+_DESCRIPTION = """\
+Predict published measurements of collectives and of training steps, and say how far off the predictions are, with the
+rows to which figures were fitted and without them.
+"""
+
+_EPILOG = """\
+examples:
+  overlap validate                      collectives and steps, in one table
+  overlap validate steps --chip H100    training steps on H100
+"""
+
+
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
-    parser.description = "Predict published measurements, and say how far off the predictions are."
+    """Add the description and the options of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("what", nargs="?", choices=_WHAT, help="only these; default: both")
     parser.add_argument("--chip", metavar="NAME", help="only of this chip, such as H100")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")

@@ -23,7 +23,7 @@ from transports import NeuronLink, Transport
 
 from .. import trace_files
 from ..config import RunConfig
-from ..diagnostics import is_interrupt
+from ..diagnostics import calling, is_interrupt
 from ..errors import StallError, TraceWarning, UsageError, in_one_line
 from ..flight.folder import FlightFile, attempt, began, open_flight
 from ..runtime.blame.stall import STALL_S, StallLimits
@@ -346,4 +346,4 @@ class Keeper:
     def warn(self) -> None:
         """Warn if the trace could not be written."""
         if self._trouble is not None:
-            warnings.warn(TraceWarning(self._trouble), stacklevel=3)
+            warnings.warn(TraceWarning(self._trouble), stacklevel=calling()[1])

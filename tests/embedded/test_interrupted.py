@@ -65,6 +65,8 @@ def test_in_the_midst_of_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
         assert WHY in ended(other)
 
 
+# Where the interpreter is in a callback of its own, such as the collector's, an interrupt cannot be raised.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_anywhere() -> None:
     """A program that catches it and waits again either goes on, or hears that its own rank was interrupted."""
     store, over, waits = MemoryStore(), threading.Event(), threading.Event()

@@ -210,9 +210,12 @@ def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pyte
         wait(word, seen, timeout_s)
         sleeping.discard(threading.get_ident())
 
+    def enter(handover: Handover) -> bool:
+        return entering(handover) if threading.get_ident() in patient else entered(handover)
+
     def receiver(world: overlap.Connection) -> int:
         first = world.rank.recv(np.empty(1, int), 1)
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1, initializer=lambda: patient.add(threading.get_ident())) as pool:
             other = pool.submit(first.result, TIMEOUT_S)
             assert naps.wait(TIMEOUT_S)
             with pytest.raises(TimeoutError):
@@ -224,8 +227,9 @@ def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pyte
         assert waited.wait(TIMEOUT_S)
         return int(world.rank.send(np.array([7]), 0).result(TIMEOUT_S) is None)
 
-    waited = threading.Event()
+    waited, patient = threading.Event(), set[int]()
     monkeypatch.setattr(Word, "wait", napping)
+    monkeypatch.setattr(Handover, "enter", enter)
     assert connected(lambda world: sender(world) if world.rank.rank else receiver(world), 2)[0] == 7
     assert max(most) == 1
 
