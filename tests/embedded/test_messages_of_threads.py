@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.runtime.event_loop import Handover
+from overlap.runtime.event_loop import Handover, Looks
 from transports.shared_memory.peer_memory import Word
 
 from .connecting import TIMEOUT_S, connected
@@ -214,7 +214,9 @@ def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pyte
         return entering(handover) if threading.get_ident() in patient else entered(handover)
 
     def receiver(world: overlap.Connection) -> int:
-        first = world.rank.recv(np.empty(1, int), 1)
+        first, gate = world.rank.recv(np.empty(1, int), 1), threading.Event()
+        while not (isinstance(first.scope, Looks) and first.scope.waits):  # the loop has not begun it yet
+            gate.wait(0.001)
         with ThreadPoolExecutor(1, initializer=lambda: patient.add(threading.get_ident())) as pool:
             other = pool.submit(first.result, TIMEOUT_S)
             assert naps.wait(TIMEOUT_S)
