@@ -55,7 +55,7 @@ def test_a_row_is_predicted_without_itself():
     assert judge([slow, rows[1]])[1].left_out_s > other.left_out_s
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # it predicts every published step, for minutes
 def test_the_recorded_errors_are_those_of_today():
     for row in judge(published()):
         assert unseen()[row.of.id][1] == pytest.approx(row.unseen, abs=0.03), row.of.id
