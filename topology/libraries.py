@@ -30,7 +30,7 @@ def version_of(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How an algorithm synchronises: by flags beside the data, or after a whole chunk."""
+    """Synchronisation of an algorithm: by flags beside the data, or after a whole chunk."""
 
     kind: str  # as the library calls it
     base_s: Seconds = 0.0  # of an operation
@@ -69,7 +69,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What the chips of a generation give a library."""
+    """Properties of the chips of a generation that a library depends on."""
 
     kind: str  # its name
     low_latency_bytes_per_s: Rate  # of words with flags inside a node
@@ -78,7 +78,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processors:
-    """What the host's processors give a library."""
+    """Properties of the host's processors that a library depends on."""
 
     kind: str  # their maker
     post_s: Seconds  # to post a message to an adapter

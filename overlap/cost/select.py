@@ -204,12 +204,7 @@ def _plan(
     from .narrow import NARROWED
     from .parameters import itemsize_of, measured
 
-    if op not in GENERATORS:
-        raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
-    if exact and op not in EXACT:
-        raise UsageError(f"exact: {' and '.join(EXACT)} reduce in the order of ranks if asked to, {op} does not")
-    if not 0 <= nbytes <= _MOST_BYTES:
-        raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
+    _check(op, nbytes, exact)
     itemsize_of(dtype)  # raises an error for an unknown dtype
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
     options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact, plain)
@@ -219,16 +214,7 @@ def _plan(
         library, options, lacking = _by_library(op, cluster, options)
     if not options:
         raise ScheduleError(f"{op}: {'; '.join(f'{each.algorithm} does not apply: {each.why}' for each in rejected)}")
-    priced = _priced(options, size_class(nbytes))
-    best = priced[0][1]
-    # What is narrowed is told where it wins only: there is one for each option of the wider collective.
-    options = [option for option in options if option is best or option.algorithm != NARROWED]
-    priced = [each for each in priced if each[1] in options]
-    if nbytes != size_class(nbytes):
-        price = best.price(nbytes)
-        others = [each for each in options if each is not best]
-        priced = [(price, best), *_priced(others, nbytes, below_s=price.total_s)]
-    price, others_priced = priced[0][0], priced[1:]
+    (price, best), *others = _ranked(options, nbytes)
     beside = _priced(lacking, nbytes, below_s=price.total_s)
     faster = [each for each in beside if each[0].total_s < price.total_s]
     narrow = [each for each in beside if each[1].algorithm == NARROWED][1:]
@@ -250,15 +236,40 @@ def _plan(
         hops=tuple(sorted(best.hops().items())),
         busiest=_busiest(best, nbytes),
         alternatives=_alternatives(
-            sorted([*others_priced, *(each for each in beside[len(faster) :] if each not in narrow)], key=_total_s),
+            sorted([*others, *(each for each in beside[len(faster) :] if each not in narrow)], key=_total_s),
             rejected,
         ),
-        reason=_reason(breakdown, others_priced, nbytes),
+        reason=_reason(breakdown, others, nbytes),
         library=library,
         proposals=_alternatives([each for each in faster if each not in narrow], ()),
         levels=crossings(cluster, group, best.parts),
         option=best,
     )
+
+
+def _check(op: str, nbytes: int, exact: bool) -> None:
+    if op not in GENERATORS:
+        raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
+    if exact and op not in EXACT:
+        raise UsageError(f"exact: {' and '.join(EXACT)} reduce in the order of ranks if asked to, {op} does not")
+    if not 0 <= nbytes <= _MOST_BYTES:
+        raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
+
+
+def _ranked(options: list[Option], nbytes: int) -> list[tuple[Price, Option]]:
+    """Price options for `nbytes`, first the one that the size class of `nbytes` chooses, then the fastest of the rest.
+
+    Options that narrow a wider collective are left out unless one is chosen: each option of the wider one has its own.
+    """
+    from .narrow import NARROWED
+
+    priced = _priced(options, size_class(nbytes))
+    best = priced[0][1]
+    if nbytes == size_class(nbytes):
+        return [priced[0], *(each for each in priced[1:] if each[1].algorithm != NARROWED)]
+    others = [option for option in options if option is not best and option.algorithm != NARROWED]
+    price = best.price(nbytes)
+    return [(price, best), *_priced(others, nbytes, below_s=price.total_s)]
 
 
 def _by_library(op: str, cluster: Cluster, options: list[Option]) -> tuple[str, list[Option], list[Option]]:

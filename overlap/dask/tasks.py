@@ -22,7 +22,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """How a task of a gang has ended."""
+    """The end of a task of a gang."""
 
     end: MemberEnd  # As its member tells it
     touched: frozenset[str]  # Keys of the store that it has used

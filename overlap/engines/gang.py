@@ -58,7 +58,7 @@ def own_version() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEnd:
-    """How one process of a gang has ended, in its own words."""
+    """The end of one process of a gang, in its own words."""
 
     member: int  # Its index
     machine: str = ""  # Names the machine, equal for all processes that see its files
@@ -72,7 +72,7 @@ class MemberEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangOutcome:
-    """How one attempt of a gang has ended."""
+    """The end of one attempt of a gang."""
 
     ends: Mapping[int, MemberEnd]  # By member, in the order in which they told it
     lost: Mapping[int, str]  # Why the others have told nothing, in the words of the engine

@@ -50,7 +50,7 @@ class Advance:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the next attempt."""
+        """Seconds to wait before the next attempt."""
         return min(FIRST_PAUSE_S * 2 ** (self.futile - 1), LONGEST_PAUSE_S) if self.futile else 0.0
 
     def given_up(self, attempt: int) -> str:

@@ -33,7 +33,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a rank computes with."""
+    """The device that a rank computes with."""
 
     products: Mapping[str, Rate]  # by dtype
     attention_flops_per_s: float  # of fused attention

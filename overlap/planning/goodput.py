@@ -24,7 +24,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """What interrupts a run.
+    """Failures that interrupt a run, and what each costs.
 
     Raises:
         UsageError: If a figure cannot be meant; names it.

@@ -102,7 +102,7 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """What the replicas share, as `zero`: with a pipeline, the weights that ZeRO-3 has gathered stay in a step.
+        """Stage of ZeRO that a step carries out: with a pipeline, weights that ZeRO-3 has gathered stay until its end.
 
         Torch's FSDP does so (torchtitan, reshard_after_forward = "default"), and reduces gradients once in a step.
         """

@@ -54,7 +54,7 @@ class Fault:
 
     @property
     def amount(self) -> float:
-        """How much, as given or by default."""
+        """Size of the fault, as given or by default."""
         return self.by if self.by is not None else _DEFAULT_BY.get(self.kind, 0.0)
 
 

@@ -79,7 +79,7 @@ class WorldOfThread:
 
 
 class _State:
-    """What `torch.distributed` knows of the groups of a process; the attributes of its `_World`, without globals."""
+    """The groups of a process, as `torch.distributed` records them: the attributes of its `_World`, without globals."""
 
     def __init__(self) -> None:
         self.default_pg: Any = None

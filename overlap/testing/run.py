@@ -196,7 +196,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """How long it took, in virtual time."""
+        """Virtual time that the run took."""
         parts = breakdowns(self.timeline) if self.timeline is not None else []
         return max((part.wall_ns for part in parts), default=0) / 1e9
 

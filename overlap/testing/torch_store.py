@@ -65,7 +65,7 @@ class Store(dist.Store):  # type: ignore[misc]
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get` waits."""
+        """Longest time that `get` waits."""
         return self._timeout
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

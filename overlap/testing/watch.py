@@ -1,4 +1,4 @@
-"""What a rank's PyTorch does: prices of its functions, tensors used too early, memory, weights after each update."""
+"""Observation of a rank's PyTorch: prices of its functions, tensors used too early, memory, weights."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Busyness:
 
     @property
     def factor(self) -> float:
-        """How many times as long a program may take that needs all processors: the rest of them is left to it."""
+        """Factor by which a program that needs all processors may take longer: it has only the rest of them."""
         return self._cores / max(self._cores - self.cores, 1 / self._cores)
 
     def _counters(self) -> list[int] | None:

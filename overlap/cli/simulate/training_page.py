@@ -284,21 +284,7 @@ def described(
             name: {"wire_ns": round(a.wire_ns), "waiting_ns": round(a.waiting_ns), "moving_ns": round(a.busy_ns)}
             for name, a in parts.by_dimension().items()
         },
-        "operations": [
-            {
-                "dimension": each.dimension,
-                "op": each.op,
-                "bytes": each.nbytes,
-                "dtype": each.dtype,
-                "ranks": list(each.ranks),
-                "count": amount.count,
-                "wire_ns": round(amount.wire_ns),
-                "waiting_ns": round(amount.waiting_ns),
-                "moving_ns": round(amount.busy_ns),
-                "error": asdict(band_of(one.cluster, each)),
-            }
-            for each, amount in parts.operations.items()
-        ],
+        "operations": _described_operations(one),
         "critical_path": [
             {"doing": doing, "name": name, "ns": round(ns)}
             for (doing, name), ns in sorted(parts.path.items(), key=lambda each: -each[1])
@@ -321,6 +307,24 @@ def described(
         "device": None if one.device is None else asdict(one.device),
         "search": None if searched is None else _searched(*searched),
     }
+
+
+def _described_operations(one: Estimate) -> list[dict[str, object]]:
+    return [
+        {
+            "dimension": each.dimension,
+            "op": each.op,
+            "bytes": each.nbytes,
+            "dtype": each.dtype,
+            "ranks": list(each.ranks),
+            "count": amount.count,
+            "wire_ns": round(amount.wire_ns),
+            "waiting_ns": round(amount.waiting_ns),
+            "moving_ns": round(amount.busy_ns),
+            "error": asdict(band_of(one.cluster, each)),
+        }
+        for each, amount in one.parts.operations.items()
+    ]
 
 
 def _described_goodput(failures: Failures) -> dict[str, object]:
