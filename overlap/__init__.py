@@ -1,33 +1,38 @@
 """Asynchronous ranks that hide communication behind compute."""
 
-# The map of the building, in the order data flows:
+# The map of the building, in the order data flows. Beside overlap/ stand two packages that know nothing of it:
+# transports/ (what carries bytes between ranks) and topology/ (machines, their wires, places of ranks).
 #
-#   front       the front doors: run();  settings: every setting of a run;  config: their values and sources
+#   front       the front doors: run()
+#   settings    every setting of a run: one field is its option of `overlap run` (added by cli/options), its variable
+#               OVERLAP_*, its help and its checks;  config: the values of a run, and their sources
 #   embedded/   the door for programs that own their main thread: connect()
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
-#     ending      the verdict on a world, and its end in forked processes
+#     ending      the errors that `await` and `run` raise at the end of a world; its end in forked processes
 #     rank        Rank: the argument of main();  group: an ordered set of ranks;  mesh: a grid of them with named axes
 #     calls/      collectives and messages as methods, which return futures at once, and the types of these (shapes)
 #     objects     collectives of Python objects
 #     issue       from a call to an operation under way: checks, numbers, ports;  arguments: its checks of arguments
 #     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
 #     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread
-#     match       the ends of one operation, and disputes between them;  communicator: brings the ends together
-#     spanning, spanning_messages    communicators whose ranks live in several processes
+#     match       the operations of all ranks that belong together, and where they disagree
+#     communicator  brings them together;  spanning, spanning_messages: likewise for ranks of several processes
 #     outstanding the unfinished operations of a rank, their deadlines, failures that nobody has seen
 #     checking    the issuer of `run(check="nan")`, which looks at all data that is sent
 #     backend     the differences between real and simulated time;  event_loop: its work for other threads
-#     engine/     moves the bytes of matched operations (real_engine): by pulls out of memory that ranks share
-#                 (in_process, on_host); else as programs over wires (compiler, layout, execution)
+#     engine/     moves the bytes. real_engine decides how: ranks read each other's memory (in_process; between
+#                 processes of a host on_board, on_host), or each rank runs a program over a transport (compiler,
+#                 layout, execution)
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
-#     blame/      which rank waits for which, which keeps the event loop, and when the user hears of it
+#     blame/      reports of stalls: which rank waits for which, which rank keeps the event loop, when to report it
 #   simulation/    the simulated backend: clock, fabric, engine, compute
 #   launch/     the launcher: starts processes, shows what they print, ends them together, says who failed
 #   processes/  the processes of a world: how they find each other, what they tell each other, how a loss is noticed
 #   collectives/  schedules as data, the programs made from them, and the arithmetic; pure;  cost/  what they cost
-#   flight/     the last operations of every rank, readable when nobody is left to ask
-#   live/       jobs that run now, seen through those files
+#   flight/     the flight record: a file of each process with the last operations of its ranks; reading reads it, and
+#               autopsy finds in the files of dead processes which rank and line failed
+#   live/       jobs that run now, seen through the same files
 #   state/      what a rank must find again after a restart
 #   timeline/   spans: recorded, as columns; measure/ (figures), files/ (bytes), draw/ (pictures), replay/ (what-ifs)
 #   parallel/   training strategies, built on nothing but what is public
@@ -35,27 +40,35 @@
 #   torch/      the backend of `torch.distributed`, and those strategies for its modules
 #   planning/   training steps from a configuration or a recorded run, and machine files; only the command imports it
 #   testing/    distributed programs as tests: many ranks in one process, by seeds; `pytest_overlap` is its plugin
-#   cli/        the `overlap` command, a file or a folder for each of its words
-#   diagnostics   from an error to its culprit;  uncaught: the interpreter's hook, which shows it by launch/report
+#   cli/        the `overlap` command, a file or a folder for each of its words;  options: options made from settings
+#   diagnostics   finds in an error the rank and the line at fault;  uncaught: the interpreter's hook for exceptions
+#                 that nobody caught, which prints them with launch/report
 #   hints         sentences on common mistakes: names that are almost right
 #   trace_files paths of the trace files of runs
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, units, version   small things the others stand on
 #
-# Four routes through it (`a -> b`: a calls b; `a => b`: a message from a reaches b in another process):
+# Five routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
 #
 #   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
-#                          process); else stream -> spanning -> on_board or on_host (several of one host), or programs
-#                          -> execution -> transports/matched -> a link. Its end: operation.finish -> stream, future
-#   a reduction operator   one entry of OPS in collectives/reduce: combination, reference, refusals; the benchmark and
-#                          the tests (core/test_operators) take every entry from there; listed in docs/loops
+#                          process). Several processes: spanning in place of communicator; then on_board or on_host
+#                          (one host), or engine/programs -> execution -> the package transports/: matched -> a link.
+#                          Its end: operation.finish -> stream, future
+#   a message's wire       processes/connect gives each process its transports: memory of its own ranks first, then
+#                          shared memory of a host before sockets (transports/nearest); transports/router takes the
+#                          first that reaches the peer
+#   a reduction operator   one entry of OPS in collectives/reduce: combination, reference, refusals; its name for type
+#                          checkers in runtime/calls/shapes (a test compares them); benchmark and tests
+#                          (core/test_operators) take every entry from OPS; listed in docs/loops
 #   a lost process         noticed by processes/link (the connection ends), silence (no signs of life) or host ->
-#                          coordinator => member -> control_plane (makes PeerLostError) -> runtime/world ->
-#                          ending (makes the errors that `await` and `run` raise); a broken wire: the `settle` of
-#                          runtime/communicator
-#   a choice of algorithm  runtime/engine/real_engine.direct (shared memory needs no schedule), else compiler ->
-#                          cost/choice -> select: plan() -> candidates -> flat, composed (prices), and its reason();
-#                          the tables themselves: collectives/generators
+#                          processes/coordinator => processes/member -> processes/control_plane (makes PeerLostError)
+#                          -> runtime/world -> runtime/ending: `await` raises PeerFailedError with that as its cause,
+#                          `run` raises RankFailedError. If only a wire breaks: communicator.settle, which between
+#                          processes waits a moment (spanning.fail_one) in case a loss is told
+#   a choice of algorithm  runtime/engine/real_engine asks whether ranks share memory (no schedule is needed), else
+#                          compiler -> cost/choice (also an `algorithm=` that is asked for) -> cost/select.plan:
+#                          candidates, priced by flat and composed; the cheapest, and reason() words why (shown by
+#                          cli/plan/collective). The schedules themselves: collectives/generators
 #
 # The words are in docs/glossary.md.
 
