@@ -5,6 +5,7 @@ Calls are interned, so that ranks which agree hold the same object and steady-st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -143,6 +144,6 @@ def _checked(
     )  # fmt: skip
 
 
-call = lru_cache(maxsize=4096)(_checked)
+call: Callable[..., Call] = lru_cache(maxsize=4096)(_checked)
 # With counts: a table of 64 ranks takes 100 KiB, and where experts are chosen none comes twice; for ranks to share.
-uneven_call = lru_cache(maxsize=64)(_checked)
+uneven_call: Callable[..., Call] = lru_cache(maxsize=64)(_checked)

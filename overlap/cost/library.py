@@ -181,11 +181,11 @@ class Carried(Option):
     of_library = True
 
     def __init__(self, model: Model, protocol: Protocol, group: _Group, placement: Placement) -> None:
-        self.algorithm = f"{group.library.name} {model.name}"
-        self.detail = f"protocol {protocol.kind}"
+        self.algorithm: str = f"{group.library.name} {model.name}"
+        self.detail: str = f"protocol {protocol.kind}"
         self._way, self._launch_s = group.way(model, protocol), group.parameters.launch_s
         rounds = _loads(group.geometry, self._way)
-        self.parts = (Part(on(placement, rounds, parameters=group.parameters)),)
+        self.parts: tuple[Part, ...] = (Part(on(placement, rounds, parameters=group.parameters)),)
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
         """Return the cost for a vector of `nbytes`."""

@@ -18,7 +18,8 @@ class Narrowed(Wrapped):
 
     def __init__(self, option: Option, collective: str, root: int) -> None:
         super().__init__(option)
-        self.algorithm, self.detail = NARROWED, f"{option.label} of {collective}, for the root alone"
+        self.algorithm: str = NARROWED
+        self.detail: str = f"{option.label} of {collective}, for the root alone"
         self._root = root
 
     @property

@@ -210,9 +210,12 @@ class Wrapped(Option):
     """An option that is another one, but for what a subclass changes."""
 
     def __init__(self, option: Option) -> None:
-        self.algorithm, self.detail, self.parts = option.algorithm, option.detail, option.parts
-        self.tabled, self.of_library = option.tabled, option.of_library
         self.option = option
+        self.algorithm: str = option.algorithm
+        self.detail: str = option.detail
+        self.parts: tuple[Part, ...] = option.parts
+        self.tabled: bool = option.tabled
+        self.of_library: bool = option.of_library
 
     @property
     def made_of(self) -> tuple[str, ...]:

@@ -59,8 +59,9 @@ class Whole:
         algorithm: str | None,
         device: Device | None,
     ) -> None:
-        self.amounts = Amounts(model=model, layout=layout, device=device)
-        self.cluster, self._virtual, self._algorithm = cluster, virtual, algorithm
+        self.amounts: Amounts = Amounts(model=model, layout=layout, device=device)
+        self.cluster: Cluster = cluster
+        self._virtual, self._algorithm = virtual, algorithm
         self.timeline: Timeline | None = None  # of the last simulation
 
     def like(self, layout: Layout, cluster: Cluster) -> Whole:

@@ -108,7 +108,7 @@ class RealBackend(Backend):
     def __init__(self) -> None:
         super().__init__()
         self._blas = BlasLimit()
-        self.pause = Turns().pause
+        self.pause: Callable[[], Coroutine[object, object, None]] = Turns().pause
 
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a stream with a thread of its own."""

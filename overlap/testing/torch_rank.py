@@ -39,7 +39,8 @@ class Pending:
         noted: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._thread, self.future, self._noted, self._failed = thread, future, noted, failed
+        self._thread, self._noted, self._failed = thread, noted, failed
+        self.future: Future[Any] = future
 
     @property
     def done(self) -> bool:
@@ -89,7 +90,10 @@ class ThreadGroup:
 
     def __init__(self, torch_rank: TorchRank, group: Any) -> None:
         self._torch, self._group = torch_rank, group
-        self.rank, self.size, self.name, self.ranks = group.rank, group.size, group.name, group.ranks
+        self.rank: int = group.rank
+        self.size: int = group.size
+        self.name: str = group.name
+        self.ranks: tuple[int, ...] = group.ranks
 
     def __getattr__(self, name: str) -> Callable[..., Pending]:
         method = getattr(self._group, name)
@@ -129,8 +133,11 @@ class TorchRank:
         watch: Watch,
         models: Models,
     ) -> None:
-        self.thread, self.record, self.watch, self.models = thread, record, watch, models
-        self.store = Store(store)
+        self.thread: RankThread[Any] = thread
+        self.record: Record = record
+        self.watch: Watch = watch
+        self.models: Models = models
+        self.store: Store = Store(store)
         self._shared = shared
         self._later: list[tuple[Pending | Any, torch.futures.Future[None]]] = []
         self._groups: dict[tuple[int, ...], int] = {}  # how many have been made of the same ranks

@@ -91,7 +91,7 @@ class RankView:
     ) -> None:
         self.output, self.main = Output(), ModuleType("__main__")
         self.main.__dict__["__builtins__"] = __builtins__
-        self.set_type = set_type(seed, rank)
+        self.set_type: type[set[Any]] = set_type(seed, rank)
         self._folder, self._more = folder, more
         self._environ = _environment(rank, world_size)
         self._argv = list(argv)
