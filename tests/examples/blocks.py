@@ -3,13 +3,17 @@
 A comment of Markdown before a block says what the block is:
 
     <!-- file: train.py -->       is written to that file, for the blocks below it
+    <!-- printed by: command -->  is the output of that command, which is run
     <!-- figures differ -->       the output is compared without its numbers
     <!-- looks like this -->      the command is run, and its output is not compared
     <!-- exit code: 1 -->         what the command exits with; 0 if nothing is said
+    <!-- needs: torch -->         is run where that module is installed
+    <!-- takes minutes -->        is run with the tests marked `soak`
     <!-- not run: reason -->      is neither run nor compared
 
 Without one, a block of `python` is run as a script. Each command of a `console` block is run and its output compared: a
-line of dots stands for any lines, and dots within a line for any text. Blocks of one page share a folder.
+line of dots stands for any lines, and dots within a line for any text. Blocks of one page share a folder, in which
+`examples` is that of the repository. Every block of Python, shell and output is run, or says why not.
 """
 
 from __future__ import annotations
@@ -36,7 +40,18 @@ class Block:
     @property
     def is_run(self) -> bool:
         """Whether anything is done with it."""
-        return "not run" not in self.told
+        known = self.kind in ("python", "console") or "printed by" in self.told or "file" in self.told
+        return known and "not run" not in self.told
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is a file for other programs, of which nothing here could be run."""
+        return self.kind in ("toml", "yaml")
+
+    @property
+    def takes_minutes(self) -> bool:
+        """Whether it is too long for the slow tests."""
+        return "takes minutes" in self.told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +72,12 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """Yield the commands of a console block."""
+    """Yield the commands of a console block, or the one that prints the block; a backslash continues a line."""
+    if line := block.told.get("printed by"):
+        yield Command(line=line, output=block.text)
+        return
     for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
-        line, _, output = part.partition("\n")
+        line, _, output = part.replace("\\\n", "").partition("\n")
         yield Command(line=re.sub(r" {2,}#.*", "", line), output=output)
 
 
