@@ -80,12 +80,13 @@ class Future(Generic[T_co]):
     `wait(timeout)` and `add_done_callback`, as in `concurrent.futures`. Programs on asyncio await it as well.
     """
 
-    __slots__ = ("_callbacks", "_done", "_failure", "_threads", "_value", "_waiters")
+    __slots__ = ("_anywhere", "_callbacks", "_done", "_failure", "_threads", "_value", "_waiters")
 
     def __init__(self) -> None:
         self._done = False
         self._value: object = None
         self._failure: Failure | None = None
+        self._anywhere: list[Callable[[], None]] | None = None
         self._waiters: list[Task] | None = None
         self._callbacks: list[Callable[[], None]] | None = None
         self._threads: list[threading.Lock] | None = None
@@ -266,6 +267,13 @@ class Future(Generic[T_co]):
         for ended in self._threads or ():
             ended.release()
 
+    def _call_anywhere(self) -> None:
+        """Run the callbacks that any thread may run; the thread that has ended it does."""
+        with _LOCK:
+            callbacks, self._anywhere = self._anywhere, None
+        for callback in callbacks or ():
+            callback()
+
     def _tell(self) -> None:
         waiters, self._waiters = self._waiters, None
         if waiters is not None:
@@ -396,6 +404,8 @@ def settle(future: Future[Any], value: object, failure: Failure | None = None) -
         future._value, future._failure = value, failure
         future._done = True
     future._wake_threads()
+    if future._anywhere is not None:
+        future._call_anywhere()
     return True
 
 
@@ -413,6 +423,23 @@ def call_when_done(future: Future[Any], callback: Callable[[], None]) -> None:
         future._add_callback(callback)
     if future.done and future._take_callback(callback):  # a compute's thread has settled it meanwhile
         callback()
+
+
+def call_anywhere(future: Future[Any], callback: Callable[[Any], object]) -> None:
+    """Call `callback(future)` once a future is settled: at once if it is, else in the thread that settles it.
+
+    That may be a thread of the program, and then no loop has to be woken for it. The callback must neither block nor
+    touch what belongs to the loop. An error that it raises is logged, and changes nothing.
+    """
+    call = partial(_call_back, callback, future)
+    with _LOCK:
+        waits = not future.done
+        if waits:
+            future._anywhere = [*(future._anywhere or ()), call]
+    if not waits:
+        call()
+    elif future.done:  # it ended before it could know of the callback
+        future._call_anywhere()
 
 
 def is_elsewhere(future: Future[Any], thread: int) -> bool:

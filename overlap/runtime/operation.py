@@ -194,7 +194,7 @@ class CollectiveFuture(Issued[T_co]):
         # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
         # Callers name arguments by position: by keyword, to make an object of a class takes half as long again.
         self._done = False
-        self._value = self._failure = self._waiters = self._callbacks = self._threads = None
+        self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
         self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out  # type: ignore[assignment]
         self.insisted = algorithm
@@ -396,6 +396,8 @@ class CollectiveFuture(Issued[T_co]):
         if self._threads is not None:
             self._wake_threads()
         self.port.stream.finished(self, self._failure)
+        if self._anywhere is not None:
+            self._call_anywhere()
         if self._waiters is not None or self._callbacks is not None:
             self._tell()
 

@@ -47,7 +47,7 @@ class Issuing:
         future = self._begin(name, args, more, limit, site or users_frame())
         if place is None:
             return cast(Handle, future)
-        if name in ("all_gather", "gather") and len(args) < (2 if name == "all_gather" else 3):
+        if name in ("all_gather", "gather") and args[-1] is None:  # no `out`
             return Joined([future], lambda: place(future.result(0)))
         return Joined([future], place)
 

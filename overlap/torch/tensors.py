@@ -64,6 +64,24 @@ def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]
     return staged, lambda: np.copyto(view, staged.reshape(view.shape))
 
 
+def adjoining(tensors: list[torch.Tensor]) -> Array | None:
+    """Return the memory of tensors that lie one behind the other, such as those of `chunk`, as one flat view.
+
+    Returns:
+        None where they lie apart, or in another order; one of them has other strides than its elements have in order.
+    """
+    first = tensors[0]
+    begin = at = first.data_ptr()
+    storage = first.untyped_storage()
+    for tensor in tensors:
+        if tensor.data_ptr() != at or not tensor.is_contiguous():
+            return None
+        at += tensor.nbytes
+    if at == begin or at > storage.data_ptr() + storage.nbytes():
+        return None
+    return view_of(first.detach().as_strided(((at - begin) // first.itemsize,), (1,)))
+
+
 def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
     """Write a flat array, cut into blocks of their sizes, to tensors."""
     start = 0

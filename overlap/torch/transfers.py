@@ -14,6 +14,7 @@ from .issuing import Issuing, Tensors, nested, root_of, users_frame
 from .operations import operation
 from .tensors import (
     Array,
+    adjoining,
     check_memory,
     copy_blocks,
     copy_to,
@@ -82,7 +83,7 @@ class Transfers(Issuing):
             for parts in lists:
                 copy_blocks(gathered, parts)
 
-        return Work(self._issue(place, "all_gather", flat, limit=limit), lists)
+        return Work(self._issue(place, "all_gather", flat, None, limit=limit), lists)
 
     @operation("allgather_coalesced_", "all_gather")
     def allgather_coalesced(self, output_lists: Any, input_tensors: Any, opts: Any = None) -> Work:
@@ -115,10 +116,9 @@ class Transfers(Issuing):
                 f"output_tensors: number {own} is for this rank's own tensor, which has {tensor.numel()} elements, "
                 f"and has {counts[own]}"
             )
-        even = None if len(set(counts)) == 1 else counts
-        return self._issue(
-            lambda gathered: copy_blocks(gathered, parts), "all_gather", flat_input(tensor), counts=even, limit=limit
-        )
+        even, out = None if len(set(counts)) == 1 else counts, _place_of(parts, tensor)
+        place = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
+        return self._issue(place, "all_gather", flat_input(tensor), out, counts=even, limit=limit)
 
     @operation("_allgather_base_", "all_gather")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
@@ -165,10 +165,9 @@ class Transfers(Issuing):
         self._check_count(parts, "output_tensors")
         same_kind([tensor, *parts], "output_tensors, input")
         self._check_sizes(parts, tensor, "output_tensors")
-        handle = self._issue(
-            lambda gathered: copy_blocks(gathered, parts), "gather", flat_input(tensor), dst, limit=limit
-        )
-        return Work(handle, parts)
+        out = _place_of(parts, tensor)
+        place = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
+        return Work(self._issue(place, "gather", flat_input(tensor), dst, out, limit=limit), parts)
 
     @operation("scatter_", "scatter")
     def scatter(
@@ -189,7 +188,8 @@ class Transfers(Issuing):
             self._check_count(parts, "input_tensors")
             same_kind([output, *parts], "output, input_tensors")
             self._check_sizes(parts, output, "input_tensors")
-            whole = flat_input(torch.cat([part.reshape(-1) for part in parts]))
+            found = _place_of(parts, output)
+            whole = found if found is not None else flat_input(torch.cat([part.reshape(-1) for part in parts]))
         elif input_tensors and input_tensors != [[]]:
             raise CallError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
         else:  # not read, but it tells size and dtype: to ask the root takes 0.8 ms (8 bytes: 0.1 ms without)
@@ -281,6 +281,11 @@ class Transfers(Issuing):
         future = self._begin("recv", (out, src, tag), {}, limit, users_frame())
         handle = future if place is None else Joined([future], place)
         return Work(handle, [tensor], lambda: src if src is not None else int(future.src))
+
+
+def _place_of(parts: Tensors, other: torch.Tensor) -> Array | None:
+    """Return the memory of tensors as one array, unless they lie apart, or with another one in one storage."""
+    return None if overlaps(parts[0], other) or parts[0].is_conj() or parts[0].is_neg() else adjoining(parts)
 
 
 def _split(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str) -> Tensors:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import trio
 
+from ..runtime.future import Future, call_anywhere
 from . import typed
 from .errors import backend_error, timed_out
 from .operations import untraced
@@ -33,9 +34,6 @@ class Handle(Protocol):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for its end, and return its error."""
 
-    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
-        """Call `callback` with it, once it is done."""
-
 
 class Joined:
     """Operations that end as one, once all of them have, followed by copies into place.
@@ -52,7 +50,7 @@ class Joined:
         self._error: BaseException | None = None
         self._left, self._handles = len(handles) + 1, handles
         for handle in handles:
-            handle.add_done_callback(self._one_ended)
+            when_over(handle, self._one_ended)
         self._count_down()
 
     @property
@@ -74,8 +72,8 @@ class Joined:
             raise TimeoutError(f"{self._left} operations have not ended within {timeout:g} s")
         return self._error
 
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call `callback` with this once it is done."""
+    def when_over(self, callback: Callable[[Any], object]) -> None:
+        """Call `callback` with this once it is done, in the thread that ends it."""
         with self._lock:
             if not self._over.is_set():
                 self._callbacks.append(callback)
@@ -181,7 +179,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
             if self._handle.done:
                 begun.set_result(None)
             else:
-                self._handle.add_done_callback(lambda _: _in_a_thread(begun))
+                when_over(self._handle, lambda _: _in_a_thread(begun))
         return self._future
 
     def get_future_result(self) -> torch.futures.Future[Any]:
@@ -190,11 +188,22 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Call a function that neither waits nor fails once the operation has ended, well or badly."""
-        self._handle.add_done_callback(lambda _: call())
+        when_over(self._handle, lambda _: call())
 
     def _value(self, _: object) -> object:
         self.wait()
         return self._tensors
+
+
+def when_over(handle: Handle, callback: Callable[[Any], object]) -> None:
+    """Call `callback(handle)` once it is done, in the thread that ends it: a waiting one need not wake the loop then.
+
+    The callback neither waits nor fails.
+    """
+    if isinstance(handle, Joined):
+        handle.when_over(callback)
+    else:
+        call_anywhere(cast("Future[Any]", handle), callback)
 
 
 def finished(tensors: object) -> Work:

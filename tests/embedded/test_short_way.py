@@ -12,9 +12,11 @@ import trio
 import overlap
 from overlap.collectives.kinds import Collective
 from overlap.runtime import event_loop as handover_module
+from overlap.runtime.engine.looking import Looking
 from overlap.runtime.engine.on_board import SmallRun
 from overlap.runtime.engine.on_host import HostRun
 from overlap.runtime.event_loop import Handover
+from overlap.runtime.future import call_anywhere
 from overlap.runtime.operation import CollectiveFuture
 from overlap.runtime.stream import activate_late
 from transports.patience import Patience
@@ -129,6 +131,45 @@ def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.Monkey
 
     connected(program, 2)
     assert ended_by
+
+
+def test_a_waiting_thread_leaves_to_the_loop_what_calls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look again and again at what it may not end."""
+    looked, told = list[object](), list[object]()
+    goes_on = Looking._goes_on
+
+    def go_on(run: Looking) -> bool:
+        looked.append(run)
+        return goes_on(run)
+
+    monkeypatch.setattr(Looking, "_goes_on", go_on)
+
+    def program(world: overlap.Connection) -> None:
+        x = np.ones(SIZES["mapped"])
+        for _ in range(ROUNDS):
+            future = world.rank.all_gather(x, timeout_s=TIMEOUT_S)
+            future.add_done_callback(told.append)
+            future.result(TIMEOUT_S)
+
+    connected(program, 2)
+    assert len(told) == 2 * ROUNDS
+    assert looked == []
+
+
+def test_a_callback_for_any_thread_keeps_no_thread_from_ending_it() -> None:
+    called_in = set[int]()
+
+    def program(world: overlap.Connection) -> None:
+        while True:  # until it has happened once; the time-out bounds it
+            future = world.rank.all_gather(np.ones(2), timeout_s=TIMEOUT_S)
+            call_anywhere(future, lambda _: called_in.add(threading.get_ident()))
+            future.result(TIMEOUT_S)
+            mine = np.array(threading.get_ident() in called_in)
+            if world.rank.all_reduce(mine, op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
+                return
+
+    connected(program, 2)
+    assert called_in
 
 
 def test_what_a_worker_has_done_is_followed_up_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +289,48 @@ def every_collective(rank: overlap.Rank, elements: int) -> list[Any]:
         lambda: rank.all_reduce(x, out=x),
     )
     return [call().result(TIMEOUT_S) for call in calls]
+
+
+@pytest.mark.parametrize("root", [0, 1, 2])
+@pytest.mark.parametrize("elements", [3, 3_000, 200_000])
+def test_collectives_in_place(elements: int, root: int) -> None:
+    """The root of a broadcast and ranks that gather find their own part where it belongs; it is not copied."""
+
+    def program(world: overlap.Connection) -> list[list[float]]:
+        rank = world.rank
+        own, room = np.full(elements, 2.0**rank.rank), np.zeros(3 * elements)
+        mine = room[rank.rank * elements : (rank.rank + 1) * elements]
+        found = []
+        for name in ("broadcast", "reduce", "all_gather", "gather"):
+            room[...] = 0
+            mine[...] = own
+            if name == "broadcast":
+                rank.broadcast(mine, root, out=mine).result(TIMEOUT_S)
+            elif name == "reduce":
+                rank.reduce(mine, root=root, out=mine if rank.rank == root else None).result(TIMEOUT_S)
+            elif name == "all_gather":
+                rank.all_gather(mine, out=room).result(TIMEOUT_S)
+            else:
+                rank.gather(mine, root, out=room if rank.rank == root else None).result(TIMEOUT_S)
+            rank.barrier().result(TIMEOUT_S)
+            parts = room.reshape(3, elements)
+            assert (parts == parts[:, :1]).all()
+            found.append(parts[:, 0].tolist())
+        return found
+
+    def only(index: int, value: float) -> list[float]:
+        return [value if each == index else 0.0 for each in range(3)]
+
+    every = [1.0, 2.0, 4.0]
+    assert connected(program, 3) == [
+        [
+            only(rank, every[root]),
+            only(rank, 7.0 if rank == root else every[rank]),
+            every,
+            every if rank == root else only(rank, every[rank]),
+        ]
+        for rank in range(3)
+    ]
 
 
 @pytest.mark.parametrize("limit", ["1GiB", "9MiB"], ids=["room", "no room"])

@@ -114,6 +114,35 @@ def test_gathers_and_scatters(pair: Ranks) -> None:
     assert pair.do(call) == [[both, 1, 1, both], [both, 21, 11, [[0, 0], [0, 0]]]]
 
 
+@pytest.mark.parametrize("lie", ["one behind the other", "in another order", "apart", "around the input"])
+def test_lists_of_tensors_in_one_piece_of_memory(pair: Ranks, lie: str) -> None:
+    """Those that lie one behind the other, as of `chunk`, are written where they are."""
+
+    def call(group: ProcessGroup) -> list[Any]:
+        rank = group.rank()
+        room = torch.zeros(9)
+        parts = {"in another order": [room[3:6], room[:3]], "apart": [room[:3], room[4:7]]}.get(
+            lie, [room[:3], room[3:6]]
+        )
+        x = torch.full((3,), rank + 1.0)
+        if lie == "around the input":
+            x = room[6:9].fill_(rank + 1.0)
+        group.allgather([parts], [x]).wait()
+        found = [[part.tolist() for part in parts], room.tolist()[:7]]
+        for part in parts:
+            part.zero_()
+        group.gather([parts] if rank == 1 else [], [x], options(dist.GatherOptions, rootRank=1)).wait()
+        found.append([part.tolist() for part in parts])
+        group.scatter([x], [parts] if rank == 1 else [], options(dist.ScatterOptions, rootRank=1)).wait()
+        return [*found, x.tolist()]
+
+    one, two, none = [1.0] * 3, [2.0] * 3, [0.0] * 3
+    whole = {"in another order": [*two, *one, 0.0], "apart": [*one, 0.0, *two]}
+    for rank, found in enumerate(pair.do(call)):
+        room = whole.get(lie, [*one, *two, rank + 1.0 if lie == "around the input" else 0.0])
+        assert found == [[one, two], room, [one, two] if rank == 1 else [none, none], [one, two][rank]]
+
+
 def test_nobody_asks_what_travels(pair: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who receives has a tensor that says it; once one rank has asked, every call of a root is told to all."""
     asked = list[object]()

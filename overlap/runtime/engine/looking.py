@@ -37,6 +37,11 @@ class Looking(Looks):
     def others_came(self) -> bool:
         """Whether it waits for the others, and they have come as far, or one never will. Any thread may ask."""
 
+    @property
+    def is_for_loop(self) -> bool:
+        """Whether only the loop can go on, for instance because that wakes a task. Any thread may ask."""
+        return False
+
     @abstractmethod
     def look(self) -> None:
         """Go on, if the others have come as far."""
@@ -61,7 +66,7 @@ class Looking(Looks):
 
     def _roused(self) -> bool:
         """Take the place of the sleeping loop, which need not be rung then; False if more is waited for here."""
-        return self._ready() and self.waiting.rouse(self)
+        return self._ready() and not self.is_for_loop and self.waiting.rouse(self)
 
     def _ready(self) -> bool:
         """Get ready to look, in a thread that has the loop's place; return whether there is anything to wait for."""
@@ -70,13 +75,13 @@ class Looking(Looks):
     def _goes_on(self) -> bool:
         """Go on; return whether it waits again, and nothing else is to be done."""
         self.look_in_thread()
-        return self.waits and self.waiting.alone(self)
+        return self.waits and not self.is_for_loop and self.waiting.alone(self)
 
     def _dozed(self) -> bool:
-        """Let this process be rung again, and look who has come before that could be known; False if others wait."""
+        """Let this process be rung again, and look who has come before that could be known; False: the loop must."""
         self.waiting.doze()
         self.look_in_thread()
-        return self.waiting.alone(self)
+        return self.waiting.alone(self) and not (self.waits and self.is_for_loop)
 
     def _doze(self) -> None:
         self.waiting.doze()

@@ -110,10 +110,14 @@ class BoardRun(Looking):
         return self._meeting.board.waiting
 
     def look_in_thread(self) -> None:
-        """Go on, unless that wakes a task, or is the end of the world."""
-        operation = self._operation
-        if operation.scope is self and not operation.heard and self._meeting.board.lost is None:
+        """Go on, unless that is for the loop to do."""
+        if self._operation.scope is self and not self.is_for_loop:
             self.look()
+
+    @property
+    def is_for_loop(self) -> bool:
+        """Whether going on wakes a task, or is the end of the world."""
+        return self._operation.heard or self._meeting.board.lost is not None
 
     def look_before_sleeping(self) -> None:
         """Look for a moment, on the loop's thread, before a task sleeps that waits for the operation.

@@ -107,9 +107,6 @@ class HostRun(BoardRun):
             self._source = None if source is None else source.reshape(-1)
             self._arrive(0, Mode.NOWHERE)
             return
-        if self._in_place and call.kind is not Collective.ALL_REDUCE:
-            self._in_place = False
-            source = operation.context.arrays.copy(source)
         self._source = source = source.reshape(-1)
         self._offer(source)
 
@@ -333,7 +330,7 @@ class HostRun(BoardRun):
         who, start = source
         where, mode = self._given[who]
         mine, collecting = who == self._position, self._phase == _SLICED
-        if mine and collecting and self._place is None:  # it is there
+        if mine and (self._place is None if collecting else self._in_place):  # it is there
             return
         if mode == Mode.PRIVATE and not mine:
             self._board.read(who, where + start * part.itemsize, bytes_of(part))

@@ -93,9 +93,11 @@ def laid(call: Call, position: int) -> list[Pull]:
 
 
 def gives(call: Call, position: int) -> bool:
-    """Whether anybody reads the input of the rank at a position."""
+    """Whether another rank reads the input of the rank at a position."""
     if call.kind in (Collective.BROADCAST, Collective.SCATTER):
         return position == call.root
+    if call.kind in (Collective.REDUCE, Collective.GATHER):
+        return position != call.root
     if call.kind is Collective.PERMUTE:
         return any(src == position for src, _ in call.pairs)
     return call.kind is not Collective.BARRIER
