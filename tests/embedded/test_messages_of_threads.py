@@ -12,13 +12,15 @@ import pytest
 
 import overlap
 from overlap.runtime.event_loop import Handover, Looks
+from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.peer_memory import Word
 
 from .connecting import TIMEOUT_S, connected
 
 ROUNDS = 40
-# In a packet, in one that is longer than a post on a board, read at once where it lies, and read in pieces.
-ELEMENTS = (1, 2_000, 20_000, 300_000)
+# In a packet, in one that is longer than a post on a board, read at once where it lies, by a thread that waits as well,
+# and read in pieces.
+ELEMENTS = (1, 2_000, 20_000, 100_000, 300_000)
 
 
 def told(src: int, tag: int, number: int, size: int) -> np.ndarray[Any, Any]:
@@ -196,6 +198,28 @@ def test_a_long_message_that_a_thread_has_accepted_is_read_though_it_waits_no_mo
     announced, taken = threading.Semaphore(0), threading.Semaphore(0)
     found = connected(lambda world: receiver(world) if world.rank.rank else sender(world), 2)
     assert found[1] == [True] * ROUNDS
+
+
+def test_a_message_of_one_piece_is_read_at_once_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop is not woken to read it."""
+    fetch, left = MemoryLink._fetch, list[int]()
+
+    def fetching(link: MemoryLink, number: int) -> None:
+        fetch(link, number)
+        if threading.get_ident() != link._thread:
+            left.append(len(link._fetching))
+
+    def program(world: overlap.Connection) -> None:
+        rank, x = world.rank, np.ones(100_000)
+        while True:  # until a thread has met a message once; the time-out bounds it
+            message = rank.send(x, 1) if rank.rank == 0 else rank.recv(np.empty(100_000), 0)
+            message.result(TIMEOUT_S)
+            if rank.all_reduce(np.array(bool(left)), op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
+                return
+
+    monkeypatch.setattr(MemoryLink, "_fetch", fetching)
+    connected(program, 2)
+    assert set(left) == {0}
 
 
 def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pytest.MonkeyPatch) -> None:

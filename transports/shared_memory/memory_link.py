@@ -46,7 +46,8 @@ pack, unpack = _PACKETS.pack, _PACKETS.unpack
 
 # Packets that are acted upon before other tasks may run: about 2 ms.
 _PACKETS_AT_ONCE = 256
-# A message up to this length is read when it is matched; a longer one by a task, which yields after each piece.
+# A message up to this length is read when it is matched; a longer one by a task, which yields after each piece. A thread
+# in the loop's place reads a whole piece at once: 1 MiB there and back takes 3.7 instead of 5.0 ms (2 busy cores).
 _AT_ONCE_BYTES = 256 << 10
 # What a thread acts on in the loop's place.
 _FOR_THREADS = (MessageKind.EAGER, MessageKind.OFFER, MessageKind.ACCEPT, MessageKind.TAKEN, MessageKind.CREDIT)
@@ -310,9 +311,10 @@ class MemoryLink(Link):
     # -- reading where it lies ----------------------------------------------------------------------------------------
 
     def _fetch(self, number: int) -> None:
-        """Read a matched message; a long one is left to a task."""
+        """Read a matched message; a long one is left to a task, but one of a single piece to a thread that looks."""
         receive = self.engine.incoming.filling.get(number)
-        if receive is None or receive.nbytes <= _AT_ONCE_BYTES:
+        alone = not self._fetching and get_ident() != self._thread
+        if receive is None or receive.nbytes <= (SLOT_BYTES if alone else _AT_ONCE_BYTES):
             self._read_piece(number, 0)
             return
         heappush(self._fetching, (self._addresses[number][1], number, 0))
