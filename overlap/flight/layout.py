@@ -13,7 +13,8 @@ then, for each rank     `RECORDS` of `RECORD`
 
 A text is its length in 4 bytes, written last, and UTF-8. Instants are nanoseconds of the process's `perf_counter_ns`.
 The record of an operation is taken when it is issued and given back when it ends: the oldest of those that have ended
-is the next to be overwritten, and one that is unfinished never is.
+is the next to be overwritten, and one that is unfinished never is. Where more are unfinished than records may be taken,
+the newest wait until older ones end.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ TEXT_LIMIT_BYTES = 3500  # of the two texts at the beginning: fits into either's
 
 # 24 KiB a rank: the steps before the end, and what a rank may well have in flight.
 RECORDS = 512
+KEPT = RECORDS // 4
+"""Of them, those of the last operations that have ended: they stay, however many others are unfinished."""
 RECORD = Struct("=qqqqqq")
 """issued, number, call, step (-1: none); then ended (negative: badly) and started (of collectives only with the end).
 
@@ -44,7 +47,7 @@ CALL_HEAD = Struct("=q")  # its number; then a text
 _CALL_TEXT_BYTES = CALL_BYTES - CALL_HEAD.size - 4
 
 RANK = Struct("=qqqq")
-"""rank, step (-1: none), whether its program has finished, operations that found no free record."""
+"""rank, step (-1: none), whether its program has finished, unfinished operations that wait for a free record."""
 RECORDS_BYTES = RECORDS * RECORD.size  # of one rank
 
 _LENGTH = Struct("=I")

@@ -7,10 +7,11 @@ It costs an operation 0.3 us in all (`python -m tests.benchmarks span`), because
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
+from threading import Lock
 from time import perf_counter_ns, time_ns
 from types import CodeType
 from typing import Protocol, TypeAlias, cast
@@ -23,6 +24,7 @@ from .layout import (
     ENDING_AT,
     HEAD,
     ISSUE,
+    KEPT,
     MAGIC,
     RANK,
     RECORD,
@@ -68,7 +70,7 @@ class RankFlight:
     """Functions that record one rank; the loop's thread only, but for `started` and `ended`."""
 
     # Takes an operation, the calls known to those like it, its own call (None: its input is not there yet), its number
-    # and the instant; returns its record, or -1 if there is no free one.
+    # and the instant; returns its record, or a number below -1 to name it by until it has one.
     issued: Callable[[Recordable, Known, object, int, int], int]
     # Takes the record and the instant, negative if it failed; the thread that runs it.
     ended: Callable[[int, int], None]
@@ -218,6 +220,62 @@ def _cut(text: str, limit_bytes: int) -> str:
     return plain.encode(errors="replace")[:limit_bytes].decode(errors="ignore")
 
 
+class _Queue:
+    """The operations of a rank that found no free record: the oldest of them takes the next one.
+
+    A program may issue its operations far ahead. The record then still shows those in flight, which are the oldest.
+    Threads end computes too, therefore the lock.
+
+    Attributes:
+        waiting: The instant, number, call and step of each, by its name.
+
+    Args:
+        free: The records that are free, the first to be taken first.
+        write: Takes a record and what to write there.
+    """
+
+    def __init__(self, free: deque[int], write: Callable[[int, tuple[int, ...]], None]) -> None:
+        self._free, self._write = free, write
+        self._lock = Lock()
+        self._next = -2  # -1 is the record of an operation that was never issued
+        self.waiting: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        self._taken: dict[int, int] = {}  # the records of those that waited, by name
+
+    def add(self, values: tuple[int, ...]) -> int:
+        """Let an operation wait; return its name."""
+        with self._lock:
+            name, self._next = self._next, self._next - 1
+            self.waiting[name] = values
+        self.go_on()  # a thread may have given one back meanwhile
+        return name
+
+    def go_on(self) -> None:
+        """Give free records to the operations that have waited longest."""
+        with self._lock:
+            while self.waiting and len(self._free) > KEPT:
+                name, values = self.waiting.popitem(last=False)
+                self._taken[name] = record = self._free.popleft()
+                self._write(record, values)
+
+    def find(self, name: int) -> int:
+        """Return the record of an operation that has waited, or -1."""
+        return self._taken.get(name, -1)
+
+    def describe(self, name: int, call: int) -> int:
+        """Set the call of an operation if it waits still, else return its record; -1 if there is none."""
+        with self._lock:
+            if name in self.waiting:
+                instant, number, _, step = self.waiting[name]
+                self.waiting[name] = instant, number, call, step
+            return self.find(name)
+
+    def end(self, name: int) -> int:
+        """Forget an operation; return its record, or -1."""
+        with self._lock:
+            self.waiting.pop(name, None)
+            return self._taken.pop(name, -1)
+
+
 def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[RankFlight, Callable[[bytearray], None]]:
     """Return the functions that record a rank, and one that turns them to other memory; attributes would be slower.
 
@@ -227,37 +285,60 @@ def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[R
     first = begin // _WORD
     free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
     take, give, pack = free.popleft, free.append, ISSUE.pack_into
-    step_at, left_at, lost_at = (at // _WORD + index for index in (1, 2, 3))
+    step_at, left_at, waiting_at = (at // _WORD + index for index in (1, 2, 3))
     current = -1
 
+    def write(record: int, values: tuple[int, ...]) -> None:
+        RECORD.pack_into(memory, record * _WORD, *values, 0, 0)
+        words[waiting_at] = len(waiting)
+
+    queue = _Queue(free, write)
+    waiting = queue.waiting
+
     def issued(operation: Recordable, known: Known, call: object, number: int, now_ns: int) -> int:
-        if not free:
-            words[lost_at] += 1
-            return -1
         found = known.get(call)
         what = found[1] if found is not None and found[0] == operation.place else calls.find(operation, known, call)
+        if len(free) <= KEPT:
+            name = queue.add((now_ns, number, what, current))
+            words[waiting_at] = len(waiting)
+            return name
         record = take()
         pack(memory, record * _WORD, now_ns, number, what, current)
         return record
 
     def ended(record: int, now_ns: int) -> None:
+        if record < 0:
+            record = queue.end(record)
+            words[waiting_at] = len(waiting)
         if record >= 0:
             words[record + _ENDED] = now_ns
             give(record)
+            if waiting:
+                queue.go_on()
 
     def carried(record: int, began_ns: int, now_ns: int) -> None:
+        if record < 0:
+            record = queue.end(record)
+            words[waiting_at] = len(waiting)
         if record >= 0:
             words[record + _STARTED] = began_ns
             words[record + _ENDED] = now_ns
             give(record)
+            if waiting:
+                queue.go_on()
 
     def started(record: int, now_ns: int) -> None:
+        if record < 0:
+            record = queue.find(record)
         if record >= 0:
             words[record + _STARTED] = now_ns
 
     def described(record: int, operation: Recordable, known: Known, call: object) -> None:
+        what = calls.find(operation, known, call)
+        if record < 0:
+            record = queue.describe(record, what)
         if record >= 0:
-            words[record + _CALL] = calls.find(operation, known, call)
+            words[record + _CALL] = what
 
     def step(index: int) -> int:
         nonlocal current

@@ -90,6 +90,7 @@ exit     starting    mpi            3    NODE exited with code 3
 exit     collective  mpi            3    EXITED
 vanish   starting    mpi            1    NODE exited with code 0 without joining
 vanish   collective  mpi            1    NODE exited with code 0 before its world had ended
+SIGINT   starting    mpi            130  interrupted
 SIGKILL  starting    mpi            137+ NODE was killed by SIGKILL
 SIGKILL  idle        mpi            137  NODE was killed by SIGKILL
 SIGKILL  moving      mpi            137  NODE was killed by SIGKILL

@@ -9,10 +9,11 @@ from time import sleep
 
 import numpy as np
 import pytest
+import trio
 
 import overlap
 from overlap.flight.folder import KEPT_FILES, MOST_FILES, default_folder, open_records
-from overlap.flight.layout import CALLS, RECORDS
+from overlap.flight.layout import CALLS, KEPT, RECORDS
 from overlap.flight.reading import Flight, read_flight
 from overlap.flight.recorder import Known
 from overlap.runtime.operation import CollectiveFuture
@@ -167,7 +168,7 @@ def test_the_last_operations_are_kept_and_no_more(folder):
     (record,) = only(folder).ranks
     assert [op.number for op in record.operations] == list(range(10, RECORDS + 10))
     assert [op.step for op in record.operations] == list(range(10, RECORDS + 10))
-    assert record.lost == 0
+    assert record.waiting == 0
 
 
 def test_the_oldest_unfinished_operations_are_kept_and_the_others_counted(folder):
@@ -180,8 +181,66 @@ def test_the_oldest_unfinished_operations_are_kept_and_the_others_counted(folder
 
     fail(main)
     record = only(folder).ranks[0]
-    assert [op.number for op in record.unfinished] == list(range(RECORDS))
-    assert record.lost == 3
+    assert [op.number for op in record.unfinished] == list(range(RECORDS - KEPT))
+    assert record.waiting == 3 + KEPT
+
+
+def test_operations_issued_far_ahead_are_recorded_when_their_turn_comes(folder):
+    """The record shows those in flight and the last that have ended, not those that were issued first."""
+    ahead, ended = 3 * RECORDS, 2 * RECORDS + 7
+
+    async def main(rank):
+        if rank.rank == 0:
+            issued = []
+            for step in range(ahead):
+                with rank.step(step):
+                    issued.append(rank.recv(np.ones(1), 1))
+            await rank.barrier()
+            for future in issued[:ended]:
+                await future
+            raise ValueError
+        await rank.barrier()
+        for _ in range(ended):
+            await rank.send(np.ones(1), 0)
+        await trio.sleep_forever()
+
+    fail(main)
+    record = only(folder).ranks[0]
+    awaited = range(ended, ended + RECORDS - KEPT)
+    assert [(op.number, op.step) for op in record.unfinished] == [(number, number) for number in awaited]
+    assert record.waiting == ahead - awaited.stop
+    done = [op.number for op in record.operations if op.ended_ns and op.words.kind != "barrier"]
+    assert done == list(range(ended - len(done), ended))
+    assert len(record.operations) == RECORDS
+
+
+def test_operations_that_end_before_a_record_is_free_leave_none_taken(folder):
+    """Futures of messages that waited for a record, and were settled by another thread or out of order."""
+
+    async def main(rank):
+        if rank.rank == 0:
+            never = [rank.recv(np.ones(1), 1, tag=1) for _ in range(RECORDS)]
+            for _ in range(2 * RECORDS):
+                await rank.compute(np.ones, 1)
+                await rank.send(np.ones(1), 1)
+            await rank.send(np.ones(1), 1, tag=2)
+            for future in never:
+                await future
+            await rank.barrier()
+        else:
+            for _ in range(2 * RECORDS):
+                await rank.recv(np.ones(1), 0)
+            await rank.recv(np.ones(1), 0, tag=2)
+            for _ in range(RECORDS):
+                await rank.send(np.ones(1), 0, tag=1)
+            await rank.barrier()
+            await trio.sleep_forever()
+        raise ValueError
+
+    fail(main)
+    record = only(folder).ranks[0]
+    assert (record.unfinished, record.waiting) == ([], 0)
+    assert len(record.operations) == RECORDS
 
 
 def test_the_words_of_the_last_calls_are_kept_however_many_there_are(folder):
