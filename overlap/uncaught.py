@@ -1,8 +1,11 @@
-"""Hook of the interpreter for errors that a program does not catch: plain `python` shows them as `overlap run` does."""
+"""Hooks for errors that a program does not catch: plain `python` and notebooks show them as `overlap run` does."""
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from traceback import walk_tb
 from types import TracebackType
 
@@ -16,6 +19,18 @@ def report_uncaught() -> None:
     """Show uncaught errors of worlds without the frames of this package, unless the program has a hook of its own."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
+    if "IPython" in sys.modules and os.environ.get("OVERLAP_TRACEBACK") != "full":
+        for kind in (OverlapError, TopologyError, TransportError):
+            kind._render_traceback_ = _lines  # type: ignore[union-attr]
+
+
+def _lines(error: BaseException) -> list[str]:
+    """Return what IPython shows of an error, by a method that it looks for."""
+    from .launch.report import report
+
+    with redirect_stderr(StringIO()) as told:
+        report(error, command=False)
+    return told.getvalue().splitlines()
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

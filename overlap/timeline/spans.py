@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 
 import numpy as np
 
@@ -67,6 +68,18 @@ class Timeline:
         """Return the timeline of spans in any order; no object is made of a span before it is asked for."""
         spans = SpanList(columns.take(columns.order()))
         return cls(spans=spans, world_size=world_size, clock=clock, dropped=dropped, meta=meta or {})
+
+    def __repr__(self) -> str:
+        ranks = f"{len(self.ranks())} of {self.world_size} ranks"
+        return f"<Timeline of {len(self.columns.rank)} spans, {ranks}, {self.clock}>"
+
+    def _repr_html_(self) -> str:
+        """Return the picture that notebooks show: of the median step, or of the whole run without steps."""
+        if not len(self.columns.rank):
+            return "<pre>a timeline without spans</pre>"
+        draw, metrics = (import_module(name, __package__) for name in (".draw.view", ".measure.metrics"))
+        html: str = draw.TimelineView(self, step=metrics.median_step(self))._repr_html_()
+        return html
 
     @property
     def columns(self) -> SpanColumns:

@@ -28,8 +28,9 @@ def test_the_first_program_sends_gradients_while_it_computes_and_says_how_much_w
 
 def test_the_program_that_connects_prints_what_is_said(tmp_path: Path) -> None:
     text = (README.parent / "docs" / "notebooks.md").read_text(encoding="utf-8")
-    program = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
-    [printed] = re.findall(r"Each prints `(.*?)`", text)
+    [program] = re.findall(r"<!-- file: meet\.py -->\n\n```python\n(.*?)```", text, re.DOTALL)
+    [printed, again] = re.findall(r"^\['rank 0', .*$", text, re.MULTILINE)
+    assert printed == again
     script = tmp_path / "meet.py"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -187,6 +187,19 @@ class TimelineView:
             yield from (Segment(text, console.get_style(style) if style else None) for text, style in line)
             yield Segment.line()
 
+    def _repr_html_(self) -> str:
+        """Return the picture as notebooks show it, 100 columns wide."""
+        from io import StringIO
+
+        from rich.console import Console
+
+        console = Console(file=StringIO(), record=True, width=100, color_system="truecolor", force_jupyter=False)
+        console.print(self)
+        return console.export_html(inline_styles=True, code_format=_IN_NOTEBOOKS)
+
+
+_IN_NOTEBOOKS = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
+
 
 def render_text(
     timeline: Timeline,

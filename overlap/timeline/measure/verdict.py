@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from ...errors import UsageError, printable
 from ...units import figure, figure_unit, format_ns
@@ -66,6 +67,10 @@ class Verdict:
     def __str__(self) -> str:
         """Return the verdict in one line, times in the unit of the step."""
         return self.told()
+
+    def _repr_html_(self) -> str:
+        """Return the verdict as notebooks show it, with lines as long as the page allows."""
+        return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
     def told(self, *, named: int = 4) -> str:
         """Return the verdict in one line, times in the unit of the step.
