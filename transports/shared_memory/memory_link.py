@@ -47,7 +47,7 @@ pack, unpack = _PACKETS.pack, _PACKETS.unpack
 # Packets that are acted upon before other tasks may run: about 2 ms.
 _PACKETS_AT_ONCE = 256
 # A message up to this length is read when it is matched; a longer one by a task, which yields after each piece. A
-# thread in the loop's place reads a whole piece at once: 1 MiB there and back takes 3.7 instead of 5.0 ms (2 busy cores).
+# thread in the loop's place reads a whole piece at once: 1 MiB there and back takes 3.7 ms instead of 5.0 (busy cores).
 _AT_ONCE_BYTES = 256 << 10
 # What a thread acts on in the loop's place.
 _FOR_THREADS = (MessageKind.EAGER, MessageKind.OFFER, MessageKind.ACCEPT, MessageKind.TAKEN, MessageKind.CREDIT)
