@@ -34,6 +34,9 @@ class Handle(Protocol):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for its end, and return its error."""
 
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
+        """Call `callback` with it, once it is done."""
+
 
 class Joined:
     """Operations that end as one, once all of them have, followed by copies into place.
@@ -72,7 +75,7 @@ class Joined:
             raise TimeoutError(f"{self._left} operations have not ended within {timeout:g} s")
         return self._error
 
-    def when_over(self, callback: Callable[[Any], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call `callback` with this once it is done, in the thread that ends it."""
         with self._lock:
             if not self._over.is_set():
@@ -200,10 +203,10 @@ def when_over(handle: Handle, callback: Callable[[Any], object]) -> None:
 
     The callback neither waits nor fails.
     """
-    if isinstance(handle, Joined):
-        handle.when_over(callback)
+    if isinstance(handle, Future):
+        call_anywhere(handle, callback)
     else:
-        call_anywhere(cast("Future[Any]", handle), callback)
+        handle.add_done_callback(callback)
 
 
 def finished(tensors: object) -> Work:
