@@ -1,0 +1,81 @@
+"""The site: its reference has every public name and command, its navigation every page, and links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from overlap.cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+
+
+def loaded() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build", ROOT / "docs" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+build = loaded()
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """Of a name that is not there, the strict build says so."""
+    there = {name for _, _, text in build.reference() for name in re.findall(r"^::: (\S+)$", text, re.M)}
+    missing = []
+    for house in build.HOUSES:
+        for path in (ROOT / house).rglob("__init__.py"):
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                    names = ast.literal_eval(node.value)
+                    missing += [f"{package}.{name}" for name in names if f"{package}.{name}" not in there]
+    assert missing == []
+    assert {"overlap.run", "overlap.parallel.Pipeline", "transports.Paced", "topology.Cluster"} <= there
+
+
+def test_the_reference_has_every_command_with_all_its_options() -> None:
+    pages = build.commands()
+    assert list(pages) == list(COMMANDS)
+    assert "--checksums" in pages["run"]
+    assert all(f"usage: overlap {name}" in text for name, text in pages.items())
+
+
+def test_the_navigation_has_every_page() -> None:
+    told = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"^ +- (\S+\.md)$", told, re.M)
+    assert sorted(listed) == sorted(
+        page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "moved"),
+    [
+        ("training.md", "../examples/18_strategies.py", "repository/examples/18_strategies.py.md"),
+        ("how-to/zero.md", "../../examples/12_zero.py", "../repository/examples/12_zero.py.md"),
+        ("how-to/zero.md", "data-parallel.md#variants", "data-parallel.md#variants"),
+        ("README.md", "../CONTRIBUTING.md", "repository/CONTRIBUTING.md"),
+        ("repository/CONTRIBUTING.md", "docs/speed.md", "../speed.md"),
+        ("loops.md", "https://example.org/a.md", "https://example.org/a.md"),
+    ],
+)
+def test_links_out_of_the_folder_lead_to_pages_of_the_site(page: str, link: str, moved: str) -> None:
+    on = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    assert build.on_page_markdown(f"[a]({link})", on) == f"[a]({moved})"
+
+
+def test_a_build_without_the_extra_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["build.py"])
+    assert build.main() == 2
+    assert capsys.readouterr().err == 'the site needs mkdocs, material, mkdocstrings: pip install ".[docs]"\n'
