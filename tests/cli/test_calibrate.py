@@ -148,7 +148,7 @@ def test_ranks_are_where_the_log_says(log, overlap):
 def test_names_with_quotes_are_written_as_toml_does(log, overlap, tmp_path):
     path = tmp_path / "own.toml"
     argv = ("--cluster", "p5.48xlarge x2", "--name", 'a "b"\\', "-o", str(path))
-    assert overlap("calibrate", log(swept(1, 4, 16, 64)), *argv)[0] == 0
+    assert overlap("calibrate", log(swept(1, 4, 16, 64, devices=1, factor=10.0)), *argv)[0] == 0
     assert topology.cluster(str(path)).machine.name == 'a "b"\\'
 
 
