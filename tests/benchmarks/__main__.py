@@ -78,7 +78,7 @@ WHAT is
   all         (default) all of the next, but the largest proof
   issue       time until all_reduce() returns its future, alone and behind 8000; the same of computes with arrays
   span        time to record a span of the timeline, and an operation in the flight record
-  start       what `import overlap` adds to trio and numpy; 32 ranks up and down; `overlap run` of a trivial script
+  start       what `import overlap` adds to trio and numpy; 32 ranks up and down; `overlap run`, quiet and crowded
   schedules   prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
   results     all-reduces that make their results, against those that are given an array for them
   contests    all-reduces beside those of gloo and MPI

@@ -99,6 +99,13 @@ COSTS = (
         measure=starting.measure_run,
     ),
     Cost(
+        name="run/crowded",
+        word="start",
+        text=f"  as two nodes, beside {starting.CROWD} busy processes",
+        aim_ns=None,
+        measure=starting.measure_crowded_run,
+    ),
+    Cost(
         name="prove",
         word="schedules",
         text=_PROVE.format(schedules.RANKS),

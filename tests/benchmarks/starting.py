@@ -17,10 +17,20 @@ from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import environment
 from overlap.config import RunConfig, imposed
 
-__all__ = ["RANKS_RUN", "RANKS_UP", "fresh_python", "measure_import", "measure_run", "measure_startup"]
+__all__ = [
+    "CROWD",
+    "RANKS_RUN",
+    "RANKS_UP",
+    "fresh_python",
+    "measure_crowded_run",
+    "measure_import",
+    "measure_run",
+    "measure_startup",
+]
 
 RANKS_UP = 32
 RANKS_RUN = 4
+CROWD = 20
 
 _IMPORT = (
     "from time import perf_counter_ns as now; import trio, numpy; begun = now(); import overlap; print(now() - begun)"
@@ -60,15 +70,36 @@ async def _up_and_down(rank: Rank) -> None:
 
 def measure_run(sampling: Sampling) -> Times:
     """Time of `overlap run --ranks 4` on a script whose ranks do nothing, from the new process to its end."""
+    return _runs(sampling.few, "--ranks", str(RANKS_RUN))
+
+
+def measure_crowded_run(sampling: Sampling) -> Times:
+    """Time of `overlap run --nnodes 2` on such a script, on a host that 20 other processes keep busy; three samples."""
+    return _runs(min(3, sampling.few), "--ranks", str(RANKS_RUN), "--nnodes", "2", crowd=CROWD)
+
+
+def _runs(count: int, *options: str, crowd: int = 0) -> Times:
     samples = []
-    with fresh_python() as python, TemporaryDirectory() as folder:
+    with fresh_python() as python, TemporaryDirectory() as folder, _busy(crowd):
         script = Path(folder, "trivial.py")
         script.write_text(_TRIVIAL, encoding="utf-8")
-        for _ in range(sampling.few):
+        for _ in range(count):
             begun_ns = perf_counter_ns()
-            python("-m", "overlap", "run", "--ranks", str(RANKS_RUN), str(script))
+            python("-m", "overlap", "run", *options, str(script))
             samples.append(perf_counter_ns() - begun_ns)
     return Times.of(samples)
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Keep processors busy with so many processes."""
+    crowd = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in crowd:
+            each.kill()
+            each.wait()
 
 
 @contextmanager
