@@ -40,7 +40,8 @@ class Operator:
     The reduction of a single array is that array.
     """
 
-    combine: Combine  # Combines two arrays of one dtype into `out`, which may be the memory of either, as a ufunc does
+    # (a, b, out=None): combines two arrays of one dtype, into `out` if given, which may be the memory of either.
+    combine: Combine
     reference: Callable[[Array], Array]  # The expected combination of the inputs of all ranks, stacked along axis 0
     divides: bool = False  # Whether the combination is divided by the number of ranks
     refuses: Callable[[DType], str | None] = lambda dtype: None  # Advice for a dtype without this operator, else None
