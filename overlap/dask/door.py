@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -12,12 +11,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import cloudpickle
 import distributed
 
-from ..config import RunConfig, requested
-from ..engines.attempts import attempted
-from ..engines.gang import GangSpec, gang_of
-from ..engines.pickling import Pickling
+from ..config import RunConfig
+from ..engines.door import WAIT_S, asked, name_is_taken, run_gang
+from ..engines.gang import GangOutcome, GangSpec
 from ..errors import UsageError
-from ..settings import check_seconds
 from .data import partitions_of
 from .gang import DaskGang
 
@@ -25,9 +22,6 @@ if TYPE_CHECKING:
     import topology
 
 T = TypeVar("T")
-
-WAIT_S = 300.0
-"""For workers: a cluster that adapts to its load brings them in that time."""
 
 
 def run(
@@ -91,12 +85,11 @@ def run(
     """
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise UsageError(f"client: expected a distributed.Client that is not asynchronous, got {client!r}")
-    given = RunConfig.given(
-        ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
-        timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check, state_dir=_absolute(state_dir),
-        flight_dir=_absolute(flight_dir),
+    wanted = asked(
+        main, args if data is None else ({}, *args), ranks=ranks, cluster=cluster, trace=trace,
+        trace_steps=trace_steps, timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check,
+        state_dir=state_dir, flight_dir=flight_dir,
     )  # fmt: skip
-    wanted = requested(main, args if data is None else ({}, *args), given)
     results = run_wanted(
         client, main, args, wanted, ranks_per_worker=ranks_per_worker, data=data, workers=workers,
         max_restarts=max_restarts, wait_s=wait_s, name=name,
@@ -118,16 +111,18 @@ def run_wanted(
     name: str | None = None,
 ) -> list[object]:
     """Do what `run` does, with the settings of a run."""
-    check_seconds("wait_s", wait_s)
-    pickling = Pickling(cloudpickle)
-    spec = gang_of(
-        "Dask", main, args, wanted,
-        ranks_each=ranks_per_worker, each="ranks_per_worker", name=name, pickling=pickling, import_path=sys.path[:1],
+
+    @contextmanager
+    def held(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
+        with _named(spec, client):
+            partitions = None if data is None else partitions_of(data, client)
+            yield DaskGang(client=client, workers=workers, wait_s=wait_s, partitions=partitions).once
+
+    return run_gang(
+        main, args, wanted, held,
+        engine="Dask", cloudpickle=cloudpickle, ranks_each=ranks_per_worker, each="ranks_per_worker", name=name,
+        wait_s=wait_s, max_restarts=max_restarts, import_path=sys.path[:1],
     )  # fmt: skip
-    with _named(spec, client):
-        partitions = None if data is None else partitions_of(data, client)
-        gang = DaskGang(client=client, workers=workers, wait_s=wait_s, partitions=partitions)
-        return attempted(spec, wanted, gang.once, max_restarts=max_restarts, loads=pickling.loads)
 
 
 @contextmanager
@@ -148,16 +143,10 @@ def _named(spec: GangSpec, client: distributed.Client) -> Iterator[None]:
         max_leases=1, name=f"overlap job {spec.job}", scheduler_rpc=client.scheduler, loop=client.loop
     )
     if not lease.acquire(timeout=1):
-        raise UsageError(
-            f"name: a job named {spec.job!r} runs on this cluster already; wait for its end, or choose another name"
-        )
+        raise name_is_taken(spec)
     try:
         yield
     finally:
         with suppress(Exception):  # the cluster is gone
             lease.release()
             lease.close()
-
-
-def _absolute(folder: str | None) -> str | None:
-    return None if folder is None else os.path.abspath(folder)

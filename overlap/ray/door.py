@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ray
 from ray import cloudpickle
 
-from ..config import RunConfig, requested
-from ..engines.attempts import attempted
-from ..engines.gang import GangSpec, gang_of
-from ..engines.pickling import Pickling
-from ..errors import UsageError
-from ..settings import check_seconds
+from ..config import RunConfig
+from ..engines.door import WAIT_S, asked, name_is_taken, run_gang
+from ..engines.gang import GangOutcome, GangSpec
 from .actors import RayStore, made_store
 from .gang import RayGang
 from .placement import check_strategy, checked_resources
@@ -24,9 +21,6 @@ if TYPE_CHECKING:
     import topology
 
 T = TypeVar("T")
-
-WAIT_S = 300.0
-"""For resources: an autoscaler brings a node in that time."""
 
 
 def run(
@@ -84,12 +78,10 @@ def run(
         RankFailedError: When a rank raises, or its process is lost; its error is the `__cause__`.
         StallError: As `overlap.run`.
     """
-    given = RunConfig.given(
-        ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
-        timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check, state_dir=_absolute(state_dir),
-        flight_dir=_absolute(flight_dir),
+    wanted = asked(
+        main, args, ranks=ranks, cluster=cluster, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s,
+        transport=transport, algorithm=algorithm, check=check, state_dir=state_dir, flight_dir=flight_dir,
     )  # fmt: skip
-    wanted = requested(main, args, given)
     results = run_wanted(
         main, args, wanted, ranks_per_actor=ranks_per_actor, resources=resources, strategy=strategy,
         max_restarts=max_restarts, wait_s=wait_s, name=name, runtime_env=runtime_env,
@@ -113,21 +105,23 @@ def run_wanted(
     """Do what `run` does, with the settings of a run."""
     check_strategy(strategy)
     each = checked_resources(resources)
-    check_seconds("wait_s", wait_s)
-    pickling = Pickling(cloudpickle)
-    spec = gang_of(
-        "Ray", main, args, wanted,
-        ranks_each=ranks_per_actor, each="ranks_per_actor", name=name, pickling=pickling, import_path=(),
+
+    @contextmanager
+    def held(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
+        if not ray.is_initialized():
+            ray.init(log_to_driver=True, logging_level="warning")
+        store = _own_store(spec, runtime_env)
+        try:
+            yield RayGang(resources=each, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env, store=store).once
+        finally:
+            if ray.is_initialized():
+                ray.kill(store.actor)
+
+    return run_gang(
+        main, args, wanted, held,
+        engine="Ray", cloudpickle=cloudpickle, ranks_each=ranks_per_actor, each="ranks_per_actor", name=name,
+        wait_s=wait_s, max_restarts=max_restarts,
     )  # fmt: skip
-    if not ray.is_initialized():
-        ray.init(log_to_driver=True, logging_level="warning")
-    store = _own_store(spec, runtime_env)
-    try:
-        gang = RayGang(resources=each, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env, store=store)
-        return attempted(spec, wanted, gang.once, max_restarts=max_restarts, loads=pickling.loads)
-    finally:
-        if ray.is_initialized():
-            ray.kill(store.actor)
 
 
 def _own_store(spec: GangSpec, runtime_env: Mapping[str, Any] | None) -> RayStore:
@@ -136,10 +130,4 @@ def _own_store(spec: GangSpec, runtime_env: Mapping[str, Any] | None) -> RayStor
     try:
         return made_store(f"job/{spec.job}", **more)
     except ValueError as error:
-        raise UsageError(
-            f"name: a job named {spec.job!r} runs on this cluster already; wait for its end, or choose another name"
-        ) from error
-
-
-def _absolute(folder: str | None) -> str | None:
-    return None if folder is None else os.path.abspath(folder)
+        raise name_is_taken(spec) from error

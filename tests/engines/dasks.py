@@ -1,9 +1,11 @@
 """A Dask cluster of worker processes with nannies, as a program of its own: `python -m tests.engines.dasks`."""
 
-import subprocess
+import json
 import sys
+import threading
+from typing import Any
 
-from .rays import ROOT
+from .rays import Witness
 
 WORKERS = 3
 
@@ -12,24 +14,46 @@ class DaskCluster:
     """Three workers of two threads each; nannies start new ones for those that are killed."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.engines.dasks"]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().strip()
-        assert self.address.startswith("tcp://")
+        self._witness = Witness("tests.engines.dasks")
+        self.address: str = self._witness.ask("address")
+
+    def left(self) -> Any:
+        """Return what gangs have left on the scheduler, and their threads on workers."""
+        return self._witness.ask()
 
     def close(self) -> None:
-        self._process.communicate("")
+        self._witness.close()
+
+
+def on_scheduler(dask_scheduler: Any) -> dict[str, list[str]]:
+    return {
+        "tasks": [str(key) for key in dask_scheduler.tasks if "overlap" in str(key)],
+        "unrunnable": [str(each) for each in dask_scheduler.unrunnable],
+        "variables": [name for name in dask_scheduler.extensions["variables"].variables if "overlap" in name],
+        "leases": [name for name, held in dask_scheduler.extensions["semaphores"].leases.items() if held],
+    }
+
+
+def on_worker() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("overlap")]
 
 
 def main() -> None:
-    from distributed import LocalCluster
+    """Tell the address of the scheduler, or what gangs have left, at each line of input."""
+    from distributed import Client, LocalCluster
 
-    with LocalCluster(n_workers=WORKERS, threads_per_worker=2, dashboard_address=None) as cluster:
-        print(cluster.scheduler_address, flush=True)
-        sys.stdin.read()
+    with (
+        LocalCluster(n_workers=WORKERS, threads_per_worker=2, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        for line in sys.stdin:
+            told: Any = cluster.scheduler_address
+            if line.strip() == "left":
+                told = [
+                    client.run_on_scheduler(on_scheduler),
+                    sorted(client.run(on_worker, on_error="ignore").values()),
+                ]
+            print("TOLD", json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,28 @@ TIMEOUT_S = 300
 _NODE = {"object_store_memory": 80 << 20}
 
 
+class Witness:
+    """A program that is asked again and again what gangs have left on a cluster, over its input and output."""
+
+    def __init__(self, *command: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def ask(self, question: str = "left") -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(question, file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith("TOLD "):
+                return json.loads(line.removeprefix("TOLD "))
+        raise AssertionError(f"{self._process.args} has ended")
+
+    def close(self) -> None:
+        self._process.communicate("")
+
+
 class RayCluster:
     """Node processes, the first of which cannot be lost."""
 
@@ -30,6 +52,12 @@ class RayCluster:
         self.address: str = self._cluster.address
         self.nodes = [self.add()]
         self._cluster.wait_for_nodes()
+        self._witness = Witness("tests.engines.rays", self.address)
+
+    def left(self) -> dict[str, list[str]]:
+        """Return the actors and placement groups of Ray that are not over."""
+        found: dict[str, list[str]] = self._witness.ask()
+        return found
 
     @property
     def session(self) -> Path:
@@ -43,6 +71,7 @@ class RayCluster:
         self._cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
+        self._witness.close()
         self._cluster.shutdown()
 
 
@@ -76,7 +105,8 @@ class Driver:
         return json.loads(lines[-1].removeprefix("TOLD "))
 
     def wait(self) -> int:
-        return self.process.wait(TIMEOUT_S)
+        until(lambda: self.process.poll() is not None, self)
+        return self.process.wait()
 
     def said(self, pattern: str) -> "re.Match[str]":
         """Wait until the program, or one of its ranks, has printed something."""
@@ -88,14 +118,19 @@ class Driver:
         self.process.wait()
 
 
-def until(found: Callable[[], Any], of: object = "") -> Any:
-    """Return what is found, as soon as it is."""
-    for _ in range(10 * TIMEOUT_S):
+def until(found: Callable[[], Any], of: "Driver | None" = None) -> Any:
+    """Return what is found, as soon as it is.
+
+    Patience ends when nothing is found and the driver has told nothing new for a while: machines may be slow.
+    """
+    told, since_s = "", time.monotonic()
+    while time.monotonic() - since_s < TIMEOUT_S:
         if value := found():
             return value
+        if of is not None and (now := of.out + of.err) != told:
+            told, since_s = now, time.monotonic()
         time.sleep(0.1)
-    told = f"{of.out}\n{of.err}" if isinstance(of, Driver) else str(of)
-    raise AssertionError(f"not within {TIMEOUT_S} s:\n{told[-4000:]}")
+    raise AssertionError(f"nothing new for {TIMEOUT_S} s:\n{told[-4000:]}")
 
 
 @contextmanager
@@ -126,3 +161,22 @@ def example_on(engine: str, folder: Path, **variables: str) -> str:
     assert ended.returncode == 0, ended.stderr
     assert "overlap: trace in run.json" in ended.stderr
     return ended.stdout
+
+
+def main(address: str) -> None:
+    """Tell at each line of input which actors and placement groups are not over."""
+    import ray
+
+    ray.init(address, logging_level="error", log_to_driver=False)
+    for _ in sys.stdin:
+        groups = ray.util.placement_group_table().values()
+        actors = ray._private.state.actors().values()
+        left = {
+            "groups": [each["state"] for each in groups if each["state"] != "REMOVED"],
+            "actors": [each["ActorClassName"] for each in actors if each["State"] != "DEAD"],
+        }
+        print("TOLD", json.dumps(left), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

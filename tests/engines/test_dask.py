@@ -32,26 +32,7 @@ def dask_ran(cluster: DaskCluster, folder: Path, text: str, *args: str) -> Drive
     return ran("", folder, BEGIN + text, *args, DASK_ADDRESS=cluster.address)
 
 
-LEFT = """
-def left(dask_scheduler):
-    return {
-        "tasks": [str(key) for key in dask_scheduler.tasks if "overlap" in str(key)],
-        "unrunnable": [str(each) for each in dask_scheduler.unrunnable],
-        "variables": [name for name in dask_scheduler.extensions["variables"].variables if "overlap" in name],
-        "leases": [name for name, held in dask_scheduler.extensions["semaphores"].leases.items() if held],
-    }
-
-def running(dask_worker):
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("overlap")]
-
-tell([client.run_on_scheduler(left), sorted(client.run(running).values())])
-"""
 NOTHING = [{"tasks": [], "unrunnable": [], "variables": [], "leases": []}, [[]] * WORKERS]
-
-
-def left(cluster: DaskCluster, folder: Path) -> object:
-    """Return what gangs have left on the scheduler, and their threads on workers."""
-    return dask_ran(cluster, folder / "left", LEFT).told
 
 
 def test_results_come_in_the_order_of_ranks_and_one_trace_of_all(dask_cluster: DaskCluster, tmp_path: Path) -> None:
@@ -69,7 +50,7 @@ tell(overlap.dask.run(client, main, 1.0, ranks=4, ranks_per_worker=2, trace="run
     from overlap.timeline import read_trace
 
     assert read_trace(tmp_path / "run.json").ranks() == [0, 1, 2, 3]
-    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    until(lambda: dask_cluster.left() == NOTHING)
 
 
 def test_partitions_go_to_ranks_where_they_lie(dask_cluster: DaskCluster, tmp_path: Path) -> None:
@@ -97,7 +78,7 @@ tell([[numbers for numbers, _, _ in told], [total for _, total, _ in told], near
     assert totals == [sum(range(48)) + 6] * 6
     assert near == [True] * 12
     assert unmoved
-    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    until(lambda: dask_cluster.left() == NOTHING)
 
 
 FAILS = """
@@ -132,7 +113,7 @@ def test_the_first_failure_is_raised_on_the_driver(
     if cause == "PeerLostError":
         assert "in all_reduce #1 on group 'world' (driver.py:19)" in message
     assert len(list((tmp_path / "flight").glob("*.flight"))) == 3
-    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    until(lambda: dask_cluster.left() == NOTHING)
 
 
 TRAINS = """
@@ -158,7 +139,7 @@ def test_a_lost_worker_is_replaced_and_training_goes_on(dask_cluster: DaskCluste
     driver = dask_ran(dask_cluster, tmp_path, TRAINS, "0.05")
     assert driver.told == [[4, 1]] * 3
     assert "overlap: restart 1 of 2, from step 3" in driver.err
-    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    until(lambda: dask_cluster.left() == NOTHING)
 
 
 @pytest.mark.slow
@@ -166,7 +147,7 @@ def test_a_lost_worker_is_replaced_and_training_goes_on(dask_cluster: DaskCluste
 def test_a_client_that_goes_away_takes_the_gang_along(dask_cluster: DaskCluster, tmp_path: Path, how: int) -> None:
     dask_ran(dask_cluster, tmp_path, TRAINS, "1000", "4", str(int(how)))
     # the lease of its name and that of a gang that starts end some time after a driver that was killed
-    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    until(lambda: dask_cluster.left() == NOTHING)
 
 
 @pytest.mark.slow
@@ -201,7 +182,7 @@ overlap.dask.run(client, main, ranks=5, wait_s=2, name="big")
 """)  # fmt: skip
     assert re.search(r"overlap: job 'big', 5 workers: waiting .*: 2 more workers; there are 3", driver.err)
     assert re.search(r"ResourcesError: job 'big', 5 workers: not there within .*: 2 more workers", driver.err)
-    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    until(lambda: dask_cluster.left() == NOTHING)
 
 
 @pytest.mark.slow
@@ -266,7 +247,7 @@ tell([
         "UsageError: max_restarts: expected 0 or more, got -1",
         "UsageError: name: expected 1 to 27 printable characters, got ''",
     ]
-    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    until(lambda: dask_cluster.left() == NOTHING)
 
 
 @pytest.mark.slow
@@ -292,11 +273,11 @@ for cycle in range(int(sys.argv[1])):
 tell(failed)
 """, str(cycles))  # fmt: skip
     assert driver.told == 2 * cycles // 10
-    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    until(lambda: dask_cluster.left() == NOTHING)
     assert set(Path("/tmp").glob("overlap-gang-*")) <= before
 
 
 def test_an_example_runs_unchanged(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     told = example_on("dask", tmp_path, DASK_SCHEDULER_ADDRESS=dask_cluster.address)
     assert re.search(r"^overlap: \d+% of \d+ ms of communication was hidden", told, re.M)
-    until(lambda: left(dask_cluster, tmp_path) == NOTHING)
+    until(lambda: dask_cluster.left() == NOTHING)

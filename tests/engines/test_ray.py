@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,21 +22,6 @@ import overlap.ray
 def tell(value):
     print("TOLD", json.dumps(value), flush=True)
 """
-
-
-def state_of(cluster: RayCluster, folder: Path) -> dict[str, Any]:
-    """Return which actors and placement groups Ray has that are not over."""
-    told = ran(cluster.address, folder / "state", """
-        import json, os, ray
-        ray.init(logging_level="error", log_to_driver=False)
-        groups = ray.util.placement_group_table().values()
-        actors = ray._private.state.actors().values()
-        print("TOLD", json.dumps({
-            "groups": [each["state"] for each in groups if each["state"] != "REMOVED"],
-            "actors": [each["ActorClassName"] for each in actors if each["State"] != "DEAD"],
-        }))
-    """)  # fmt: skip
-    return told.told
 
 
 NOTHING = {"groups": [], "actors": []}
@@ -67,7 +51,7 @@ tell([[rank, total, pid, len(array)] for rank, total, pid, array in told])
     timeline = read_trace(tmp_path / "run.json")
     assert timeline.ranks() == [0, 1, 2, 3]
     assert sum(span.name == "all_reduce" for span in timeline.spans) == 4
-    until(lambda: state_of(ray_cluster, tmp_path) == NOTHING)
+    until(lambda: ray_cluster.left() == NOTHING)
 
 
 FAILS = (
@@ -96,7 +80,7 @@ def test_an_error_of_a_rank_is_raised_on_the_driver(ray_cluster: RayCluster, tmp
     assert "where rank 2 ran:" in notes[0]
     assert 'driver.py", line 14, in main' in notes[0]
     assert len(list((tmp_path / "flight").glob("*.flight"))) == 2
-    until(lambda: state_of(ray_cluster, tmp_path) == NOTHING)
+    until(lambda: ray_cluster.left() == NOTHING)
 
 
 @pytest.mark.parametrize("each", [1, 4])
@@ -111,7 +95,7 @@ def test_a_killed_actor_is_named_with_operation_and_line(ray_cluster: RayCluster
     else:  # nobody is left to tell
         assert message.startswith("rank 0 failed: PeerLostError: its process on Ray has died")
     assert len(list((tmp_path / "flight").glob("*.flight"))) == 4 // each  # also the record of the killed process
-    until(lambda: state_of(ray_cluster, tmp_path) == NOTHING)
+    until(lambda: ray_cluster.left() == NOTHING)
 
 
 TRAINS = (
@@ -147,7 +131,7 @@ def test_a_lost_node_is_replaced_and_training_goes_on(ray_cluster: RayCluster, t
     assert {restart for _, restart, _ in told} == {1}
     assert all(first >= 4 for first, _, _ in told)
     assert re.search(r"overlap: restart 1 of 3( in 1 s)?, from step \d", driver.err), driver.err
-    until(lambda: state_of(ray_cluster, tmp_path) == NOTHING)
+    until(lambda: ray_cluster.left() == NOTHING)
     assert members() == []
 
 
@@ -159,7 +143,7 @@ def test_a_driver_that_goes_away_takes_the_gang_along(ray_cluster: RayCluster, t
         driver.process.send_signal(how)
         driver.wait()
         until(lambda: not members(), driver)
-    until(lambda: state_of(ray_cluster, tmp_path) == NOTHING)
+    until(lambda: ray_cluster.left() == NOTHING)
 
 
 @pytest.mark.slow
@@ -195,7 +179,7 @@ overlap.ray.run(main, ranks=4, resources={"CPU": 2}, wait_s=2, name="big")
         "overlap: job 'big', 4 x {CPU: 2}, PACK: waiting for resources, up to 2 s: 2 places with CPU: 2" in driver.err
     )
     assert "ResourcesError: job 'big', 4 x {CPU: 2}, PACK: not there within 2 s: 2 places with CPU: 2" in driver.err
-    until(lambda: state_of(ray_cluster, tmp_path) == NOTHING)
+    until(lambda: ray_cluster.left() == NOTHING)
 
 
 BAD = (
@@ -253,7 +237,7 @@ def test_bad_input_is_told_in_a_sentence(
     driver = ran(ray_cluster.address, tmp_path, BAD.format(**fields))
     assert driver.process.returncode == 1
     assert re.search(sentence, driver.err), driver.err
-    until(lambda: state_of(ray_cluster, tmp_path) == NOTHING)
+    until(lambda: ray_cluster.left() == NOTHING)
 
 
 def test_no_log_has_the_secret(ray_cluster: RayCluster, tmp_path: Path) -> None:
@@ -347,7 +331,7 @@ for cycle in range(int(sys.argv[1])):
 tell(failed)
 """, str(cycles))  # fmt: skip
     assert driver.told == 2 * cycles // 3
-    until(lambda: state_of(ray_cluster, tmp_path) == NOTHING)
+    until(lambda: ray_cluster.left() == NOTHING)
     assert members() == []
     assert set(Path("/tmp").glob("overlap-gang-*")) <= before
 
@@ -356,4 +340,4 @@ def test_an_example_runs_unchanged(ray_cluster: RayCluster, tmp_path: Path) -> N
     told = example_on("ray", tmp_path, RAY_ADDRESS=ray_cluster.address)
     assert re.search(r"step 10: loss \d", told)
     assert re.search(r"^overlap: \d+% of \d+ ms of communication was hidden", told, re.M)
-    until(lambda: state_of(ray_cluster, tmp_path) == NOTHING)
+    until(lambda: ray_cluster.left() == NOTHING)

@@ -1,0 +1,107 @@
+"""Front door of an engine: the part of its `run` that is the same on all engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from os import PathLike
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ..config import RunConfig, requested
+from ..errors import UsageError
+from ..settings import check_seconds
+from .attempts import attempted
+from .gang import GangOutcome, GangSpec, gang_of
+from .pickling import Pickling
+
+if TYPE_CHECKING:
+    import topology
+
+WAIT_S = 300.0
+"""For resources: an autoscaler, or a cluster that adapts to its load, brings a machine in that time."""
+
+Gang = AbstractContextManager[Callable[[GangSpec], GangOutcome]]
+"""Holds the name of a job on a cluster; its value runs one attempt."""
+
+
+def asked(
+    main: Callable[..., Awaitable[object]],
+    args: tuple[object, ...],
+    *,
+    ranks: int,
+    cluster: str | topology.Cluster,
+    trace: str | PathLike[str] | None,
+    trace_steps: str | None,
+    timeout_s: float | None,
+    transport: str | None,
+    algorithm: str | None,
+    check: str | None,
+    state_dir: str | None,
+    flight_dir: str | None,
+) -> RunConfig:
+    """Return the settings of a run from the arguments of an engine's `run`, which mean what those of `overlap.run` do.
+
+    Args:
+        main: The program of each rank.
+        args: Its arguments after the rank.
+    """
+    given = RunConfig.given(
+        ranks=ranks, cluster=None if cluster == "local" else cluster, trace=trace, trace_steps=trace_steps,
+        timeout_s=timeout_s, transport=transport, algorithm=algorithm, check=check, state_dir=_absolute(state_dir),
+        flight_dir=_absolute(flight_dir),
+    )  # fmt: skip
+    return requested(main, args, given)
+
+
+def run_gang(
+    main: Callable[..., Awaitable[object]],
+    args: tuple[object, ...],
+    wanted: RunConfig,
+    held: Callable[[GangSpec], Gang],
+    *,
+    engine: str,
+    cloudpickle: ModuleType,
+    ranks_each: int,
+    each: str,
+    name: str | None,
+    wait_s: float,
+    max_restarts: int,
+    import_path: Sequence[str] = (),
+) -> list[object]:
+    """Run a program on an engine, and return the results of its ranks.
+
+    Args:
+        main: The program of each rank.
+        args: Its arguments after the rank.
+        wanted: Settings of the run.
+        held: Holds the name of the job, and runs attempts.
+        engine: Name of the engine.
+        cloudpickle: `cloudpickle`, or the engine's copy of it.
+        ranks_each: Ranks of each process.
+        each: The argument that gives that number.
+        name: Name of the job; None: a new one.
+        wait_s: How long to wait for resources.
+        max_restarts: How often the world may be started again.
+        import_path: Folders that the driver imports from first.
+    """
+    check_seconds("wait_s", wait_s)
+    pickling = Pickling(cloudpickle)
+    spec = gang_of(
+        engine, main, args, wanted,
+        ranks_each=ranks_each, each=each, name=name, pickling=pickling, import_path=import_path,
+    )  # fmt: skip
+    with held(spec) as once:
+        return attempted(spec, wanted, once, max_restarts=max_restarts, loads=pickling.loads)
+
+
+def name_is_taken(spec: GangSpec) -> UsageError:
+    """Return the error of a job whose name another one has."""
+    return UsageError(
+        f"name: a job named {spec.job!r} runs on this cluster already; wait for its end, or choose another name"
+    )
+
+
+def _absolute(folder: str | None) -> str | None:
+    return None if folder is None else os.path.abspath(folder)
