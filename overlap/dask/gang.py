@@ -16,7 +16,7 @@ from ..engines.demand import awaited
 from ..engines.gang import GangOutcome, GangSpec, MemberEnd
 from ..engines.verdict import lost_member
 from .data import holders, shared_out
-from .tasks import TaskEnd, here_key, left_behind, live
+from .tasks import here_key, left_behind, live
 from .variables import known, removed
 
 # From the first failure to the moment at which the driver stops waiting for the others.
@@ -129,7 +129,6 @@ class _Watch:
         self._running: set[int] = set()
         self._ends: dict[int, MemberEnd] = {}
         self._lost: dict[int, str] = {}
-        self._touched: set[str] = set()
         self._absent: set[int] = set()
 
     def until_all_run(self, limit_s: float) -> None:
@@ -179,17 +178,17 @@ class _Watch:
             self._client.cancel(list(self._tasks), force=True)
             for task in self._tasks:
                 task.release()
-            removed(self._touched | self._keys(), self._client)
+            removed(self._keys_of_the_lost(), self._client)
 
-    def _keys(self) -> set[str]:
-        """Return all keys that the store may hold; what lost members have touched is not told by them."""
-        spec = self._spec
-        keys = {here_key(spec, member) for member in range(spec.members)}
-        asking = {member: ask_key(spec.label, member) for member in range(1, spec.members)}
+    def _keys_of_the_lost(self) -> set[str]:
+        """Return the keys that the store may hold of lost members; the others remove theirs."""
+        keys: set[str] = set()
         for member in self._lost:
-            if member in asking and (ask := known(asking[member], self._client, 0.1)) is not None:
-                keys.add(answer_key(spec.label, member, ask.decode()))
-        return keys | set(asking.values())
+            asking = ask_key(self._spec.label, member)
+            keys |= {here_key(self._spec, member), asking}
+            if (ask := known(asking, self._client, 0.1)) is not None:
+                keys.add(answer_key(self._spec.label, member, ask.decode()))
+        return keys
 
     def _done(self) -> list[int]:
         return [member for member, task in self._pending.items() if task.done()]
@@ -199,8 +198,7 @@ class _Watch:
         if error is not None or task.cancelled():
             self._lost[member] = why(error)
             return
-        told: TaskEnd = task.result()
-        self._ends[member], self._touched = told.end, self._touched | told.touched
+        self._ends[member] = task.result()
 
     def _gone(self) -> list[int]:
         """Return the members whose workers are gone: a task that is pinned there waits for ever.

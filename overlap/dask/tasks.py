@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 
 import cloudpickle
 import distributed
@@ -20,16 +19,8 @@ from .variables import VariableStore, removed
 _LOOK_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
-    """The end of a task of a gang."""
-
-    end: MemberEnd  # As its member tells it
-    touched: frozenset[str]  # Keys of the store that it has used
-
-
-def live(spec: GangSpec, member: int, partitions: Sequence[dict[int, object]] | None) -> TaskEnd:
-    """Be a member of a gang, in a thread of a worker.
+def live(spec: GangSpec, member: int, partitions: Sequence[dict[int, object]] | None) -> MemberEnd:
+    """Be a member of a gang, in a thread of a worker, and leave nothing in the store: the driver may be gone.
 
     Args:
         spec: The gang.
@@ -42,9 +33,9 @@ def live(spec: GangSpec, member: int, partitions: Sequence[dict[int, object]] | 
         store = VariableStore(client := distributed.get_client(), over.is_set)
         store.set(here_key(spec, member), b"")
         end = one.run(store, () if partitions is None else (partitions,))
-    if over.is_set():  # the driver hears nothing any more of what this member has put into the store
+    with suppress(OSError, TimeoutError):  # the scheduler is gone, and all of it
         removed(store.touched, client)
-    return TaskEnd(end, frozenset(store.touched))
+    return end
 
 
 def here_key(spec: GangSpec, member: int) -> str:

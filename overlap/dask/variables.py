@@ -54,7 +54,12 @@ def removed(keys: Iterable[str], client: distributed.Client) -> None:
 
 def known(key: str, client: distributed.Client, wait_s: float) -> bytes | None:
     """Return a value if there is one within so many seconds."""
-    return bytes(_variable(key, client).get()) if _event(key, client).wait(timeout=wait_s) else None
+    if not _event(key, client).wait(timeout=wait_s):
+        return None
+    try:
+        return bytes(_variable(key, client).get(timeout=_LOOK_S))
+    except (TimeoutError, distributed.TimeoutError):  # it was removed in this moment
+        return None
 
 
 def _variable(key: str, client: distributed.Client) -> distributed.Variable:
