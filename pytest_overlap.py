@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from overlap.testing import Ranks
 
 _MARKER = (
-    'ranks(n, cluster="local", clock="virtual", seed=0, seeds=1, faults=...): run this async function on each of n '
-    "ranks of overlap, given `rank`; see docs/testing.md"
+    'ranks(n, cluster="local", clock="virtual", seed=0, seeds=1, faults=..., steps=...): run this async function on '
+    "each of n ranks of overlap, given `rank`; see docs/testing.md"
 )
 
 
@@ -28,6 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def rank() -> Any:
     """The rank of an async test that is marked with `ranks`."""
     return None  # each rank is given its own
+
+
+@pytest.fixture
+def steps() -> Any:
+    """How many steps an async test takes, as its mark `ranks(..., steps=...)` says."""
+    return None  # the mark gives it
 
 
 @pytest.fixture

@@ -72,6 +72,11 @@ def _nothing() -> None:
     """Nobody waits for the limit."""
 
 
+def _no_more() -> bool:
+    """Nothing was held back."""
+    return False
+
+
 class Kernel:
     """One simulation: its clock and everything that is due.
 
@@ -80,6 +85,8 @@ class Kernel:
         lineage: Which task is which.
         on_stall: called when every task is blocked and nothing is due. It returns the error to end the run with, or
             None if it has set things moving itself, by a cancellation say.
+        on_idle: called when every task is blocked and nothing is due but deadlines of Trio. It returns whether it has
+            set things moving.
     """
 
     clock: VirtualClock
@@ -88,6 +95,7 @@ class Kernel:
     def __init__(self, *, on_stall: Callable[[], BaseException | None] | None = None) -> None:
         self.clock, self.lineage = VirtualClock(), Lineage()
         self.on_stall = on_stall
+        self.on_idle: Callable[[], bool] = _no_more
         self._due: dict[int, list[Timer]] = {}  # by instant and order
         self._keys: list[int] = []  # a heap
         self._limit_ns: int | None = None
@@ -189,6 +197,8 @@ class Kernel:
             deadline_s = statistics.seconds_to_next_deadline
             deadline_ns = None if deadline_s == inf else self.clock.nearest_ns(self.clock.current_time() + deadline_s)
             batch = self._next_batch()
+            if batch is None and self.on_idle():
+                continue
             if batch is None and deadline_ns is None:
                 self._stall()
                 return

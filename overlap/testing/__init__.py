@@ -19,12 +19,14 @@ In a test of pytest::
 #   judging      from the error of a run to verdicts;  verdict: why it stalled or mismatched;  survived: the static pass
 #   record       every operation of every rank, as data
 #   faults       faults as data, drawn or written down;  world: the simulated world that records, and suffers them
+#   turns        the order of ranks by priorities that change
 #   threads      a rank whose program is plain code: its thread, and the baton
 #   views        the process as each rank sees it
 #   hashing      sets whose order differs between ranks, as between processes
 #   programs     programs and functions that use torch.distributed
 #   pytorch      puts torch.distributed into threads;  torch_rank: that of one rank;  torch_store: where ranks meet
 #   checkpoints  whether a checkpoint can be restored
+#   profiles     prices of functions from a profile of PyTorch
 #   watch        what PyTorch does in a rank: prices, buffers in flight, memory, weights
 
 from .faults import Fault

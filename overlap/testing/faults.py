@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from ..errors import UsageError
 from ..runtime.operation import Operation
 from ..simulation.faults import Fate, Fates, Faults
+from .turns import Turns
 
 KINDS = {
     "die": "the rank is gone; the others hear of it after 0.1 s",
@@ -20,7 +22,7 @@ KINDS = {
     "slow": "the computes of the rank take `by` times as long",
     "late": "the rank's part in one operation arrives `by` seconds late",
     "slow_link": "every operation of the rank arrives `by` seconds late",
-    "cut": "the rank's part in one operation never arrives; after 15 s the rank is given up",
+    "cut": "the rank's links are cut, or the one `to` a rank, for good or for `by` seconds; after 15 s it is given up",
     "flip": "one bit of what the rank sends is flipped",
     "disk": "the rank's disk is full: writing a file raises OSError from then on",
     "signal": "the rank gets SIGTERM",
@@ -42,6 +44,7 @@ class Fault:
     rank: int
     at: int = 0  # Before which of the rank's operations (and computes of `rank.compute`), from 0
     by: float | None = None  # How much, for kinds that have an amount
+    to: int | None = None  # Of a cut: the other end of the link; None: all links of the rank
     step: int | None = None  # Instead of `at`: before the first operation of this step
 
     def __post_init__(self) -> None:
@@ -50,7 +53,8 @@ class Fault:
     def __str__(self) -> str:
         when = f"step={self.step}" if self.step is not None else f"at={self.at}"
         by = f", by={self.by:g}" if self.by is not None else ""
-        return f"{self.kind}(rank={self.rank}, {when}{by})"
+        to = f", to={self.to}" if self.to is not None else ""
+        return f"{self.kind}(rank={self.rank}, {when}{by}{to})"
 
     @property
     def amount(self) -> float:
@@ -75,8 +79,9 @@ def parse(text: str) -> tuple[Fault, ...]:
         told: dict[str, Any] = {}
         for part in filter(None, (each.strip() for each in arguments.split(","))):
             name, _, value = part.partition("=")
-            if name.strip() not in ("rank", "at", "by", "step"):
-                raise UsageError(f"faults: {kind} has no {name.strip()!r}; it takes rank, at, step and by")
+            if name.strip() not in ("rank", "at", "by", "step", *(["to"] if kind == "cut" else [])):
+                to = ", to" * (kind == "cut")
+                raise UsageError(f"faults: {kind} has no {name.strip()!r}; it takes rank, at, step{to} and by")
             try:
                 told[name.strip()] = float(value) if name.strip() == "by" else int(value)
             except ValueError:
@@ -101,7 +106,8 @@ def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault,
     found = []
     for _ in range(chance.choice((1, 1, 2))):
         rank = chance.randrange(len(counts))
-        found.append(Fault(kind=chance.choice(list(kinds)), rank=rank, at=chance.randrange(max(1, counts[rank]))))
+        kind, at = chance.choice(list(kinds)), chance.randrange(max(1, counts[rank]))
+        found.append(Fault(kind=kind, rank=rank, at=at, by=chance.choice((None, 0.5)) if kind == "cut" else None))
     return tuple(found)
 
 
@@ -116,14 +122,18 @@ class Plan(Fates):
         planned: As given.
         happened: Those that have happened.
         full: Ranks whose disk is full.
+        turns: Decides whose turn it is; None: virtual time does.
         on_signal: Called with a rank that gets a signal.
     """
 
     def __init__(self, seed: int, faults: Iterable[Fault] = ()) -> None:
-        super().__init__(_disturbances(seed))
         self.planned: tuple[Fault, ...] = tuple(faults)
+        self.turns = Turns(seed) if seed and seed % 2 == 0 and not self.planned else None
+        super().__init__(_disturbances(seed, in_turns=self.turns is not None))
         self.happened: list[Fault] = []
         self.full: set[int] = set()
+        self._cuts: list[tuple[Fault, float]] = []  # and until when, in nanoseconds
+        self._held_up_ns = 0.0  # the operation that arrives, by a cut
         self.on_signal: Callable[[int], None] = _nobody
         self.on_stop: Callable[[Operation], None] = _nobody
         self._seed = seed
@@ -147,6 +157,7 @@ class Plan(Fates):
         rank = operation.context.rank
         due = self._now(rank, operation.context.step)
         self._due = due
+        self._held_up_ns = self._cut_off_ns(operation)
         for fault in due:
             if fault.kind == "flip":
                 _flip(operation)
@@ -162,17 +173,29 @@ class Plan(Fates):
 
     _due: Sequence[Fault] = ()
 
+    def _cut_off_ns(self, operation: Operation) -> float:
+        """Return how long the links are cut on which an operation of a rank depends."""
+        rank, now_ns = operation.context.rank, operation.context.now_ns()
+        self._cuts += [(f, inf if f.by is None else now_ns + f.by * 1e9) for f in self._due if f.kind == "cut"]
+        assert operation.port is not None
+        members = operation.port.communicator.members
+        ends = [until for f, until in self._cuts if f.rank == rank and (f.to is None or f.to in members)]
+        return max(0.0, *ends, now_ns) - now_ns
+
     def next(self, rank: int) -> Fate:
         """Return what becomes of the next thing that a rank does."""
         drawn = super().next(rank) if self._seed else self._calm(rank)
         due, self._due = self._due, ()
+        cut_ns, self._held_up_ns = self._held_up_ns, 0.0
         if not due and not self.happened:
             return drawn
         late_s = sum(fault.amount for fault in due if fault.kind == "late")
         late_s += sum(f.amount for f in self.happened if f.kind == "slow_link" and f.rank == rank)
-        kinds = {fault.kind for fault in due}
+        lost = cut_ns > self.faults.silence_s * 1e9
         return Fate(
-            late_ns=drawn.late_ns + round(late_s * 1e9), lost="cut" in kinds, dies_at=0.25 if "die" in kinds else None
+            late_ns=drawn.late_ns + round(late_s * 1e9 + (0.0 if lost else cut_ns)),
+            lost=lost,
+            dies_at=0.25 if "die" in {fault.kind for fault in due} else None,
         )
 
     def slow_ns(self, rank: int, cost_ns: int) -> int:
@@ -190,9 +213,9 @@ class Plan(Fates):
 _NOTHING_HAPPENS = Fate()
 
 
-def _disturbances(seed: int) -> Faults:
-    if seed == 0:
-        return Faults(delay=0.0, loss=0.0, death=0.0, slow=0.0, reorder=False)
+def _disturbances(seed: int, *, in_turns: bool) -> Faults:
+    if seed == 0 or in_turns:
+        return Faults(seed=seed, delay=0.0, loss=0.0, death=0.0, slow=0.0, reorder=in_turns)
     # a rank's speed is its priority: a rank that is a hundred times slower goes on when all others are blocked
     return Faults(seed=seed, loss=0.0, death=0.0, delay_s=1e-3)
 

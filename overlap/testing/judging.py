@@ -19,6 +19,9 @@ from .record import Record
 from .threads import RealTimeError
 from .verdict import Verdict, why_mismatched, why_stalled
 
+# What a rank has done before, and why it may be that all wait.
+_CAUSES = ("group of some", "group order", "buffer in flight")
+
 
 def judge(
     record: Record, error: BaseException | None, *, synchronised: bool = False, shared_order: bool = False
@@ -33,7 +36,10 @@ def judge(
     """
     found = [] if error is None else [_ended(record, error)]
     whole = {rank for rank, how in record.left.items() if not how}
-    checks = [survived.groups(record, whole), survived.touches(record), survived.gradients(record)]
+    checks = [survived.groups(record, whole), survived.touches(record), survived.tags(record)]
+    checks.append(survived.gradients(record))
+    if not any(verdict is not None and verdict.kind == "group of some" for verdict in checks):
+        checks.append(survived.group_order(record))
     if shared_order and not any(verdict.kind == "order inversion" for verdict in found):
         checks.append(survived.inversion(record))
     if synchronised:
@@ -41,7 +47,7 @@ def judge(
     if error is None:
         checks.append(survived.leaks(record))
     others = [verdict for verdict in checks if verdict is not None]
-    first = [verdict for verdict in others if verdict.kind in ("group of some", "buffer in flight")]
+    first = [verdict for verdict in others if verdict.kind in _CAUSES]
     if error is not None and found[0].kind in ("deadline", "stall", "skipped collective") and first:
         return [first[0], *found, *(each for each in others if each is not first[0])]  # the cause of the stall
     return [*found, *others]

@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -31,7 +33,8 @@ from ..torch.tensors import view_of
 from . import pytorch
 from .hashing import NAME, compiled
 from .judging import judge
-from .record import Issue, Record
+from .profiles import prices
+from .record import Record
 from .run import Run
 from .running import Setting, finished, live
 from .threads import RankThread
@@ -45,6 +48,10 @@ if TYPE_CHECKING:
 
 # Communication that we cannot see: its ranks would be those of this one process.
 _FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", "oneccl_bindings_for_pytorch": "oneCCL"}
+
+
+# Sleeps of a rank that take no time where ranks have turns; loops that poll must come to an end.
+_SHORT_SLEEPS = 8
 
 
 class ProgramExit(OverlapError):
@@ -71,6 +78,7 @@ class Program:
         self._store: dict[str, bytes] = {}
         self._views: list[RankView] = []
         self._handlers: dict[int, Any] = {}
+        self._slept: Counter[int] = Counter()  # how often, by rank
         self.opened: dict[int, list[tuple[str, weakref.ref[Any]]]] = {}  # files for writing, by rank
 
     def run(self, line: str) -> Run:
@@ -121,6 +129,8 @@ class Program:
                 limit_s=self._setting.real_timeout_s, compute_ns=compute_ns, measured=self._measured,
             )  # fmt: skip
             self._threads[rank.rank] = thread
+            if plan.turns is not None:
+                thread.turn = partial(plan.turns.taken, rank.rank)
             return await thread.live()
 
         return life
@@ -144,22 +154,18 @@ class Program:
             record.left[number] = "called sys.exit()"
             return None
         record.left.setdefault(number, "")
-        unfinished = [issue for issue, _ in clock.shared.noted.values() if issue.rank == number and not issue.waited_ns]
-        self._note_leaks(number, record, before, unfinished)
+        clock.shared.note_unfinished(number)
+        self._note_leaks(number, record, before)
         return result
 
-    def _note_leaks(
-        self, number: int, record: Record, before: set[threading.Thread], unfinished: Sequence[Issue]
-    ) -> None:
-        for issue in unfinished:
-            record.leaks.append((number, f"has ended without waiting for {issue.told}, which is under way"))
+    def _note_leaks(self, number: int, record: Record, before: set[threading.Thread]) -> None:
         for name, file in self.opened.pop(number, []):
             if (left := file()) is not None and not left.closed:
-                record.leaks.append((number, f"has left the file {name} open, which it writes"))
+                record.leaks.append((number, f"has left the file {name} open, which it writes", ""))
         ranks = {thread._thread for thread in self._threads.values()}
         for thread in set(threading.enumerate()) - before - ranks:
             if not thread.daemon:
-                record.leaks.append((number, f"has left a thread running: {thread.name}"))
+                record.leaks.append((number, f"has left a thread running: {thread.name}", ""))
 
     def _note_places(self, record: Record) -> None:
         for number, thread in self._threads.items():
@@ -176,6 +182,17 @@ class Program:
             handler(signal.SIGTERM, sys._getframe())
         elif handler is not signal.SIG_IGN:
             raise ProgramExit("the rank was ended by SIGTERM, which its program does not handle")
+
+    def sleeping(self, original: Callable[[float], None], seconds: float) -> None:
+        """Let virtual time pass on the rank that calls; where ranks have turns, its first sleeps take none.
+
+        As if all other ranks had been held up for longer: nothing may depend on the length of a sleep.
+        """
+        here = RankThread.here()
+        assert here is not None
+        in_turns = self._plan.turns is not None
+        self._slept[here.rank.rank] += 1
+        here.sleep(0.0 if in_turns and self._slept[here.rank.rank] <= _SHORT_SLEEPS else seconds)
 
     def handle(self, rank: int, handler: Any) -> Any:
         """Take in a rank's handler of SIGTERM, and return the one before."""
@@ -225,11 +242,16 @@ def _cost(asked: Any) -> tuple[Cost | None, bool]:
         return fixed_cost, False
     if asked == "measured":
         return None, True
+    if isinstance(asked, (str, os.PathLike)):
+        asked = prices(asked)
     if isinstance(asked, dict):
         return (lambda name, nbytes, flops: float(asked.get(name, 0.0))), False
     if callable(asked):
         return asked, False
-    raise UsageError(f'cost: expected "fixed", "measured", a table of seconds by name, or a function, got {asked!r}')
+    raise UsageError(
+        f'cost: expected "fixed", "measured", a file of torch.profiler, a table of seconds by name, or a function, got '
+        f"{asked!r}"
+    )
 
 
 def _arrays(models: Models) -> dict[str, Any]:
@@ -292,7 +314,7 @@ def _guarded(program: Program) -> Iterator[None]:
     put(torch.multiprocessing, "spawn", _spawned)
     put(torch.cuda, "is_available", lambda original: False)
     put(torch.cuda.nccl, "version", lambda original: (0, 0, 0))
-    put(time, "sleep", _sleeping)
+    put(time, "sleep", program.sleeping)
     with put.stack:
         sys.meta_path.insert(0, finder)
         try:
@@ -324,12 +346,6 @@ def _refuse_fork(original: Callable[..., Any]) -> int:
         "ranks: the program forks, and a fork of this process would have all ranks; load data in the program's own "
         "process (num_workers=0)"
     )
-
-
-def _sleeping(original: Callable[[float], None], seconds: float) -> None:
-    here = RankThread.here()
-    assert here is not None
-    here.sleep(seconds)
 
 
 def _opening(program: Program) -> Callable[..., Any]:

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +48,13 @@ class Ranks:
 
         Args:
             path: Of the program; relative to the test's file, or to the current folder.
-            args: Its arguments.
+            args: Its arguments; `--steps N` among them may become less in a failing run that is made smaller.
             check: Whether to raise if anything is wrong; else ask `run.verdict`.
             setting: `ranks`, `cluster`, `seed`; `seeds` to try so many; `faults`, such as "die(rank=1, at=3)", or
-                kinds that seeds draw from, such as "die, late"; `timeout_s` (virtual) and `real_timeout_s`; `cost` of
-                PyTorch's functions: "fixed", "measured", a table of seconds by name, or a function; `clock`, an
-                `overlap.Virtual`; `allow`, kinds of verdicts that are no failures.
+                kinds that seeds draw from, such as "die, late"; `steps`, which the program is given as `--steps`;
+                `timeout_s` (virtual) and `real_timeout_s`; `cost` of PyTorch's functions: "fixed", "measured", a file of
+                `torch.profiler`, a table of seconds by name, or a function; `clock`, an `overlap.Virtual`; `allow`,
+                kinds of verdicts that are no failures.
 
         Returns:
             The run; of several seeds that of the first.
@@ -61,15 +64,20 @@ class Ranks:
             UsageError: For arguments that cannot be meant.
         """
         __tracebackhide__ = True
-        found = self._found(path)
+        found, given = self._found(path), [str(each) for each in args]
+        setting = {"steps": _steps_of(given), **setting}
 
         def make(chosen: Setting) -> Program:
             from .programs import of_file
 
-            return of_file(found, args, chosen)
+            return of_file(found, _with_steps(given, chosen.steps), chosen)
 
-        shown = f", args={[str(each) for each in args]}" if args else ""
-        return self._run(make, f'ranks.program("{path}"{shown}, ', setting, check)
+        def line(chosen: Setting) -> str:
+            now = _with_steps(given, chosen.steps)
+            shown = f", args={now}" if now else ""
+            return f'ranks.program("{path}"{shown}, {replace(chosen, steps=None).told})'
+
+        return self._run(make, line, setting, check)
 
     def function(self, function: Callable[..., Any], *args: object, check: bool = True, **setting: Any) -> Run:
         """Call a function that uses `torch.distributed` on every rank; `run.results` has what it returns.
@@ -81,17 +89,23 @@ class Ranks:
         def make(chosen: Setting) -> Program:
             from .programs import of_function
 
-            return of_function(function, args, chosen)
+            return of_function(_stepping(function, chosen), args, chosen)
 
-        name = getattr(function, "__name__", "function")
-        return self._run(make, f"ranks.function({name}, ", setting, check)
+        def line(chosen: Setting) -> str:
+            return f"ranks.function({getattr(function, '__name__', 'function')}, {chosen.told})"
+
+        return self._run(make, line, setting, check)
 
     def run(self, main: Callable[..., Awaitable[Any]], *, check: bool = True, **setting: Any) -> Run:
         """Run an async function of a `rank` on every rank, as `overlap.run` does, in virtual time."""
         __tracebackhide__ = True
         chosen, seeds, kinds = settled({**self._defaults, **setting})
-        line = f"ranks.run({getattr(main, '__name__', 'main')}, "
-        return _tried(partial(_with_line, partial(run_async, main), line), chosen, seeds, kinds, check)
+        _stepping(main, chosen)
+        name = getattr(main, "__name__", "main")
+        return _tried(
+            partial(_with_line, partial(run_async, main), lambda each: f"ranks.run({name}, {each.told})"),
+            chosen, seeds, kinds, check,
+        )  # fmt: skip
 
     def repeats(self, run: Callable[..., Run], *, seeds: int = 20) -> Answer:
         """Return whether a run has the same weights or results with so many seeds.
@@ -108,7 +122,13 @@ class Ranks:
                 return Answer(f"seed {seed}: {answer.problem}")
         return Answer()
 
-    def _run(self, make: Callable[[Setting], Program], line: str, setting: Mapping[str, Any], check: bool) -> Run:
+    def _run(
+        self,
+        make: Callable[[Setting], Program],
+        line: Callable[[Setting], str],
+        setting: Mapping[str, Any],
+        check: bool,
+    ) -> Run:
         __tracebackhide__ = True
         chosen, seeds, kinds = settled({**self._defaults, **setting})
         _check_torch()
@@ -123,8 +143,46 @@ class Ranks:
         return beside if beside.exists() else Path(path)
 
 
-def _with_line(make: Callable[..., Run], line: str, setting: Setting) -> Run:
-    return make(setting, line=f"{line}{setting.told})")
+def _with_line(make: Callable[..., Run], line: Callable[[Setting], str], setting: Setting) -> Run:
+    return make(setting, line=line(setting))
+
+
+def _steps_of(args: Sequence[str]) -> int | None:
+    """Return the number of steps that a program's arguments name, if they do."""
+    for number, each in enumerate(args):
+        name, _, value = each.partition("=")
+        told = value or next(iter(args[number + 1 :]), "")
+        if name == _STEPS and told.isdecimal() and int(told):
+            return int(told)
+    return None
+
+
+def _with_steps(args: Sequence[str], steps: int | None) -> list[str]:
+    """Return a program's arguments with another number of steps, in its place or after the others."""
+    before = _steps_of(args)
+    if steps is None or steps == before:
+        return list(args)
+    if before is None:
+        return [*args, _STEPS, str(steps)]
+    found = [f"{_STEPS}={steps}" if each.startswith(f"{_STEPS}=") else each for each in args]
+    return [str(steps) if number and args[number - 1] == _STEPS else each for number, each in enumerate(found)]
+
+
+_STEPS = "--steps"
+
+
+def _stepping(function: Callable[..., Any], setting: Setting) -> Callable[..., Any]:
+    """Return a function that is given the number of steps, if the setting has one.
+
+    Raises:
+        UsageError: If it takes no such argument.
+    """
+    if setting.steps is None:
+        return function
+    taken = signature(function).parameters
+    if "steps" not in taken and not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        raise UsageError(f"steps: {getattr(function, '__name__', 'the function')} takes no argument `steps`")
+    return partial(function, steps=setting.steps)
 
 
 def _tried(make: Callable[[Setting], Run], setting: Setting, seeds: int, kinds: tuple[str, ...], check: bool) -> Run:
@@ -184,7 +242,7 @@ def run_marked(
 
         setting, *_ = settled(told)
         run(
-            partial(_given, function, fixtures),
+            partial(_given, _stepping(function, setting), fixtures),
             ranks=setting.ranks,
             cluster=setting.cluster,
             timeout_s=setting.real_timeout_s,
@@ -196,15 +254,22 @@ def run_marked(
         raise UsageError(f'clock: expected "virtual", "real" or a number of processes, got {clock!r}')
 
 
-async def _given(function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], rank: Any) -> Any:
-    return await function(rank=rank, **fixtures)
+async def _given(
+    function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], rank: Any, **steps: int
+) -> Any:
+    return await function(rank=rank, **{**fixtures, **steps})
 
 
 def _virtually(
     function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], told: Mapping[str, Any]
 ) -> None:
     setting, seeds, kinds = settled(dict(told))
-    run = partial(_with_line, partial(run_async, partial(_given, function, fixtures)), "@pytest.mark.ranks(")
+    _stepping(function, setting)
+    run = partial(
+        _with_line,
+        partial(run_async, partial(_given, function, fixtures)),
+        lambda each: f"@pytest.mark.ranks({each.told})",
+    )
     try:
         _tried(run, setting, seeds, kinds, True)
     except RanksFailed as failed:

@@ -99,7 +99,7 @@ class Record:
     troubles: dict[int, BaseException] = field(default_factory=dict)  # Last error of an operation that a rank was given
     left: dict[int, str] = field(default_factory=dict)  # Ranks whose program has ended, and how: "" is well
     places: dict[int, str] = field(default_factory=dict)  # Lines at which ranks stood when the run was ended
-    leaks: list[tuple[int, str]] = field(default_factory=list)  # By rank
+    leaks: list[tuple[int, str, str]] = field(default_factory=list)  # The rank, what it has left, the line if known
     peak_bytes: dict[int, int] = field(default_factory=dict)  # Memory of tensors, by rank
 
     def of(self, rank: int) -> list[Issue]:

@@ -38,6 +38,7 @@ class Setting:
     cluster: str | topology.Cluster = "local"  # The machine whose wires carry the bytes
     seed: int = 0  # Of the ranks' speeds and order; 0: equally fast, in their order
     faults: tuple[Fault, ...] = ()
+    steps: int | None = None  # Of the program: its argument `--steps`, or the argument `steps` of a function
     timeout_s: float | None = 1e5  # Limit in virtual time
     real_timeout_s: float = 60.0  # Limit in real time of what a rank does without giving others their turn
     cost: Any = "fixed"  # Prices of PyTorch's functions: "fixed", "measured", a table of seconds by name, a function
@@ -50,6 +51,8 @@ class Setting:
             check_memory(self.ranks)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise UsageError(f"seed: expected an integer from 0, got {self.seed!r}")
+        if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
+            raise UsageError(f"steps: expected a positive integer, got {self.steps!r}")
 
     @property
     def told(self) -> str:
@@ -58,6 +61,7 @@ class Setting:
         parts += [f"cluster={self.cluster!r}"] if self.cluster != "local" else []
         parts += [f"seed={self.seed}"] if self.seed else []
         parts += [f'faults="{", ".join(map(str, self.faults))}"'] if self.faults else []
+        parts += [f"steps={self.steps}"] if self.steps is not None else []
         return ", ".join(parts)
 
 
@@ -83,8 +87,10 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
 
     def wrap(clock: TestedBackend, world: World) -> Callable[..., Awaitable[Any]]:
         async def life(rank: Rank) -> Any:
-            result = await main(rank)
+            result = await (main(rank) if setting.steps is None else main(rank, steps=setting.steps))
+            assert clock.shared is not None
             clock.record.left[rank.rank] = ""
+            clock.shared.note_unfinished(rank.rank)
             return result
 
         return life
@@ -210,9 +216,9 @@ def _counts(run: Run) -> list[int]:
 
 
 def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:
-    """Take away from a failing setting what its failure does not need: the seed, faults, ranks."""
+    """Take away from a failing setting what its failure does not need: the seed, faults, ranks, steps."""
     assert run.verdict is not None
-    kind, tries = run.verdict.kind, 0
+    tries = 0
 
     def fails(other: Setting) -> Run | None:
         nonlocal tries
@@ -221,27 +227,32 @@ def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> Ranks
             tried = make(other)
         except Exception:  # it cannot even run so
             return None
-        return tried if tried.verdict is not None and tried.verdict.kind == kind and failed(tried) else None
+        return tried if failed(tried) and _same_failure(run, tried) else None
 
     best = run
-    for other in _without(setting):
-        if tries >= _TRIES:
-            break
-        if (found := fails(other)) is not None:
-            setting, best = other, found
-            break
-    for fewer in _fewer(setting):
-        if tries >= _TRIES:
-            break
-        if (found := fails(fewer)) is not None:
-            setting, best = fewer, found
-            break
+    for less in (_without, _fewer, _shorter, _earlier):
+        for other in less(setting):
+            if tries >= _TRIES:
+                break
+            if (found := fails(other)) is not None:
+                setting, best = other, found
+                break
     assert best.verdict is not None
     more = f"made smaller in {tries} tries" if best is not run else ""
     return RanksFailed(best, best.verdict, more=more)
 
 
-_TRIES = 12
+_TRIES = 20
+
+
+def _same_failure(one: Run, other: Run) -> bool:
+    """Whether two runs fail for one reason: a kind of verdict, and a line of the program that both blame."""
+    first, second = one.verdict, other.verdict
+    if first is None or second is None or first.kind != second.kind:
+        return False
+    if type(one.own_error) is not type(other.own_error):
+        return False
+    return not first.lines or not set(first.lines).isdisjoint(second.lines)
 
 
 def _without(setting: Setting) -> Iterator[Setting]:
@@ -265,6 +276,30 @@ def _fewer(setting: Setting) -> Iterator[Setting]:
     for ranks in sorted({2, 3, 4, size // 2}):
         if max(2, least) <= ranks < size:
             yield replace(setting, ranks=ranks)
+
+
+def _shorter(setting: Setting) -> Iterator[Setting]:
+    """Yield settings with fewer steps, the fewest first, and with faults as much earlier."""
+    whole = setting.steps or 1
+    for steps in sorted({1, 2, 3, whole // 2}):
+        if 0 < steps < whole:
+            share = steps / whole
+            faults = tuple(
+                replace(fault, at=int(fault.at * share), step=None if fault.step is None else int(fault.step * share))
+                for fault in setting.faults
+            )
+            yield replace(setting, steps=steps, faults=faults)
+
+
+def _earlier(setting: Setting) -> Iterator[Setting]:
+    """Yield settings in which a fault happens earlier, the earliest first."""
+    for number, fault in enumerate(setting.faults):
+        whole = fault.at if fault.step is None else fault.step
+        for when in sorted({0, 1, whole // 4, whole // 2}):
+            if when < whole:
+                moved = replace(fault, at=when) if fault.step is None else replace(fault, step=when)
+                faults = (*setting.faults[:number], moved, *setting.faults[number + 1 :])
+                yield replace(setting, faults=faults)
 
 
 def settled(values: dict[str, Any]) -> tuple[Setting, int, tuple[str, ...]]:

@@ -97,6 +97,49 @@ def _went_past(mine: list[Made], made: Made, theirs: list[Made]) -> bool:
     return any(each.ranks in later for each in mine)
 
 
+def group_order(record: Record) -> Verdict | None:
+    """Return groups that ranks have made in different orders: other ranks meet under the number of each."""
+    of_rank = {
+        rank: [made for made in record.made if made.rank == rank and not made.alone] for rank in range(record.size)
+    }
+    (first, theirs), *others = of_rank.items()
+    for rank, mine in others:
+        for a, b in zip(theirs, mine, strict=False):
+            if a.ranks != b.ranks and _went_past(mine, a, theirs):
+                text = (
+                    f"rank {rank} made the group of {named(b.ranks)} at {b.line} where rank {first} made that of "
+                    f"{named(a.ranks)} at {a.line}: all ranks must call new_group for all groups in one order"
+                )
+                lines = tuple(dict.fromkeys((b.line, a.line)))
+                return Verdict(kind="group order", text=text, ranks=(rank, first), lines=lines)
+    return None
+
+
+def tags(record: Record) -> Verdict | None:
+    """Return two messages under way at once between two ranks whose equal tags do not say which is which.
+
+    Only tags that the program names, and messages that two of its lines send and two receive: a line that sends again
+    and again means its order.
+    """
+    ends = {(issue.key, issue.seq, issue.op): issue for issue in record.issues if issue.is_message and issue.tag}
+    for (key, seq, op), first in ends.items():
+        second = ends.get((key, seq + 1, "send"))
+        received = [ends.get((key, number, "recv")) for number in (seq, seq + 1)]
+        if op != "send" or second is None or second.line == first.line or None in received:
+            continue
+        places = [each.line for each in received if each is not None]
+        if places[0] == places[1] or (first.waited_ns is not None and first.waited_ns <= second.issued_ns):
+            continue
+        text = (
+            f"rank {first.rank} sends to rank {first.peer} with tag {first.tag} at {first.line} and at {second.line} "
+            f"while the first message is under way; rank {first.peer} receives at {places[0]} and then at {places[1]}: "
+            "only their order says which is which; give each message a tag of its own"
+        )
+        lines = tuple(dict.fromkeys((first.line, second.line, *places)))
+        return Verdict(kind="tag reused", text=text, ranks=first.members, lines=lines)
+    return None
+
+
 def touches(record: Record) -> Verdict | None:
     """Return a tensor that was used while an operation was under way."""
     for touch in record.touches:
@@ -180,6 +223,6 @@ def _by_step(record: Record) -> Iterator[tuple[int, dict[int, Weights]]]:
 
 def leaks(record: Record) -> Verdict | None:
     """Return something that a rank has left behind."""
-    for rank, what in record.leaks:
-        return Verdict(kind="leak", text=f"rank {rank} {what}", ranks=(rank,))
+    for rank, what, line in record.leaks:
+        return Verdict(kind="leak", text=f"rank {rank} {what}", ranks=(rank,), lines=(line,) if line else ())
     return None

@@ -10,7 +10,7 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -99,6 +99,7 @@ class RankThread(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self.on_resume: Callable[[], None] = _nothing  # called in the thread, after each wait
+        self.turn: Callable[[], Awaitable[None]] = _at_once  # awaited before the thread goes on after a wait
         self._thread = threading.Thread(target=self._run, name=f"overlap rank {rank.rank}", daemon=True)
 
     @staticmethod
@@ -134,6 +135,7 @@ class RankThread(Generic[T]):
                 if self._waiting is not None:
                     waiting, self._waiting = self._waiting, None
                     self._answer = await request(waiting), None  # type: ignore[call-arg]
+                    await self.turn()
                 else:
                     self._answer = request(), None
             except (Exception, SystemExit) as error:
@@ -258,6 +260,10 @@ class RankThread(Generic[T]):
 
 def _nothing() -> None:
     """Nothing waits for the thread to go on."""
+
+
+async def _at_once() -> None:
+    """It is the turn of every thread."""
 
 
 async def _ended(timeout_s: float | None, future: Future[Any]) -> bool:

@@ -259,23 +259,21 @@ def _mismatch(record: Record, ends: list[Issue]) -> Verdict:
         f"{named([e.rank for e in usual])} called {usual[0].what or usual[0].op} at {usual[0].line}"
     )
     where = f"message #{odd[0].seq}" if message else f"operation #{odd[0].seq} on group '{odd[0].group}'"
-    again = _same_tag(record, odd[0]) if message else ""
-    return Verdict(
-        kind="tag reused" if again else "mismatch",
-        text=f"{where} differs between ranks: {told}{again}",
-        ranks=tuple(e.rank for e in (*odd, *usual)),
-        lines=tuple(dict.fromkeys((odd[0].line, usual[0].line))),
-    )
-
-
-def _same_tag(record: Record, issue: Issue) -> str:
-    """Say which other messages have the ends and the tag of one."""
-    sends = [each for each in record.issues if each.op == "send" and each.key == issue.key]
-    lines = list(dict.fromkeys(each.line for each in sends))
-    whats = {each.what for each in sends}
-    if len(sends) < 2 or len(whats) < 2:
-        return ""
-    return (
-        f"; messages sent at {' and '.join(lines)} have the same tag {issue.tag}, and are received in the order of "
+    reused = _sends_of_one_tag(record, odd[0]) if message else []
+    again = (
+        f"; messages sent at {' and '.join(reused)} have the same tag {odd[0].tag}, and are received in the order of "
         "their sending"
     )
+    return Verdict(
+        kind="tag reused" if reused else "mismatch",
+        text=f"{where} differs between ranks: {told}{again if reused else ''}",
+        ranks=tuple(e.rank for e in (*odd, *usual)),
+        lines=tuple(dict.fromkeys((*reused, odd[0].line, usual[0].line))),
+    )
+
+
+def _sends_of_one_tag(record: Record, issue: Issue) -> list[str]:
+    """Return the lines that send messages with the ends and the tag of one, if these are not alike."""
+    sends = [each for each in record.issues if each.op == "send" and each.key == issue.key]
+    alike = len({each.what for each in sends}) < 2
+    return [] if alike else list(dict.fromkeys(each.line for each in sends))

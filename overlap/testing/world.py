@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..processes.life import cluster_of
@@ -60,6 +62,7 @@ class TestedCommunicators(FaultyCommunicators):
         self.noted: dict[int, tuple[Issue, CollectiveFuture[Any]]] = {}  # by the id of one that has not ended
         self._counts: dict[int, int] = {}
         self._identities: dict[int, tuple[object, str]] = {}  # by the id of a communicator, which is kept
+        self._opened: Counter[str] = Counter()  # how often each was opened: those of messages close when they are idle
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Make a communicator."""
@@ -109,11 +112,24 @@ class TestedCommunicators(FaultyCommunicators):
 
         call_when_done(operation, ended)
 
+    def note_unfinished(self, rank: int) -> None:
+        """Note what a rank has left under way at the end of its program, and never waited for."""
+        for issue, operation in self.noted.values():
+            if issue.rank == rank and not issue.waited_ns and operation.awaited_ns is None:
+                told = f"has ended without waiting for {issue.told}, which is under way"
+                self.record.leaks.append((rank, told, issue.line))
+
     def _identity(self, port: Port) -> str:
-        """Return the name of a communicator that is the same on every rank; to make it takes a while for many ranks."""
+        """Return the name of a communicator that is the same on every rank; to make it takes a while for many ranks.
+
+        Numbers of operations begin anew when a communicator is opened again.
+        """
         found = self._identities.get(id(port.communicator))
         if found is None:
-            found = self._identities[id(port.communicator)] = port.communicator, port.communicator.identity
+            identity = port.communicator.identity
+            self._opened[identity] += 1
+            again = f", {self._opened[identity]}" if self._opened[identity] > 1 else ""
+            found = self._identities[id(port.communicator)] = port.communicator, f"{identity}{again}"
         return found[1]
 
 
@@ -131,7 +147,15 @@ class _TestedCommunicator(FaultyCommunicator):
         """Take in one rank's end, unless a fault stops it."""
         plan = self._doom.fates
         assert isinstance(plan, Plan)
-        if operation.context.rank in plan.dead or plan.arriving(operation):
+        if plan.turns is not None:
+            operation.lock()
+            plan.turns.hold(operation.context.rank, partial(self._in_turn, operation))
+        elif operation.context.rank in plan.dead or plan.arriving(operation):
+            super().arrive(operation)
+
+    def _in_turn(self, operation: Operation) -> None:
+        if not operation.done:
+            operation.started_ns = self._doom.kernel.now_ns
             super().arrive(operation)
 
 
@@ -163,6 +187,8 @@ class TestedBackend(SimulatedBackend):
         self.record = record
         self.plan, self.doom = plan, Doom(plan, self.kernel)
         plan.on_stop = self._stop
+        if plan.turns is not None:
+            self.kernel.on_idle = plan.turns.release
         self._doom = self._starts.doom = self.doom
         self.shared: TestedCommunicators | None = None
 

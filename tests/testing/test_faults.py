@@ -22,12 +22,14 @@ def run(faults: str, **setting):
 
 
 def test_faults_are_read_as_they_are_written() -> None:
-    text = "die(rank=1, at=3), late(rank=0, at=2, by=0.5), disk(rank=2, step=4)"
+    text = "die(rank=1, at=3), late(rank=0, at=2, by=0.5), disk(rank=2, step=4), cut(rank=0, at=1, by=2, to=1)"
     assert ", ".join(map(str, parse(text))) == text
     assert parse(text)[0] == Fault(kind="die", rank=1, at=3)
 
 
-@pytest.mark.parametrize("text", ["die", "die()", "die(rank=x)", "die(rank=1) and more", "melt(rank=1)"])
+@pytest.mark.parametrize(
+    "text", ["die", "die()", "die(rank=x)", "die(rank=1) and more", "melt(rank=1)", "die(rank=0, to=1)"]
+)
 def test_what_is_no_fault_is_refused(text: str) -> None:
     with pytest.raises(overlap.UsageError, match="faults: "):
         parse(text)
@@ -46,6 +48,37 @@ def test_a_rank_that_is_gone_is_named(faults: str, kind: str, told: str) -> None
     verdict = run(faults).verdict
     assert verdict is not None
     assert (verdict.kind, told in verdict.text) == (kind, True), verdict
+
+
+async def pairs(rank: overlap.Rank) -> float:
+    """Ranks 0 and 1 meet three times, then 0 and 2."""
+    total = 0.0
+    for other in (1, 1, 1, 2):
+        if rank.rank in (0, other):
+            group = rank.world.group([0, other])
+            total += float((await group.all_reduce(np.ones(1)))[0])
+    return total
+
+
+def test_a_cut_lasts_for_good_or_for_a_time() -> None:
+    verdict = Ranks().run(pairs, ranks=3, faults="cut(rank=1, at=1)", check=False).verdict
+    assert verdict is not None
+    assert verdict.text.startswith("rank 1 was not heard in all_reduce #0 on group '0-1'")
+    run = Ranks().run(pairs, ranks=3, faults="cut(rank=0, at=1, by=2)")
+    assert run.results == [8.0, 6.0, 2.0]
+    came_s = [issue.ended_ns / 1e9 for issue in run.record.of(0) if issue.ended_ns is not None]
+    assert came_s[0] < 0.1  # before the cut; all that follows waits for its end
+    assert all(2 < at_s < 2.1 for at_s in came_s[1:])
+    assert "rank 1 was not heard" in str(
+        Ranks().run(pairs, ranks=3, faults="cut(rank=1, at=1, by=16)", check=False).verdict
+    )  # given up before it is over
+
+
+def test_a_cut_can_be_of_one_link() -> None:
+    other = Ranks().run(pairs, ranks=3, faults="cut(rank=0, at=1, to=2)", check=False).verdict
+    assert other is not None
+    assert other.text.startswith("rank 0 was not heard in all_reduce #0 on group ")
+    assert Ranks().run(pairs, ranks=3, faults="cut(rank=1, at=0, to=2)").results == [8.0, 6.0, 2.0]  # unused
 
 
 def test_slow_and_late_ranks_take_time_and_change_no_result() -> None:
@@ -92,3 +125,45 @@ def test_a_failing_seed_is_made_smaller_and_printed_as_a_line_to_paste() -> None
     assert "made smaller in" in str(caught.value)
     faults = last.partition('faults="')[2].partition('"')[0]
     assert Ranks().run(fragile, ranks=caught.value.run.size, faults=faults, check=False).verdict.kind == "crash"
+
+
+async def long_loop(rank: overlap.Rank, steps: int) -> None:
+    """Cannot bear that a step comes late, as `fragile`, from its third step on."""
+    import trio
+
+    for step in range(steps):
+        with rank.step(step):
+            future = rank.all_reduce(np.ones(4))
+            if step >= 2:
+                await trio.sleep(0.2)
+                assert future.done, "it is not here yet"
+            await future
+
+
+def test_steps_become_fewer_and_faults_earlier_as_long_as_the_line_fails() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        Ranks().run(long_loop, ranks=4, steps=40, faults="late(rank=1, step=30)", seeds=2)
+    last = str(caught.value).splitlines()[-1]
+    assert last == 'repeat: ranks.run(long_loop, ranks=2, faults="late(rank=1, step=2)", steps=3)'
+    again = Ranks().run(long_loop, ranks=2, faults="late(rank=1, step=2)", steps=3, check=False)
+    assert again.verdict == caught.value.verdict
+    with pytest.raises(RanksFailed) as caught:  # of one that does not name its steps, the fault happens earlier
+        Ranks().run(fortieth, ranks=2, faults="late(rank=1, at=30)", seeds=2)
+    assert 'faults="late(rank=1, at=7)"' in str(caught.value)
+
+
+async def fortieth(rank: overlap.Rank) -> None:
+    await long_loop(rank, 40)
+
+
+async def fails_otherwise(rank: overlap.Rank) -> None:
+    await rank.barrier()
+    if rank.world_size < 4:
+        raise KeyError("too few")
+    assert rank.rank != 3, "the fault that was found"
+
+
+def test_another_failure_is_not_taken_for_a_smaller_one() -> None:
+    with pytest.raises(RanksFailed, match="the fault that was found") as caught:
+        Ranks().run(fails_otherwise, ranks=8, seeds=2)
+    assert caught.value.run.size == 4

@@ -178,3 +178,30 @@ def test_the_plugin_loads_nothing_but_pytest() -> None:
     code = "import sys, pytest; before = set(sys.modules); import pytest_overlap; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["pytest_overlap"]
+
+
+async def forgets(rank: overlap.Rank) -> None:
+    rank.all_reduce(np.ones(4))
+    await rank.compute(np.ones, 3, seconds=1e-9)
+
+
+def test_an_operation_that_nobody_waits_for_is_a_leak_with_its_line() -> None:
+    verdict = Ranks().run(forgets, ranks=2, check=False).verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("leak", (0,))
+    [line] = verdict.lines
+    assert line.startswith("test_marker.py:")
+    assert f"rank 0 has ended without waiting for all_reduce #0 on group 'world' ({line})" in verdict.text
+
+
+@pytest.mark.ranks(2, steps=3)
+async def test_a_mark_gives_the_number_of_steps(rank: overlap.Rank, steps: int) -> None:
+    await rank.barrier()
+    assert steps == 3
+
+
+def test_steps_that_nothing_takes_are_refused() -> None:
+    with pytest.raises(overlap.UsageError, match="steps: takes_rank takes no argument `steps`"):
+        marked(ranks=2, steps=3)
+    with pytest.raises(overlap.UsageError, match="steps: expected a positive integer, got 0"):
+        marked(ranks=2, steps=0)

@@ -101,3 +101,27 @@ def test_a_rank_that_is_gone_is_named(fault: str) -> None:
 
 def test_seeds_with_faults_pass_where_the_program_names_the_lost_rank() -> None:
     Ranks(HERE).program("ddp.py", ["--steps", "2"], ranks=3, faults="die, late, slow", seeds=5)
+
+
+LOOP = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(int(sys.argv[sys.argv.index("--steps") + 1])):
+    dist.all_reduce(torch.ones(2 if step == 1 and dist.get_rank() else 1))
+"""
+
+
+def test_a_failing_program_is_given_fewer_steps(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    with pytest.raises(RanksFailed) as caught:
+        Ranks(tmp_path).program("loop.py", ["--lr", "1", "--steps", "30"], ranks=4, seeds=2)
+    last = str(caught.value).splitlines()[-1]
+    assert last == "repeat: ranks.program(\"loop.py\", args=['--lr', '1', '--steps', '2'], ranks=2)"
+    again = Ranks(tmp_path).program("loop.py", ["--lr", "1", "--steps", "2"], ranks=2, check=False)
+    assert again.verdict == caught.value.verdict
+    assert Ranks(tmp_path).program("loop.py", ranks=2, steps=1).line == (
+        "ranks.program(\"loop.py\", args=['--steps', '1'], ranks=2)"
+    )

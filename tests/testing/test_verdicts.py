@@ -105,6 +105,7 @@ def test_messages_of_one_tag_that_differ_are_told_apart() -> None:
     verdict = why_mismatched(made, "world", 0, (0, 1))
     assert verdict is not None
     assert verdict.kind == "tag reused"
+    assert verdict.lines == ("x.py:1", "x.py:2", "x.py:9")
     assert "messages sent at x.py:1 and x.py:2 have the same tag 5" in verdict.text
 
 
@@ -178,3 +179,34 @@ def test_a_rank_that_left_is_told_with_what_it_did_last() -> None:
     error = RankFailedError(rank=1, cause=cause, where="", doing=[], others={}, world_size=2)
     [verdict] = judge(made, error)
     assert "rank 1 called sys.exit() after all_reduce #0 on group 'other' (x.py:8); rank 0 waits for it" in verdict.text
+
+
+def test_groups_made_in_another_order() -> None:
+    def made(rank: int, *groups: tuple[tuple[int, ...], int], alone: bool = False) -> list[Made]:
+        return [Made(rank=rank, ranks=ranks, line=f"x.py:{line}", alone=alone) for ranks, line in groups]
+
+    order = [((0, 1), 3), ((1, 2), 4)]
+    wrong = [*made(0, *order), *made(1, *order), *made(2, *order[::-1])]
+    verdict = survived.group_order(Record(size=3, made=wrong))
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.lines) == ("group order", (2, 0), ("x.py:4", "x.py:3"))
+    assert "rank 2 made the group of ranks 1-2 at x.py:4 where rank 0 made that of ranks 0-1 at x.py:3" in verdict.text
+    assert survived.groups(Record(size=3, made=wrong), {0, 1, 2}) is None
+    assert survived.group_order(Record(size=2, made=[*made(0, *order), *made(1, *order)])) is None
+    assert survived.group_order(Record(size=2, made=[*made(0, *order), *made(1, order[1], alone=True)])) is None
+
+
+def test_one_tag_for_two_messages_under_way_is_told_with_both_lines() -> None:
+    ends = [(0, "send", (1, 7), 1, 9), (0, "send", (1, 7), 2, 9), (1, "recv", (0, 7), 5, 9), (1, "recv", (0, 7), 6, 9)]
+    verdict = survived.tags(record(2, *ends))
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("tag reused", (0, 1))
+    assert verdict.lines == ("x.py:1", "x.py:2", "x.py:5", "x.py:6")
+    waited = record(2, *ends)
+    waited.issues[0].waited_ns = 0  # before the second was issued
+    assert survived.tags(waited) is None
+    for place, line in ((1, 1), (3, 5)):  # a loop sends, or receives
+        loop = [list(each) for each in ends]
+        loop[place][3] = line
+        assert survived.tags(record(2, *map(tuple, loop))) is None
+    assert survived.tags(record(2, *[(r, op, (peer, 0), *rest) for r, op, (peer, _), *rest in ends])) is None

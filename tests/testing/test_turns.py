@@ -1,0 +1,111 @@
+"""Turns by priorities that change at random steps: their order, their bound, and programs that need them."""
+
+from functools import partial
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import trio
+
+import overlap
+from overlap.testing import Ranks, RanksFailed
+from overlap.testing.turns import Turns
+
+
+def taken(turns: Turns, steps: dict[str, int]) -> str:
+    """Return the order in which ranks take so many steps each, of which the next waits for the one before."""
+    order: list[str] = []
+    numbers = {name: number for number, name in enumerate(steps)}
+
+    def go(name: str) -> None:
+        order.append(name)
+        if order.count(name) < steps[name]:
+            turns.hold(numbers[name], partial(go, name))
+
+    for name, number in numbers.items():
+        turns.hold(number, partial(go, name))
+    while turns.release():
+        pass
+    return "".join(order)
+
+
+def test_without_changes_the_highest_priority_goes_on_until_it_is_blocked() -> None:
+    orders = {taken(turns, {"a": 3, "b": 3, "c": 3}) for seed in range(200) if (turns := Turns(seed)).depth == 1}
+    assert orders == {"aaabbbccc", "aaacccbbb", "bbbaaaccc", "bbbcccaaa", "cccaaabbb", "cccbbbaaa"}
+
+
+def chosen(first: str, changes: dict[int, float]) -> str:
+    """Return the order of two ranks with four steps each, with these priorities."""
+    turns = Turns(2)
+    turns._lowered, turns._priorities = changes, {0: 0.9 if first == "a" else 0.1, 1: 0.5}
+    return taken(turns, {"a": 4, "b": 4})
+
+
+def test_a_change_is_at_its_step_and_to_below_all_others() -> None:
+    assert chosen("a", {3: -0.5, 5: -0.2}) == "aabbbbaa"
+    assert chosen("a", {3: -0.2, 5: -0.5}) == "aabbaabb"
+
+
+@pytest.mark.parametrize(("depth", "wanted"), [(1, "b"), (2, "aab"), (3, "aabba")])
+def test_an_order_is_as_likely_as_the_bound_says(depth: int, wanted: str) -> None:
+    """Counts all draws for n = 2 ranks and k = 8 steps; `wanted` needs as many ordered steps."""
+    draws = [
+        chosen(first, dict(zip(steps, (-0.1, -0.2), strict=False)))
+        for first in "ab"
+        for steps in permutations(range(1, 9), depth - 1)
+    ]
+    found = sum(order.startswith(wanted) for order in draws)
+    assert found / len(draws) >= 1 / (2 * 8 ** (depth - 1))
+
+
+def test_seeds_draw_all_depths_and_lengths() -> None:
+    drawn = [Turns(seed) for seed in range(2, 1000, 2)]
+    assert {(turns.depth, turns.length) for turns in drawn} == set(product((1, 2, 3, 4), (2**n for n in range(2, 13))))
+    assert {len(turns._lowered) - turns.depth for turns in drawn} == {-1}
+
+
+BOX: set[str] = set()
+
+
+async def half_done(rank: overlap.Rank) -> None:
+    """Rank 1 must take two steps while rank 0 is between two of its own: speeds and delays seldom do that."""
+    if rank.rank == 2:
+        for _ in range(4):
+            await rank.recv(np.ones(1), None)
+        return
+    if rank.rank == 0:
+        BOX.clear()
+    await rank.send(np.ones(1), 2)
+    if rank.rank == 0:
+        BOX.add("begun")
+    seen = set(BOX)
+    await rank.send(np.ones(1), 2)
+    if rank.rank == 0:
+        BOX.add("done")
+    assert rank.rank == 0 or "begun" not in seen or "done" in BOX, "it saw half of it"
+
+
+def test_a_fault_that_needs_an_order_of_steps_is_found_and_repeats() -> None:
+    with pytest.raises(RanksFailed, match="it saw half of it") as caught:
+        Ranks().run(half_done, ranks=3, seeds=200)
+    run = caught.value.run
+    assert run.seed
+    again = Ranks().run(half_done, ranks=3, seed=run.seed, check=False)
+    assert again.trace == run.trace
+    assert again.verdict == run.verdict
+
+
+async def patient(rank: overlap.Rank) -> float:
+    """Has deadlines and sleeps that no turn may outlast."""
+    total = np.zeros(1)
+    for step in range(4):
+        await rank.compute(np.ones, 3, seconds=1e-3 * (1 + rank.rank))
+        with trio.fail_after(1):
+            total = await rank.all_reduce(np.full(1, rank.rank + step))
+        await trio.sleep(0.1)
+    return float(total[0])
+
+
+def test_turns_outlast_no_deadline_of_a_right_program() -> None:
+    runs = [Ranks().run(patient, ranks=4, seed=seed) for seed in (0, 2, 4, 6, 8)]
+    assert {tuple(run.results) for run in runs} == {(18.0,) * 4}
