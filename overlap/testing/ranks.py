@@ -52,8 +52,8 @@ class Ranks:
             check: Whether to raise if anything is wrong; else ask `run.verdict`.
             setting: `ranks`, `cluster`, `seed`; `seeds` to try so many; `faults`, such as "die(rank=1, at=3)", or
                 kinds that seeds draw from, such as "die, late"; `steps`, which the program is given as `--steps`;
-                `timeout_s` (virtual) and `real_timeout_s`; `cost` of PyTorch's functions: "fixed", "measured", a file of
-                `torch.profiler`, a table of seconds by name, or a function; `clock`, an `overlap.Virtual`; `allow`,
+                `timeout_s` (virtual) and `real_timeout_s`; `cost` of PyTorch's functions: "fixed", "measured", a file
+                of `torch.profiler`, a table of seconds by name, or a function; `clock`, an `overlap.Virtual`; `allow`,
                 kinds of verdicts that are no failures.
 
         Returns:
