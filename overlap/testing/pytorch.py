@@ -23,6 +23,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
+from ..runtime.rank import Rank
+from ..torch import recording
 from ..torch.issuing import line_of, users_frame
 from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
@@ -153,6 +155,14 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **more: Any) -> 
     return made
 
 
+def _rank_of(original: Callable[[Rank | None], Rank], rank: Rank | None) -> Rank:
+    """Return the rank of the timeline: by default, of a program that has joined, the rank of its thread."""
+    mine = here()
+    if rank is None and mine is not None and dist.is_initialized():
+        return mine.thread.rank
+    return original(rank)
+
+
 def _told(named: Any, rank: TorchRank) -> str:
     """Return the backend that the program believes in."""
     name = str(named).lower()
@@ -200,6 +210,7 @@ def torch_of_ranks() -> Iterator[None]:
         put(dist, "init_process_group", joined)
         put(c10d, "_new_process_group_helper", partial(_new_group_helper, c10d._new_process_group_helper))
         put(Work, "get_future", _get_future)
+        put(recording, "rank_of", partial(_rank_of, recording.rank_of))
         put(DistributedDataParallel, "__init__", _wrapping(DistributedDataParallel.__init__))
         put(torch.futures.Future, "wait", _method(torch.futures.Future.wait))
         put(torch.futures, "wait_all", partial(_finishing, torch.futures.wait_all))

@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import overlap
 from overlap import UsageError
 from overlap.testing import Ranks, RanksFailed
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 dist = torch.distributed
+
+import overlap.torch  # noqa: E402
 
 HERE = Path(__file__).parent / "programs"
 
@@ -284,3 +287,34 @@ def test_functions_take_what_a_profile_says(tmp_path: Path) -> None:
     profile.write_text("[]")
     with pytest.raises(UsageError, match=r"profile\.json is no profile; expected a file of torch\.profiler"):
         Ranks().function(adds, ranks=2, cost=profile)
+
+
+def recorded_training():
+    """Record forward, backward and the optimizer of a rank without naming the rank."""
+    dist.init_process_group("overlap")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    end = overlap.torch.record(model, optimizer)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        dist.all_reduce(model.weight.grad)
+        optimizer.step()
+    end()
+    dist.destroy_process_group()
+
+
+def test_record_knows_the_rank_of_its_thread() -> None:
+    timeline = Ranks().function(recorded_training, ranks=2).timeline
+    for rank in range(2):
+        spans = [span for span in timeline.spans if span.rank == rank and span.step is not None and span.kind != "step"]
+        parts = ["SGD", "all_reduce", "backward Linear", "forward Linear"]
+        assert sorted((span.step, span.name) for span in spans) == [(step, part) for step in range(2) for part in parts]
+
+
+def recording_without_a_group():
+    overlap.torch.record(torch.nn.Linear(1, 1))
+
+
+def test_record_needs_a_group_in_tests_too() -> None:
+    with pytest.raises(RanksFailed, match="there is no world; call init_process_group"):
+        Ranks().function(recording_without_a_group, ranks=2)
