@@ -26,6 +26,7 @@ from ..errors import UsageError
 from ..runtime.rank import Rank
 from ..torch import recording
 from ..torch.issuing import line_of, users_frame
+from ..torch.model import rank_of
 from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
 from .record import Made, Record
@@ -210,7 +211,7 @@ def torch_of_ranks() -> Iterator[None]:
         put(dist, "init_process_group", joined)
         put(c10d, "_new_process_group_helper", partial(_new_group_helper, c10d._new_process_group_helper))
         put(Work, "get_future", _get_future)
-        put(recording, "rank_of", partial(_rank_of, recording.rank_of))
+        put(recording, "rank_of", partial(_rank_of, rank_of))
         put(DistributedDataParallel, "__init__", _wrapping(DistributedDataParallel.__init__))
         put(torch.futures.Future, "wait", _method(torch.futures.Future.wait))
         put(torch.futures, "wait_all", partial(_finishing, torch.futures.wait_all))
