@@ -415,3 +415,14 @@ def shipped(path: Path, patterns: dict[str, list[str]]) -> bool:
         if any(fnmatch(inside, pattern) for pattern in allowed):
             return True
     return False
+
+
+def test_an_sdist_has_all_that_its_tests_read() -> None:
+    """Everything at the top of the repository is a package, or is told to setuptools."""
+    told = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").split()
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    shipped = {*told, *HOUSES, "MANIFEST.in", "README.md", "pyproject.toml", "pytest_overlap.py"}
+    found = [path.name + "/" * path.is_dir() for path in ROOT.iterdir()]
+    of_tools = {".git", ".git/", *ignored, "PKG-INFO", "setup.cfg"}
+    kept = [name for name in found if not any(fnmatch(name, pattern) for pattern in of_tools)]
+    assert [name for name in kept if name.rstrip("/") not in shipped] == []
