@@ -63,7 +63,7 @@ class Parts:
     step_ns: float  # From its beginning to the end of the last rank
     compute_ns: float  # In which a rank computed
     overlapped_ns: float  # Of that, in which bytes of its operations moved
-    idle_ns: float  # In which it did nothing
+    idle_ns: float  # In which it did nothing, whether or not an operation was queued
     ranks: tuple[int, ...]  # That were simulated
     operations: Mapping[Operation, Amount]  # What it sent, and what of that was exposed
     path: Mapping[Path, float]  # The critical path: for how long it went through what
@@ -88,7 +88,7 @@ class Parts:
             step_ns=float(max(row.wall_ns for row in rows)),
             compute_ns=sum(row.compute_ns for row in rows) / len(rows),
             overlapped_ns=overlapped_ns,
-            idle_ns=sum(row.idle_ns for row in rows) / len(rows),
+            idle_ns=sum(row.idle_ns + row.queued_ns for row in rows) / len(rows),
             ranks=tuple(row.rank for row in rows),
             operations=found,
             path=path,

@@ -13,9 +13,9 @@ def compute(rank, start, end, name="work", site="train.py:1"):
 
 
 def comm(rank, start, met, end, *, seq=0, issued=None, ranks=tuple(range(RANKS)), op="all_reduce", site="train.py:9",
-         awaited=None):  # fmt: skip
+         awaited=None, nbytes=8):  # fmt: skip
     info = CollectiveInfo(
-        op=op, algorithm="ring", group="world", seq=seq, nbytes=8, dtype="float32",
+        op=op, algorithm="ring", group="world", seq=seq, nbytes=nbytes, dtype="float32",
         issued_ns=start if issued is None else issued, met_ns=met, priority=0, call_site=site, start_ns=start,
         end_ns=end, ranks=ranks, awaited_ns=awaited,
     )  # fmt: skip

@@ -67,7 +67,8 @@ def test_rank_lists(command, text, ranks):
 def test_json_has_a_version_and_exact_figures(command, training):
     told = json.loads(command("--json"))
     assert {name: told[name] for name in told if name not in ("ranks", "arrivals", "causes", "operations")} == {
-        "schema_version": 2,
+        "schema_version": 3,
+        "kept": [],
         "clock": "real",
         "dropped": 0,
         "meta": {"script": "train.py", "host": "a"},
@@ -89,7 +90,8 @@ def test_json_has_a_version_and_exact_figures(command, training):
         "wire_ns": 3_500_000,
         "transfer_ns": 6_200_000,
         "queued_ns": 50_000,
-        "idle_ns": 500_000,
+        "kept_ns": 0,
+        "idle_ns": 450_000,
         "overlap_ratio": 2_700_000 / 6_200_000,
         "ideal_wall_ns": 8_100_000,
         "possible_gain_ns": 3_500_000,

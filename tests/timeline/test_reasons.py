@@ -79,9 +79,10 @@ def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
             moving = any(span.info.met_ns <= now for span in active)
             computing = any(span.kind == "compute" for span in at(timeline.for_rank(row.rank), now))
             counted["transfer"] += moving
-            what = "compute" if computing else "wire" if moving else "waiting" if active else "idle"
+            queued = any(s.info.issued_ns <= now < s.end_ns for s in mine)
+            busy = "compute" if computing else "wire" if moving else "waiting" if active else ""
+            what = busy or ("queued" if queued else "idle")
             counted[what] += 1
-            counted["queued"] += what == "idle" and any(s.info.issued_ns <= now < s.end_ns for s in mine)
             if what in ("wire", "waiting"):
                 assert told.pop((row.rank, now)) == found_by_looking(timeline, row.rank, now)
         assert counted == {
@@ -92,7 +93,7 @@ def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
             "transfer": row.transfer_ns,
             "queued": row.queued_ns,
         }
-        assert row.wall_ns == row.compute_ns + row.waiting_ns + row.wire_ns + row.idle_ns
+        assert row.wall_ns == row.compute_ns + row.waiting_ns + row.wire_ns + row.queued_ns + row.idle_ns
     assert told == {}
 
 

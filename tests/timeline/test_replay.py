@@ -11,10 +11,11 @@ from overlap.cli.timeline import fill, main
 from overlap.cli.timeline.tables import advice_text
 from overlap.errors import UsageError
 from overlap.timeline import median_step, render_text, verdict_of, write_trace
+from overlap.timeline.replay.buckets import least_bytes
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.graph import Node, input_of
 from overlap.timeline.replay.inference import graph_of
-from overlap.timeline.replay.prediction import advise, predict
+from overlap.timeline.replay.prediction import Baseline, _candidates, advise, predict
 from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
 from tests.timeline.made import comm, compute, timeline_of, traces
@@ -263,8 +264,8 @@ def test_a_bucket_without_an_end_of_its_own_may_go_first():
 
 KNOWN = (
     "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, compute 'NAME'=0.5x, "
-    "bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, awaits=late, streams=apart, or "
-    "window=4"
+    "bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, awaits=late, barriers=none, "
+    "loop=free, streams=apart, or window=4"
 )
 
 
@@ -367,3 +368,34 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("the step takes 40.0 us; it would take\n1. 30.0 us (-25.0%)  ")
     assert main(parser.parse_args([file, "--advise", "--json"])) == 0
     assert json.loads(capsys.readouterr().out)["advice"][0]["predicted_ns"] == 30_000
+
+
+def test_no_bucket_is_smaller_than_a_gradient():
+    """One gradient from each compute, and one of two computes."""
+    timeline = timeline_of(
+        compute(0, 0, 10), comm(0, 10, 10, 20, seq=0, nbytes=8 << 20),
+        compute(0, 10, 20), compute(0, 20, 30), comm(0, 30, 30, 40, seq=1, nbytes=10 << 20),
+    )  # fmt: skip
+    assert least_bytes(graph_of(timeline)) == 8 << 20
+    sizes = [change.text for change in _candidates(timeline, Baseline(timeline, None)) if "bucket" in change.text]
+    assert sizes == ["bucket_bytes=25MiB", "bucket_bytes=100MiB"]
+
+
+def test_a_run_without_barriers():
+    timeline = timeline_of(
+        compute(0, 0, 10), comm(0, 10, 50, 50, op="barrier", nbytes=0, ranks=(0, 1)), compute(0, 50, 60),
+        compute(1, 0, 50), comm(1, 50, 50, 50, op="barrier", nbytes=0, ranks=(0, 1)), compute(1, 50, 60),
+    )  # fmt: skip
+    found = predict(timeline, [parse_change("barriers=none")])
+    assert [end_ns for rank, end_ns in last_ends(found.timeline)] == [20, 60]
+
+
+def last_ends(timeline):
+    return [(rank, max(s.end_ns for s in spans if s.kind == "compute")) for rank, spans in timeline.by_rank().items()]
+
+
+def test_advice_stops_in_time_and_names_what_is_not_tried(capsys):
+    timeline = timeline_of(compute(0, 0, 10), comm(0, 10, 10, 20))
+    assert advise(timeline, within_s=-1.0) == []
+    told = capsys.readouterr().err
+    assert told.startswith("overlap: after -1 s, these are not tried; --what-if tries one: stragglers=none, loop=free")

@@ -101,7 +101,8 @@ def test_two_runs_are_compared():
         "exposed              16.5      0.0       +16.5     n/a",
         "  waiting for ranks   8.0      0.0        +8.0     n/a",
         "  on the wire         8.5      0.0        +8.5     n/a",
-        "idle                  2.0      0.0        +2.0     n/a",
+        "queued                0.2      0.0        +0.2     n/a",
+        "idle                  1.8      0.0        +1.8     n/a",
         "bytes moved for       8.5      0.0        +8.5     n/a",
     ]
     assert compared(one, other) == "+11.0 us (+55.0%) against 20.0 us, mostly on the wire: +8.5 us"
@@ -135,7 +136,7 @@ def test_of_what_there_is_not_no_limit_holds():
         (
             "speed > 5%",
             "--fail-if: 'speed > 5%' is no condition; write one of step, hidden, compute, exposed, waiting, wire, "
-            "idle, then < or >, then a number with %, ns, us, ms or s: 'exposed > 5%'",
+            "kept, queued, idle, then < or >, then a number with %, ns, us, ms or s: 'exposed > 5%'",
         ),
         ("step > 5%", "--fail-if: 'step > 5%': step is a time, not %"),
         ("hidden < 5ms", "--fail-if: 'hidden < 5ms': hidden is a share, not ms"),

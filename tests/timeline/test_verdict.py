@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlap.timeline import Recorder, Timeline, verdict_of
+from overlap.timeline import Recorder, Span, Timeline, verdict_of
 
 from .made import comm, compute, timeline_of
 
@@ -79,3 +79,29 @@ def test_waiting_that_is_nothing_is_not_told(late_ns, told):
     said = str(verdict_of(timeline))
     assert ("waiting for rank 1" in said) is told
     assert " on the wire (all_reduce" in said
+
+
+def test_queued_is_not_idle_and_the_largest_loss_is_named():
+    """Idle is 3 % of the time, and yet the most that is lost."""
+    queued = comm(0, 96, 97, 99, issued=90)
+    assert str(verdict_of(timeline_of(compute(0, 0, 90), queued))) == (
+        "whole run 99 ns: compute 90, exposed 3 (3%): 1 waiting for a rank that is not recorded, "
+        "2 on the wire (all_reduce at train.py:9); queued 6; hidden 0% of 100% possible"
+    )
+
+
+def test_the_slowest_rank_stands_apart_from_the_means():
+    steps = [
+        Span(rank=rank, kind="step", lane="step", name="step 0", start_ns=0, end_ns=end, step=0)
+        for rank, end in enumerate((100, 60))
+    ]
+    timeline = timeline_of(*steps, compute(0, 0, 100), compute(1, 0, 60))
+    said = str(verdict_of(timeline, step=0))
+    assert said.startswith("step 100 ns on the longest of 2 ranks; 80 on average: compute 80, idle 0")
+
+
+def test_many_small_calls_are_told():
+    calls = [comm(0, 10 * at, 10 * at, 10 * at + 9, seq=at, nbytes=16384) for at in range(50)]
+    assert "; 50 calls of 16 KiB (all_reduce at train.py:9)" in str(verdict_of(timeline_of(*calls)))
+    few = timeline_of(*calls[:49])
+    assert "calls of" not in str(verdict_of(few))

@@ -101,7 +101,7 @@ def measured(timeline: Timeline, steps: Iterable[int]) -> list[StepTimes]:
     return [
         StepTimes(
             index=step,
-            ideal_wall_ns=max(max(row.compute_ns, row.comm_ns) + row.idle_ns for row in rows[step]),
+            ideal_wall_ns=max(row.wall_ns - min(row.compute_ns, row.comm_ns) + row.overlapped_ns for row in rows[step]),
             **{name: max(getattr(row, name) for row in rows[step]) for name in names},
         )
         for step in rows

@@ -20,8 +20,8 @@ from .simulation import SimulatedRun, Simulation, StepSummary
 _BAR = 24  # cells of the longest bar, where there is room
 _BAR_HEADING = "step time"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_FIGURES = ("step_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "idle_ns", "overlap_ratio",
-            "exposed_share", "samples_per_s", "world_size")  # fmt: skip
+_FIGURES = ("step_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "queued_ns", "idle_ns",
+            "overlap_ratio", "exposed_share", "samples_per_s", "world_size")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from ...timeline.spans import Timeline
 from ...version import install_command
 from ..options import check_width
 from ..output import as_json, kept, output_path
+from ..pace import pace
 from .browser import browse, check_terminal
 from .browser.track import Track
 from .report import SCHEMA_VERSION, described, report
@@ -63,6 +64,10 @@ The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 """
 
 
+_ADVISE_S = 60.0
+"""Advice on a long run takes no longer: what is not tried by then is named."""
+
+
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
@@ -89,7 +94,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
         metavar="CHANGE",
         help="predict the step with a change: bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
         "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
-        "awaits=late, streams=apart, window=8; several hold together",
+        "awaits=late, barriers=none, loop=free, streams=apart, window=8; several hold together",
     )
     parser.add_argument(
         "--advise", action="store_true", help="try such changes, and list the five that would shorten the step most"
@@ -132,7 +137,9 @@ def main(args: argparse.Namespace) -> int:
         verdict = _browsed(args, timeline, changes, step, ranks)
     elif args.advise:
         verdict = verdict_of(timeline, step=step)
-        _advised(args, advise(timeline, step=step))
+        with pace() as tell:
+            advice = advise(timeline, step=step, progress=tell, within_s=_ADVISE_S)
+        _advised(args, advice)
     elif changes:
         verdict = _predicted(args, predict(timeline, changes, step=step))
     elif args.json:

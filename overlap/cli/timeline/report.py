@@ -13,7 +13,7 @@ from ...timeline.replay.prediction import Prediction
 from ...timeline.span import Span
 from ...timeline.spans import Timeline
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""
 
 
@@ -32,6 +32,7 @@ def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None, ve
         "operations": [asdict(one) for one in operations(timeline, step=step, ranks=ranks)],
         "verdict": str(verdict),
         "causes": [asdict(cause) for cause in verdict.causes],
+        "kept": [asdict(cause) for cause in verdict.kept],
     }
 
 
@@ -45,7 +46,8 @@ def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
 def described(one: Prediction) -> dict[str, object]:
     """Return a prediction as `--what-if` and `--advise` print it: integers of nanoseconds."""
     told = asdict(one.predicted)
-    told.pop("causes")
+    for name in ("causes", "kept", "small"):
+        told.pop(name)
     return {
         "changes": [change.text for change in one.changes],
         "measured_ns": one.measured.wall_ns,
@@ -71,6 +73,7 @@ def _figures(row: Breakdown) -> dict[str, int | float | None]:
         "wire_ns": row.wire_ns,
         "transfer_ns": row.transfer_ns,
         "queued_ns": row.queued_ns,
+        "kept_ns": row.kept_ns,
         "idle_ns": row.idle_ns,
         "overlap_ratio": row.overlap_ratio,
         "ideal_wall_ns": row.ideal_wall_ns,

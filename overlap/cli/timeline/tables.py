@@ -77,11 +77,15 @@ def critical_path_table(path: Sequence[Link], *, width: int, rows_at_most: int =
     return lines + ([f"and {len(ordered) - rows_at_most} more, {figure(rest_ns, unit_ns)} {unit}"] if rest_ns else [])
 
 
+_SELDOM = ("event loop kept", "queued")
+"""Rows that are left out where both runs have nothing of the kind."""
 _ROWS = (
     ("compute", "compute_ns"),
     ("exposed", "exposed_ns"),
     ("  waiting for ranks", "waiting_ns"),
     ("  on the wire", "wire_ns"),
+    ("event loop kept", "kept_ns"),
+    ("queued", "queued_ns"),
     ("idle", "idle_ns"),
     ("bytes moved for", "transfer_ns"),
 )
@@ -91,7 +95,8 @@ def comparison_table(one: Verdict, other: Verdict, *, width: int) -> list[str]:
     """Return the table of two runs: the step and the means of the ranks of both, and the differences."""
     unit, unit_ns = figure_unit(max(one.wall_ns, other.wall_ns))
     pairs = [("step", float(one.wall_ns), float(other.wall_ns))]
-    pairs += [(text, _mean(one, name), _mean(other, name)) for text, name in _ROWS]
+    rows_of = [(text, _mean(one, name), _mean(other, name)) for text, name in _ROWS]
+    pairs += [row for row in rows_of if row[0] not in _SELDOM or row[1] or row[2]]
     rows = [
         (
             text,
@@ -121,7 +126,7 @@ def compared(one: Verdict, other: Verdict) -> str:
     )
 
 
-_ALONE = ("compute", "idle")
+_ALONE = ("compute", "event loop kept", "queued", "idle")
 
 
 def _mean(verdict: Verdict, name: str) -> float:
@@ -149,6 +154,8 @@ def prediction_table(one: Prediction, *, width: int) -> list[str]:
 
 _HOW = {
     "stragglers": "share the work of the late rank out, or move it off the step",
+    "loop": "await rank.compute(function, ...), or trio.to_thread.run_sync, in place of the call",
+    "barriers": "leave out await rank.barrier(): operations wait for their ranks themselves",
     "awaits": "issue first and await at the end of the step: keep the futures in a list",
     "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",
     "order": "order='forward', or a priority= that is lower for what forward needs first",

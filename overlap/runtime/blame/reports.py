@@ -242,7 +242,8 @@ def world_watch(
         period_s=watch.period_s,
         tasks=lambda: {rank: member.task for rank, member in ranks.items() if member.task is not None},
         told=partial(_tell_busy, others, alone=len(members) == 1),
-        over=lambda busy, now_ns: _note_free(ranks[busy.rank], others, busy, now_ns),
+        over=lambda busy: others.tell_busy(busy.rank, "") if others else None,
+        kept=lambda busy, now_ns: _record_kept(ranks, busy, now_ns),
     )
 
 
@@ -257,8 +258,8 @@ def _tell_busy(others: Others | None, busy: Busy, seconds: float, *, alone: bool
         others.tell_busy(busy.rank, busy.place)
 
 
-def _note_free(member: Member, others: Others | None, busy: Busy, now_ns: int) -> None:
-    """Show in the timeline that a rank has kept the loop."""
-    member.context.record(("program", "program", busy.place, busy.since_ns, now_ns, None))
-    if others:
-        others.tell_busy(busy.rank, "")
+def _record_kept(members: Mapping[int, Member], busy: Busy, now_ns: int) -> None:
+    """Show in the timeline that a rank has kept the loop: on its lane "program", on the lane "loop" of all others."""
+    for rank, member in members.items():
+        lane = "program" if rank == busy.rank else "loop"
+        member.context.record(("program", lane, busy.place, busy.since_ns, now_ns, None))

@@ -35,7 +35,7 @@ class Fold:
 def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) -> list[Fold]:
     """Fold ranks into at most `room` rows (at least one), the ranks that were waited for most first.
 
-    Ranks whose compute, hidden, waiting, wire and idle times are alike share a row. The culprits come first, then the
+    Ranks whose times are alike share a row. The culprits come first, then the
     others by exposed communication, most first. The difference that counts as alike doubles until there is room. Cost:
     one pass over the ranks for each doubling, with a look at each row.
     """
@@ -58,7 +58,8 @@ def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) 
 
 
 def _point(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
-    times_ns = (row.wall_ns, row.compute_ns, row.overlapped_ns, row.waiting_ns, row.wire_ns, row.idle_ns)
+    names = ("wall", "compute", "overlapped", "waiting", "wire", "kept", "queued", "idle")
+    times_ns = [getattr(row, f"{name}_ns") for name in names]
     return tuple(time_ns / wall_ns for time_ns in times_ns)
 
 
@@ -91,20 +92,22 @@ def _made(
     )
 
 
-_TIMES = ("wall", "compute", "hidden", "hid%", "wait", "wire", "queued", "idle")
+_TIMES = ("wall", "compute", "hidden", "hid%", "wait", "wire", "kept", "queued", "idle")
 
 
 def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[str]:
     """Return the lines of the table under a drawing: for each row the means of its ranks.
 
-    Wall is compute (some of which hides communication), waiting, bytes on the wire, queued and idle, added up. Columns
-    that do not fit go into a second block under the first; a column of zeros is left out where possible.
+    Wall is compute (some of which hides communication), waiting, bytes on the wire, time in which a program kept the
+    event loop, queued and idle, added up. Columns that do not fit go into a second block under the first; a column of
+    zeros is left out where possible.
     """
     unit, unit_ns = figure_unit(max(row.wall_ns for _, ranks in rows for row in ranks))
     heads = [f"rank/{unit}", *_TIMES, "spread"]
     columns = [list(column) for column in zip(heads, *(_figures(*row, unit_ns) for row in rows), strict=True)]
-    if not any(row.queued_ns for _, ranks in rows for row in ranks):
-        columns.pop(heads.index("queued"))
+    for name in ("queued", "kept"):
+        if not any(getattr(row, f"{name}_ns") for _, ranks in rows for row in ranks):
+            columns.pop(heads.index(name))
     if all(len(one.ranks) == 1 for one, _ in rows):
         columns.pop()
     padded = [[text.rjust(max(map(len, column))) for text in column] for column in columns]
@@ -127,8 +130,9 @@ def _figures(one: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
         f"{hidden_ns / comm_ns:.0%}" if comm_ns else "n/a",
         mean(sum(row.waiting_ns for row in ranks)),
         mean(sum(row.wire_ns for row in ranks)),
+        mean(sum(row.kept_ns for row in ranks)),
         mean(sum(row.queued_ns for row in ranks)),
-        mean(sum(row.idle_ns - row.queued_ns for row in ranks)),
+        mean(sum(row.idle_ns for row in ranks)),
         f"{one.spread:.1%}" if len(ranks) > 1 else "",
     ]
 

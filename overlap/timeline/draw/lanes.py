@@ -34,10 +34,10 @@ NO_WAITS: Waits = np.zeros((0, 3), np.int64)
 def ascii_lanes(
     cover: Coverage, window: Interval, cells: int, waits: Waits = NO_WAITS
 ) -> tuple[list[Piece], list[Piece]]:
-    """Draw a compute and a communication lane with `#`, `=` (hidden), `!` (wire), `~` (waiting) and `.` (idle)."""
-    compute = _paint(window, cells, cover.compute)
+    """Draw both lanes with `#`, `%` (event loop kept), `=` (hidden), `!` (wire), `~` (waiting) and `.` (idle)."""
+    compute = _paint(window, cells, cover.kept, cover.compute)
     comm = _translated(_paint(window, cells, *_layers(cover)), b".=~!")
-    return [(_translated(compute, b".#"), "")], _named([(comm, "")], "~", waits, window, cells)
+    return [(_translated(compute, b".%#"), "")], _named([(comm, "")], "~", waits, window, cells)
 
 
 def ascii_row(cover: Coverage, window: Interval, cells: int) -> list[Piece]:
@@ -50,7 +50,7 @@ def block_lanes(
 ) -> tuple[list[Piece], list[Piece]]:
     """Draw a compute and a communication lane with block characters; waits name their rank where it fits."""
     units = cells * _UNITS_PER_CELL
-    compute = _paint(window, units, cover.compute)
+    compute = _paint(window, units, cover.kept, cover.compute)
     comm = _cells(_paint(window, units, *_layers(cover)), _comm_cell, color=color)
     return _cells(compute, _compute_cell, color=color), _named(comm, "░", waits, window, cells)
 
@@ -174,8 +174,10 @@ def _joined(cells: Sequence[Piece]) -> list[Piece]:
 
 @cache
 def _compute_cell(units: bytes, color: bool) -> Piece:
-    busy = units.count(1)
-    return _solid(busy, COMPUTE, "", right=_leans_right(units, 1), color=color) if busy else (" ", "")
+    kept, busy = units.count(1), units.count(2)
+    if kept > busy:
+        return "▒", WAITING if color else ""
+    return _solid(busy, COMPUTE, "", right=_leans_right(units, 2), color=color) if busy else (" ", "")
 
 
 @cache

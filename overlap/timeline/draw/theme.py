@@ -61,10 +61,12 @@ _ROW_COLOR = [
 ]
 
 
-def legend(columns: int, *, two_lanes: bool, ascii: bool, color: bool) -> list[list[Piece]]:
-    """Return glyphs and their meaning, on as many lines as they need."""
+def legend(columns: int, *, two_lanes: bool, ascii: bool, color: bool, kept: bool) -> list[list[Piece]]:
+    """Return glyphs and their meaning, on as many lines as they need; `kept`: whether an event loop was kept."""
     if two_lanes:
         entries = _LANES_ASCII if ascii else _LANES_BLOCK
+        if kept:
+            entries = [entries[0], ("%" if ascii else "▒", WAITING, "event loop kept"), *entries[1:]]
     else:
         entries = _ROW_ASCII if ascii else _ROW_COLOR if color else _ROW_PLAIN
     lines: list[list[Piece]] = [[]]

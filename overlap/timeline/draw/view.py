@@ -85,7 +85,7 @@ class TimelineView:
         self._covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
         self._rows = [cover.breakdown() for cover in self._covers.values()]
         found = reasons(timeline, list(self._covers.values()))
-        self.verdict: Verdict = judge(self._rows, found.causes(), step=step)
+        self.verdict: Verdict = judge(timeline, list(self._covers.values()), found, step=step)
         self._waits = found.waits()
         self._streams = _streams(timeline, self._covers)
         self.length_ns: int = max(cover.window[1] - cover.window[0] for cover in self._covers.values())
@@ -130,7 +130,9 @@ class TimelineView:
             *_lines(wrapped(f"{self._title}{_note(folds)}", columns), "bold" if color else ""),
             *(line for head, cover in heads for line in self._drawn(head, cover, look, columns - look.cells - 2)),
             [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), look.cells, mark=mark), "")],
-            *legend(columns, two_lanes=two_lanes, ascii=look.ascii, color=color),
+            *legend(
+                columns, two_lanes=two_lanes, ascii=look.ascii, color=color, kept=any(len(each.kept) for each in covers)
+            ),
             [],
             *_lines(table([(one, [row for row in self._rows if row.rank in one.ranks]) for one in folds], columns)),
             [],

@@ -61,6 +61,7 @@ class Activity:
         does = columns.is_kind("compute") | columns.is_kind("comm") | columns.is_kind("program")
         self._rows = columns.rows_by_rank(does & (columns.end_ns > window[0]) & (columns.start_ns < window[1]))
         self._moved_ns, self._called_ns = columns.moved_ns, columns.called_ns
+        self._keepers = keepers(columns)
         self._pieces: dict[int, Pieces] = {}
 
     def oldest(self, rank: int, where: Merged) -> Pieces:
@@ -70,7 +71,7 @@ class Activity:
     def pieces(self, rank: int) -> Pieces:
         """Return all that a rank did, in order and without overlaps: a gap is time in which only its program can run.
 
-        A rank computes before it moves bytes, and moves bytes before it waits.
+        A rank computes before its event loop is kept, and that before it moves bytes, and moves bytes before it waits.
         """
         if rank not in self._pieces:
             self._pieces[rank] = self._activity(self._rows.get(rank, _NOTHING))
@@ -80,12 +81,11 @@ class Activity:
         columns = self.columns
         compute = _disjoint(columns, columns.of_kind("compute", rows), COMPUTE)
         program = _disjoint(columns, columns.of_kind("program", rows), PROGRAM)
+        at, start_ns, end_ns = inside(program.start_ns, program.end_ns, outside(_covered(compute)))
+        known = Pieces.joined([compute, Pieces(start_ns, end_ns, program.doing[at], self._keepers[program.row[at]])])
         comm = columns.of_kind("comm", rows)
         active = union(columns.start_ns[comm], columns.end_ns[comm])
-        moved = self._oldest(rows, subtract(active, union(compute.start_ns, compute.end_ns)))
-        known = Pieces.joined([compute, moved])
-        at, start_ns, end_ns = inside(program.start_ns, program.end_ns, outside(union(known.start_ns, known.end_ns)))
-        found = Pieces.joined([known, Pieces(start_ns, end_ns, program.doing[at], program.row[at])])
+        found = Pieces.joined([known, self._oldest(rows, subtract(active, _covered(known)))])
         return found.take(np.argsort(found.start_ns, kind="stable"))
 
     def _oldest(self, rows: Rows, where: Merged) -> Pieces:
@@ -110,6 +110,27 @@ class Activity:
 
 _NOTHING: Rows = np.zeros(0, np.intp)
 NO_PIECES = Pieces(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), _NOTHING)
+
+
+def keepers(columns: SpanColumns) -> Rows:
+    """Return, for each span of an event loop that was kept, the row of the span of the rank that kept it.
+
+    One turn of a loop has a span on each rank of the process, on the lane "program" of the rank that kept it.
+    """
+    found = np.arange(len(columns))
+    rows = np.flatnonzero(columns.is_kind("program"))
+    lane = np.array([columns.texts[number] == "program" for number in columns.lane[rows].tolist()], bool)
+    turns = zip(
+        columns.start_ns[rows].tolist(), columns.end_ns[rows].tolist(), columns.name[rows].tolist(), strict=True
+    )
+    keys = list(turns)
+    kept = {key: row for key, row, mine in zip(keys, rows.tolist(), lane.tolist(), strict=True) if mine}
+    found[rows] = [kept.get(key, row) for key, row in zip(keys, rows.tolist(), strict=True)]
+    return found
+
+
+def _covered(pieces: Pieces) -> Merged:
+    return union(pieces.start_ns, pieces.end_ns)
 
 
 def _disjoint(columns: SpanColumns, rows: Rows, doing: int) -> Pieces:

@@ -68,7 +68,8 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
             continue
         start_ns = max(int(pieces.start_ns[index]), first_ns)
         name, site = columns.texts[columns.name[row]], columns.texts[columns.call_site[row]]
-        name, site = ("", name) if doing == PROGRAM else (name, site)
+        if doing == PROGRAM:  # of the rank that kept the event loop
+            rank, name, site = int(columns.rank[row]), "", name
         path.append(Link(rank=rank, start_ns=start_ns, end_ns=at_ns, doing=_DOING[doing], name=name, call_site=site))
         at_ns, passed = start_ns, set()
         if doing == WIRE and start_ns <= columns.met_ns[row]:

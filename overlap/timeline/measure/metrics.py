@@ -1,10 +1,11 @@
 """Metrics of overlap: how much communication hid behind compute, per rank and per step, in exact nanoseconds.
 
-    wall = compute_only + overlapped + exposed + idle
+    wall = compute_only + overlapped + exposed + kept + queued + idle
     exposed = waiting + wire
 
-hold exactly, because every term is a length of merged intervals inside one window. The overlap ratio is defined as in
-HolisticTraceAnalysis (communication_analysis.py): time both busy / communication time.
+hold exactly, because every term is a length of merged intervals inside one window. While a program keeps the event
+loop, nothing of its process goes on: that time is no communication, however many operations are in flight. The overlap
+ratio is defined as in HolisticTraceAnalysis (communication_analysis.py): time both busy / communication time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Breakdown:
     overlapped_ns: int  # Time in which the rank computed while an operation was active
     waiting_ns: int  # Exposed time in which no bytes moved: every active operation waited for a rank
     transfer_ns: int  # Time in which bytes moved, exposed or not
-    queued_ns: int  # Idle time in which an operation had been called that could not begin
+    queued_ns: int  # Time in which nothing was busy, and an operation had been called that could not begin
+    kept_ns: int = 0  # Time without compute in which a program kept the event loop of this rank
 
     @property
     def compute_only_ns(self) -> int:
@@ -54,8 +56,8 @@ class Breakdown:
 
     @property
     def idle_ns(self) -> int:
-        """Neither computing nor communicating."""
-        return self.wall_ns - self.compute_ns - self.exposed_ns
+        """Nothing was busy, and nothing had been called: the program did something else, or slept."""
+        return self.wall_ns - self.compute_ns - self.exposed_ns - self.kept_ns - self.queued_ns
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -65,7 +67,7 @@ class Breakdown:
     @property
     def ideal_wall_ns(self) -> int:
         """Wall time if no rank was late, and the shorter of compute and transfer hid entirely behind the longer."""
-        return max(self.compute_ns, self.transfer_ns) + self.idle_ns
+        return max(self.compute_ns, self.transfer_ns) + self.kept_ns + self.queued_ns + self.idle_ns
 
     @property
     def possible_gain_ns(self) -> int:
@@ -84,6 +86,7 @@ class Coverage:
     comm: Merged
     transfer: Merged
     called: Merged  # from the call of an operation to its end
+    kept: Merged  # where a program kept the event loop, and the rank did not compute; the three before are without it
 
     @property
     def overlapped(self) -> Merged:
@@ -112,10 +115,10 @@ class Coverage:
 
     def within(self, window: Interval) -> Coverage:
         """Return the part inside another window. Cost: proportional to that part."""
-        compute, comm, transfer, called = (
-            clip(merged, window) for merged in (self.compute, self.comm, self.transfer, self.called)
+        compute, comm, transfer, called, kept = (
+            clip(merged, window) for merged in (self.compute, self.comm, self.transfer, self.called, self.kept)
         )
-        return replace(self, window=window, compute=compute, comm=comm, transfer=transfer, called=called)
+        return replace(self, window=window, compute=compute, comm=comm, transfer=transfer, called=called, kept=kept)
 
     def breakdown(self) -> Breakdown:
         """Measure the intervals."""
@@ -130,6 +133,7 @@ class Coverage:
             waiting_ns=length(subtract(exposed, self.transfer)),
             transfer_ns=length(self.transfer),
             queued_ns=length(self.queued),
+            kept_ns=length(self.kept),
         )
 
 
@@ -165,14 +169,20 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
             on = columns.of_kind(kind, of) if window[0] < window[1] else nothing
             return clip(union(start_ns[on], columns.end_ns[on]), window)
 
+        compute = inside(columns.start_ns, "compute")
+        kept = subtract(inside(columns.start_ns, "program"), compute)
+        comm, transfer, called = (
+            subtract(inside(start_ns, "comm"), kept) for start_ns in (columns.start_ns, moved_ns, called_ns)
+        )
         return Coverage(
             rank=rank,
             step=step,
             window=window,
-            compute=inside(columns.start_ns, "compute"),
-            comm=inside(columns.start_ns, "comm"),
-            transfer=inside(moved_ns, "comm"),
-            called=inside(called_ns, "comm"),
+            compute=compute,
+            comm=comm,
+            transfer=transfer,
+            called=called,
+            kept=kept,
         )
 
     return [cover(rank) for rank in chosen]

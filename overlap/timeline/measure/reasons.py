@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from ..columnar import NONE, Mask, Rows, SpanColumns, Wholes, runs
 from ..spans import Timeline
-from .activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, Pieces
-from .intervals import Interval, counted
+from .activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, Pieces, keepers
+from .intervals import Interval, counted, inside
 from .metrics import Coverage, coverage
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "unknown"]
@@ -63,6 +63,25 @@ def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] 
     rank did as there are waits.
     """
     return reasons(timeline, coverage(timeline, step=step, ranks=ranks)).causes()
+
+
+def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
+    """Return which ranks kept the event loops of some ranks, at which line and for how long, the longest first."""
+    columns = timeline.columns
+    rows = np.flatnonzero(columns.is_kind("program"))
+    keeper = keepers(columns)[rows]
+    found: dict[tuple[int, int, int], int] = {}
+    for cover in covers if len(rows) else ():
+        mine = np.flatnonzero((columns.rank[rows] == cover.rank) & (columns.start_ns[rows] < columns.end_ns[rows]))
+        at, start_ns, end_ns = inside(columns.start_ns[rows[mine]], columns.end_ns[rows[mine]], cover.kept)
+        for row, ns in zip(keeper[mine[at]].tolist(), (end_ns - start_ns).tolist(), strict=True):
+            key = cover.rank, int(columns.rank[row]), int(columns.name[row])
+            found[key] = found.get(key, 0) + ns
+    causes = [
+        Cause(victim=victim, rank=rank, doing="program", name="", call_site=columns.texts[place], duration_ns=ns)
+        for (victim, rank, place), ns in found.items()
+    ]
+    return sorted(causes, key=lambda one: (-one.duration_ns, one.victim, str(one)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -232,7 +251,7 @@ class _Search:
         name, place = self._columns.name[under.row], self._columns.call_site[under.row]
         busy = (under.doing == COMPUTE) | (under.doing == WIRE)
         self._add(of, under, busy, whom, under.doing, name, place)
-        self._add(of, under, under.doing == PROGRAM, whom, PROGRAM, self._none, name)
+        self._add(of, under, under.doing == PROGRAM, self._columns.rank[under.row], PROGRAM, self._none, name)
         passed = np.concatenate([of.passed, whom[:, None]], axis=1)
         further = self._activity.last[under.row]
         follows = (further >= 0) & (passed != self._columns.rank[further][:, None]).all(axis=1)

@@ -7,16 +7,39 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+import numpy as np
+
 from ...errors import UsageError, printable
-from ...units import figure, figure_unit, format_ns
+from ...units import figure, figure_unit, format_bytes, format_ns
 from ..spans import Timeline
-from .metrics import Breakdown, coverage
-from .reasons import Cause, reasons
+from .metrics import Breakdown, Coverage, begin_inside, coverage
+from .reasons import Cause, Reasons, kept_loops, reasons
 
 _NAMED = 0.25
 """A rank is named if it alone caused this part of the waiting; the others are counted together."""
 _TOLD = 0.001
 """Part of the time of all ranks: less waiting is not mentioned beside bytes on the wire."""
+
+
+_ALIKE = 0.01
+"""Part of the longest rank's time: means of the ranks that are so near to it add up to it, as far as people read."""
+_OFTEN = 50
+_LITTLE = 64 * 1024
+"""Bytes: on most wires less than this takes as long as nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """The calls of one operation at one place in the program."""
+
+    name: str
+    call_site: str  # "file:line", or ""
+    number: int  # Of each rank, on average
+    nbytes: int  # Of each, on average
+
+    def __str__(self) -> str:
+        at = f" at {self.call_site}" if self.call_site else ""
+        return f"{self.number:,} calls of {format_bytes(self.nbytes)} ({self.name}{at})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +56,12 @@ class Verdict:
     wire_ns: int  # Exposed while bytes moved
     transfer_ns: int  # Moving bytes, exposed or not
     hideable_ns: int  # The part of the transfer for which each rank had compute, were it free to move
-    idle_ns: int  # Neither computing nor communicating
+    kept_ns: int  # Not computing, while a program kept the event loop
+    queued_ns: int  # Nothing was busy, while an operation was queued
+    idle_ns: int  # Nothing was busy, and nothing was queued
     causes: tuple[Cause, ...]  # Of exposed communication over all ranks, the most expensive first
+    kept: tuple[Cause, ...]  # The ranks and lines that kept event loops, the most expensive first
+    small: Calls | None  # The operation that is called most, if it is called often and carries little
 
     @property
     def exposed_share(self) -> float:
@@ -82,15 +109,24 @@ class Verdict:
         what = "whole run" if self.step is None else "step"
         if not self.ranks:
             return f"{what}: nothing was recorded"
-        parts = [f"{what} {figure(self.wall_ns, unit_ns)} {name}: compute {self._mean(self.compute_ns, unit_ns)}"]
+        mean = self._mean(self.walls_ns, unit_ns)
+        longest = figure(self.wall_ns, unit_ns)
+        alike = self.wall_ns - self.walls_ns / self.ranks < _ALIKE * self.wall_ns
+        mean = "" if alike else f" on the longest of {self.ranks} ranks; {mean} on average"
+        parts = [f"{what} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
         if not self.transfer_ns and not self.exposed_ns:
-            return f"{parts[0]}, idle {self._mean(self.idle_ns, unit_ns)}; communication: none recorded"
+            told = [parts[0], *self._kept(unit_ns), f", idle {self._mean(self.idle_ns, unit_ns)}"]
+            return printable(f"{''.join(told)}; communication: none recorded")
+        parts += self._kept(unit_ns)
         parts.append(f", exposed {self._mean(self.exposed_ns, unit_ns)} ({self.exposed_share:.0%})")
         waits = self._waits(unit_ns, named) if self.waiting_ns >= _TOLD * self.walls_ns or not self.wire_ns else []
         if why := [*waits, *self._wires(unit_ns)]:
             parts.append(f": {', '.join(why)}")
-        if self.idle_ns * 20 >= self.walls_ns:
-            parts.append(f"; idle {self._mean(self.idle_ns, unit_ns)}")
+        if self.small is not None and (self.exposed_ns + self.queued_ns) * 20 >= self.walls_ns:
+            parts.append(f"; {self.small}")
+        for lost, ns in (("queued", self.queued_ns), ("idle", self.idle_ns)):
+            if ns * 20 >= self.walls_ns or ns > max(self.compute_ns, self.exposed_ns, self.kept_ns):
+                parts.append(f"; {lost} {self._mean(ns, unit_ns)}")
         if not self.compute_ns:
             parts.append("; no compute is recorded, so nobody can tell what was hidden")
         elif self.hidden_share is not None and self.possible_share is not None:
@@ -100,6 +136,19 @@ class Verdict:
     def _mean(self, sum_ns: int, unit_ns: int) -> str:
         mean_ns = sum_ns / self.ranks
         return f"{mean_ns / unit_ns:.1g}" if 0 < 20 * mean_ns < unit_ns else figure(mean_ns, unit_ns)
+
+    def _kept(self, unit_ns: int) -> list[str]:
+        """Name the rank and the line that kept event loops for longest, if that is worth a word."""
+        if self.kept_ns < _TOLD * self.walls_ns or not self.kept:
+            return []
+        places: dict[tuple[int | None, str], int] = {}
+        for cause in self.kept:
+            key = cause.rank, cause.call_site
+            places[key] = places.get(key, 0) + cause.duration_ns
+        (rank, place), ns = max(places.items(), key=lambda each: (each[1], each[0][1]))
+        most = "" if len(places) == 1 else f"{self._mean(ns, unit_ns)} "
+        share = self.kept_ns / self.walls_ns
+        return [f", event loop kept {self._mean(self.kept_ns, unit_ns)} ({share:.0%}): {most}by rank {rank} at {place}"]
 
     def _waits(self, unit_ns: int, named: int) -> list[str]:
         told, rest_ns, rest = [], 0, 0
@@ -125,23 +174,48 @@ class Verdict:
 def verdict_of(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> Verdict:
     """Judge a timeline; arguments and errors are those of `metrics.coverage`."""
     covers = coverage(timeline, step=step, ranks=ranks)
-    return judge([cover.breakdown() for cover in covers], reasons(timeline, covers).causes(), step=step)
+    return judge(timeline, covers, reasons(timeline, covers), step=step)
 
 
-def judge(rows: Sequence[Breakdown], causes: Sequence[Cause], *, step: int | None) -> Verdict:
-    """Return the verdict on the breakdowns of some ranks, and on the causes of their exposed communication."""
+def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, step: int | None) -> Verdict:
+    """Return the verdict on some ranks, given their intervals and why communication was exposed."""
+    rows = [cover.breakdown() for cover in covers]
     return Verdict(
         step=step,
         ranks=len(rows),
         wall_ns=max((row.wall_ns for row in rows), default=0),
         walls_ns=sum(row.wall_ns for row in rows),
         hideable_ns=sum(min(row.transfer_ns, row.compute_ns) for row in rows),
-        causes=tuple(causes),
+        causes=tuple(found.causes()),
+        kept=tuple(kept_loops(timeline, covers)),
+        small=_small(timeline, covers),
         **{name: _sum(rows, name) for name in _SUMMED},
     )
 
 
-_SUMMED = ("compute_ns", "exposed_ns", "waiting_ns", "wire_ns", "transfer_ns", "idle_ns")
+def _small(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:
+    """Return the calls of the operation that is called most, if they are many and carry little."""
+    columns = timeline.columns
+    windows = {cover.rank: cover.window for cover in covers}
+    if not windows:
+        return None
+    mine = columns.take(np.flatnonzero(begin_inside(columns, windows) & columns.is_operation & (columns.nbytes > 0)))
+    keys = np.stack([mine.name, mine.call_site])
+    names, of = np.unique(keys, axis=1, return_inverse=True)
+    if not names.size:
+        return None
+    counts = np.bincount(of.reshape(-1))
+    most = int(counts.argmax())
+    number, nbytes = round(counts[most] / len(windows)), int(mine.nbytes[of.reshape(-1) == most].mean())
+    if number < _OFTEN or nbytes >= _LITTLE:
+        return None
+    name, site = (mine.texts[index] for index in names[:, most].tolist())
+    return Calls(name=name, call_site=site, number=number, nbytes=nbytes)
+
+
+_SUMMED = tuple(
+    f"{name}_ns" for name in ("compute", "exposed", "waiting", "wire", "transfer", "kept", "queued", "idle")
+)
 
 
 def _sum(rows: Sequence[Breakdown], name: str) -> int:
@@ -166,6 +240,8 @@ _MEAN: Mapping[str, Callable[[Verdict], int]] = {
     "exposed": lambda verdict: verdict.exposed_ns,
     "waiting": lambda verdict: verdict.waiting_ns,
     "wire": lambda verdict: verdict.wire_ns,
+    "kept": lambda verdict: verdict.kept_ns,
+    "queued": lambda verdict: verdict.queued_ns,
     "idle": lambda verdict: verdict.idle_ns,
 }
 _UNITS_NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
@@ -177,8 +253,8 @@ _NAMES = ("step", "hidden", *_MEAN)
 class Limit:
     """A condition on a verdict, such as `exposed > 5%` or `step > 41ms`, that a run must not meet."""
 
-    # "step" (the longest rank's time), "compute", "exposed", "waiting", "wire", "idle" (means of the ranks), or
-    # "hidden" (of the time in which bytes moved).
+    # "step" (the longest rank's time), "compute", "exposed", "waiting", "wire", "kept", "queued", "idle" (means of the
+    # ranks), or "hidden" (of the time in which bytes moved).
     name: str
     above: bool  # Whether the condition holds above the bound, or else below
     bound: float  # In percent of the ranks' time, or in nanoseconds

@@ -57,6 +57,22 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
 
 
+def least_bytes(graph: Graph) -> int:
+    """Return the bytes of the largest gradient, as far as a run shows it: no bucket can be smaller.
+
+    Gradients that came from several computes are several. What came from one compute, or from the program, may be one
+    array.
+    """
+    computes, used = graph.computes(), dict[tuple[object, ...], int]()
+    least = 0
+    transfers = [node for node in graph.nodes if node.kind == "transfer" and node.info]
+    for node in sorted(transfers, key=window_ns):
+        if node.info and node.info.op == "all_reduce":
+            arrival = next(each for each, _ in node.after if each.kind == "arrival")
+            least = max(least, nbytes_of(node) // len(_makers(arrival, computes, used)))
+    return least
+
+
 def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
     """Return the prices of buckets: fitted to several measured sizes, or from the model of the machine."""
     info, hidden_share = nodes[0].info, _share(nodes)

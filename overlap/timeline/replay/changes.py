@@ -14,6 +14,7 @@ from ...units import format_bytes, parse_bytes
 from .buckets import rebucket
 from .graph import Graph, Node
 from .machine import use_algorithm
+from .simulation import forget
 from .streams import change_window, forward_first, part_streams
 from .transfers import Fit, fits, kind_of
 
@@ -51,7 +52,7 @@ def parse_change(text: str) -> Change:
             raise UsageError(
                 "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
                 "compute 'NAME'=0.5x, bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
-                "awaits=late, streams=apart, or window=4"
+                "awaits=late, barriers=none, loop=free, streams=apart, or window=4"
             )
     except UsageError as error:
         raise UsageError(f"--what-if: {text!r}: {error}") from None
@@ -146,6 +147,29 @@ def _await_late(graph: Graph) -> None:
         end.after += [(node, 0) for node in ends.get((span.rank, span.step), ())]
 
 
+def _free_loops(graph: Graph) -> None:
+    """Let programs compute beside their event loops: only they wait for it, and not the other ranks, nor transfers."""
+    loops = set(graph.kept_loops())
+    if not loops:
+        raise UsageError("no program kept an event loop")
+    for node in graph.nodes:
+        if node.kind == "transfer" or (node.kind == "program" and node.ranks):
+            for loop in [each for each, _ in node.after if each in loops]:
+                if node.kind == "transfer" or loop.ranks != node.ranks:
+                    forget(node, loop)
+
+
+def _drop_barriers(graph: Graph) -> None:
+    """Let programs go on without barriers; a step still ends when its operations have."""
+    barriers = {node for node in graph.nodes if node.kind == "end" and node.info and node.info.op == "barrier"}
+    if not barriers:
+        raise UsageError("there are no barriers")
+    for node in graph.nodes:
+        for before in [each for each, _ in node.after if each in barriers]:
+            forget(node, before)
+        node.likely = [each for each in node.likely if each not in barriers]
+
+
 # -- wires ---------------------------------------------------------------------------------------------------------
 
 
@@ -228,5 +252,7 @@ _FIXED: dict[tuple[str, str], tuple[str, Apply]] = {
     ("stragglers", "none"): ("no rank computes longer than half of them do", _level_computes),
     ("order", "forward"): ("gradients overtake those that the next forward pass needs later", forward_first),
     ("streams", "apart"): ("the operations of each line have a stream of their own", part_streams),
+    ("loop", "free"): ("programs compute beside their event loop", _free_loops),
+    ("barriers", "none"): ("no rank waits at a barrier", _drop_barriers),
     ("awaits", "late"): ("programs await communication at the end of the step only", _await_late),
 }

@@ -27,6 +27,7 @@ class Node:
     lane: object = None
     urgency: tuple[int, ...] = ()  # In its lane; lower comes first
     hidden_ns: float = 0.0  # Of its work, what passes while another of its lane has the wires, if it ever waits for one
+    held_ns: int = 0  # Of a transfer: until when event loops that programs kept held it up; 0 if none did
     place: int = -1  # Its number, while a graph runs
 
     @property
@@ -51,6 +52,11 @@ class Graph:
     modelled: bool = False  # Whether the model of the machine has priced transfers that the trace could not
     world_size: int = 0  # Ranks of the run
     meta: Mapping[str, str] = field(default_factory=dict)  # Of the timeline
+
+    def kept_loops(self) -> list[Node]:
+        """Return the computes that programs ran on their event loops, in order of start."""
+        found = [node for node in self.nodes if node.kind == "compute" and node.span.kind == "program"]
+        return sorted(found, key=lambda node: node.span.start_ns)
 
     def computes(self) -> dict[tuple[int, int | None], list[Node]]:
         """Return the computes of each rank and step, in order of start."""

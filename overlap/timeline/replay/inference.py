@@ -4,19 +4,27 @@ A trace shows when things happened, not why. A piece that begins when another pi
 later, is taken to have waited for it. A compute that in no step began before an operation had ended probably waits for
 that operation, although it did not have to this time. A replay runs with these probable waits or without them, and the
 truth lies between.
+
+A stretch in which a program kept its event loop is a compute of that program, for which every rank of the process waits
+and every transfer of theirs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
+import numpy as np
+
+from ..columnar import SpanList
+from ..measure.activity import keepers
 from ..measure.meetings import meetings
 from ..span import Span
 from ..spans import Timeline
 from .graph import Graph, Node
-from .transfers import measured_ns
+from .transfers import measured_ns, window_ns
 
 _LOOKED_AT = 64
 """Computes after an operation that are searched for the first that may need its result."""
@@ -28,17 +36,69 @@ _Ends: TypeAlias = "tuple[list[int], list[Node]]"
 
 def graph_of(timeline: Timeline) -> Graph:
     """Return the graph of a recorded run. Cost: a sort, and a look at some neighbours of each span."""
+    timeline = _trimmed(timeline)
     ranks = timeline.by_rank()
-    transfers = _transfers(timeline)
+    loops = _kept_loops(timeline)
+    transfers = _transfers(timeline, loops)
     nodes: list[Node] = list(dict.fromkeys(transfers.values()))
     steps: list[tuple[Node, Node, Span]] = []
     start_ns = min((span.called_ns for span in timeline.spans), default=0)
     for rank, spans in ranks.items():
-        _Rank(rank, spans, transfers, start_ns).infer(nodes, steps)
+        _Rank(rank, spans, transfers, loops, start_ns).infer(nodes, steps)
     return Graph(nodes=nodes, steps=steps, start_ns=start_ns, world_size=timeline.world_size, meta=timeline.meta)
 
 
-def _transfers(timeline: Timeline) -> dict[int, Node]:
+def _trimmed(timeline: Timeline) -> Timeline:
+    """End kept loops where programs of other ranks did something: samples saw the change of rank a little later."""
+    columns = timeline.columns
+    loops = np.flatnonzero(columns.is_kind("program"))
+    if not len(loops):
+        return timeline
+    marked = columns.is_kind("step")
+    called = np.flatnonzero(columns.is_kind("comm") | marked)
+    at_ns = np.concatenate([columns.called_ns[called], columns.end_ns[marked]])
+    of = np.concatenate([columns.rank[called], columns.rank[marked]])
+    start_ns, end_ns = columns.start_ns.copy(), columns.end_ns.copy()
+    keeper = keepers(columns)
+    for row in np.unique(keeper[loops]).tolist():
+        turn = loops[keeper[loops] == row]
+        first, last = int(columns.start_ns[row]), int(columns.end_ns[row])
+        others = np.isin(of, columns.rank[turn]) & (of != columns.rank[row]) & (first < at_ns) & (at_ns < last)
+        late = at_ns[others] > (first + last) // 2
+        start_ns[turn] = max(first, at_ns[others][~late].max(initial=first))
+        end_ns[turn] = min(last, at_ns[others][late].min(initial=last))
+    return replace(timeline, spans=SpanList(replace(columns, start_ns=start_ns, end_ns=end_ns)))
+
+
+def _kept_loops(timeline: Timeline) -> dict[int, Node]:
+    """Return the compute behind each span of an event loop that was kept, by the identity of the span."""
+    rows = np.flatnonzero(timeline.columns.is_kind("program"))
+    spans: dict[int, list[Span]] = {}
+    for row, keeper in zip(rows.tolist(), keepers(timeline.columns)[rows].tolist(), strict=True):
+        spans.setdefault(keeper, []).append(timeline.spans[row])
+    found: dict[int, Node] = {}
+    for keeper, members in spans.items():
+        mine = timeline.spans[keeper]
+        every = (mine, *(span for span in members if span is not mine))
+        node = Node("compute", mine.duration_ns, (mine.rank,), every)
+        found |= {id(span): node for span in every}
+    return found
+
+
+def _hold_up(nodes: Sequence[Node], loops: Sequence[Node]) -> None:
+    """Let transfers wait for event loops that were kept while they moved, and were free again before their end."""
+    loops = sorted(loops, key=lambda loop: loop.span.end_ns)
+    ends_ns = [loop.span.end_ns for loop in loops]
+    ranks = [{span.rank for span in loop.spans} for loop in loops]
+    for node in nodes:
+        begin_ns, end_ns = window_ns(node)
+        for at in range(bisect_right(ends_ns, begin_ns), bisect_right(ends_ns, end_ns)):
+            if loops[at].span.start_ns < end_ns and not ranks[at].isdisjoint(node.ranks):
+                node.held_ns = max(node.held_ns, ends_ns[at])
+                node.after.append((loops[at], 0))
+
+
+def _transfers(timeline: Timeline, loops: dict[int, Node]) -> dict[int, Node]:
     """Return the transfer of each span of communication, by the identity of the span."""
     met: dict[int, list[Span]] = {}
     numbers = meetings(timeline.columns).tolist()
@@ -49,6 +109,7 @@ def _transfers(timeline: Timeline) -> dict[int, Node]:
         Node("transfer", 0.0, tuple(sorted({span.rank for span in members})), tuple(members))
         for members in met.values()
     ]
+    _hold_up(nodes, list(dict.fromkeys(loops.values())))
     for node, work_ns in zip(nodes, measured_ns(nodes), strict=True):
         node.work_ns = work_ns
     return {id(span): node for node in nodes for span in node.spans}
@@ -57,14 +118,20 @@ def _transfers(timeline: Timeline) -> dict[int, Node]:
 class _Rank:
     """The nodes of one rank, while they are inferred from its spans."""
 
-    def __init__(self, rank: int, spans: Sequence[Span], transfers: dict[int, Node], start_ns: int) -> None:
+    def __init__(
+        self, rank: int, spans: Sequence[Span], transfers: dict[int, Node], loops: dict[int, Node], start_ns: int
+    ) -> None:
         self.rank, self.start_ns = rank, start_ns
         self.computes = {id(s): Node("compute", s.duration_ns, (rank,), (s,)) for s in spans if s.kind == "compute"}
+        kept = [(span, loops[id(span)]) for span in spans if id(span) in loops]
+        self.computes |= {id(span): loop for span, loop in kept if span is loop.span}
+        self.own_loops = [loop for span, loop in kept if span is loop.span]
         self.comm = [span for span in spans if span.kind == "comm"]
         self.arrivals = {id(span): Node("arrival", 0, (rank,), (span,)) for span in self.comm}
         self.ends = {id(span): Node("end", 0, (rank,), (span,)) for span in self.comm}
         self.spans, self.transfers = spans, transfers
         over = [(span.end_ns, self.computes[id(span)]) for span in spans if span.kind == "compute"]
+        over += [(span.end_ns, loop) for span, loop in kept]
         over += [(span.end_ns, self.ends[id(span)]) for span in self.comm]
         over.sort(key=lambda each: each[0])
         self.over: _Ends = [at for at, _ in over], [node for _, node in over]
@@ -109,8 +176,11 @@ class _Rank:
         begun: dict[int, Node] = {}
         before: Node | None = None
         before_ns = self.start_ns
+        own = sorted(self.own_loops, key=lambda loop: loop.span.end_ns, reverse=True)
         for at_ns, kind, span in events:
             node = Node("program", 0, (self.rank,))
+            while own and own[-1].span.end_ns <= at_ns:
+                node.after.append((own.pop(), 0))
             woken = self._last_over(before_ns, at_ns, issued_by_ns=before_ns)
             if before is not None:
                 node.after.append((before, 0 if woken else at_ns - before_ns))
@@ -130,7 +200,7 @@ class _Rank:
 
     def _compute(self, issued: dict[int, Node]) -> None:
         lanes: dict[str, tuple[Node, int]] = {}
-        for span in sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (s.start_ns, s.end_ns)):
+        for span in sorted((s for s in self.spans if id(s) in self.computes), key=lambda s: (s.start_ns, s.end_ns)):
             node, at_ns = self.computes[id(span)], span.called_ns
             before = lanes.get(span.lane)
             ready_ns = at_ns if before is None else max(at_ns, before[1])

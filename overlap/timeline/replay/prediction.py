@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TypeAlias
 
 import numpy as np
 
 from ...errors import UsageError
-from ...units import figure, figure_unit, parse_bytes
+from ...notice import notify
+from ...units import figure, figure_unit, format_bytes, parse_bytes
 from ..measure.critical_path import critical_path
 from ..measure.metrics import median_step
 from ..measure.verdict import Verdict, verdict_of
 from ..spans import Timeline
+from .buckets import least_bytes
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph
 from .inference import graph_of
@@ -82,6 +86,10 @@ class Baseline:
         """
         return self.replayed.wall_ns - self.judged(_changed(self.timeline, changes)).wall_ns
 
+    def graph(self) -> Graph:
+        """Return the graph of the run, which nothing has changed."""
+        return graph_of(self.timeline)
+
     def judged(self, graph: Graph, *, likely: bool = True) -> Verdict:
         """Return the verdict on the replay of a changed graph."""
         return verdict_of(run_graph(graph, self.timeline, likely=likely), step=self.step)
@@ -132,7 +140,9 @@ def _changed(timeline: Timeline, changes: Sequence[Change], *, latency_share: fl
 _BUCKETS_AT_MOST = 128
 """Buckets in a step at most: more are not tried, because each is a message that has to be started."""
 _STEPS_AROUND = 4
-"""Steps that are replayed before the one that is looked at, and after it."""
+"""Steps that are replayed before the one that is looked at, and after it, ..."""
+_SPANS_AT_MOST = 50_000
+"""... and only as many of these as have so many spans altogether: to infer and run those takes 1.2 s."""
 BEST = 5
 """Pieces of advice that are given at most."""
 _WORTH = 0.005
@@ -140,52 +150,108 @@ _WORTH = 0.005
 _SIZES = ("256KiB", "1MiB", "4MiB", "25MiB", "100MiB")
 _WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
 _COMPUTES = 1  # of the critical path, tried at half their time
+_SHORT = frozenset({"float16", "bfloat16"})
+
+Progress: TypeAlias = Callable[[int, int, str], None]
+"""Takes how many pieces of work are done, how many there are, and what comes next."""
 
 
-def advise(timeline: Timeline, *, step: int | None = None) -> list[Prediction]:
+def advise(
+    timeline: Timeline, *, step: int | None = None, progress: Progress | None = None, within_s: float = float("inf")
+) -> list[Prediction]:
     """Try all kinds of changes and return the best predictions, the largest gain first.
+
+    Args:
+        timeline: The recorded run.
+        step: The step to look at; None for the median one, or the whole run if it has no steps.
+        progress: Told before each replay.
+        within_s: Try no more changes after two thirds of this time, and look closer at no more after all of it.
 
     Raises:
         UsageError: If the timeline is empty.
     """
+    tell, begun_s = progress or (lambda done, total, what: None), monotonic()
     at = median_step(timeline) if step is None else step
     timeline = _around(timeline, at)
+    tell(0, 0, f"replaying {_named(at, timeline)} as it was")
     base = Baseline(timeline, at)
     found: dict[str, tuple[int, Change]] = {}
-    for change in _candidates(timeline, at):
+    candidates = list(_candidates(timeline, base))
+    for number, change in enumerate(candidates):
+        if monotonic() - begun_s > within_s * 2 / 3:
+            left = ", ".join(each.text for each in candidates[number:])
+            notify(f"after {within_s * 2 / 3:.0f} s, these are not tried; --what-if tries one: {left}")
+            break
+        tell(number, len(candidates) + BEST, f"replaying it with {change.text}")
         with suppress(UsageError):  # the run has nothing of this kind to change
             gain_ns = base.gain_ns([change])
             kind = change.text.partition("=")[0]
             if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in found or gain_ns > found[kind][0]):
                 found[kind] = gain_ns, change
     best = sorted(found.values(), key=lambda each: (-each[0], each[1].text))[:BEST]
-    return [predict(timeline, [change], base=base) for _, change in best]
+    predictions: list[Prediction] = []
+    for number, (_, change) in enumerate(best, len(candidates)):
+        if predictions and monotonic() - begun_s > within_s:
+            break
+        tell(number, len(candidates) + len(best), f"how sure the gain of {change.text} is")
+        predictions.append(predict(timeline, [change], base=base))
+    return predictions
+
+
+def _named(step: int | None, timeline: Timeline) -> str:
+    spans = f"{len(timeline.spans):,} spans"
+    if step is None:
+        return f"the whole run ({spans})"
+    others = len(timeline.steps()) - 1
+    return f"step {step} and {others} other{'s' * (others != 1)} ({spans})" if others else f"step {step} ({spans})"
 
 
 def _around(timeline: Timeline, step: int | None) -> Timeline:
     """Return the steps around one: to replay all of a long run for each change would take minutes."""
-    steps = timeline.steps()
-    if step not in steps or len(steps) <= 2 * _STEPS_AROUND + 1:
+    steps, columns = timeline.steps(), timeline.columns
+    if step not in steps:
         return timeline
-    place = min(max(steps.index(step), _STEPS_AROUND), len(steps) - 1 - _STEPS_AROUND)
-    kept = steps[place - _STEPS_AROUND : place + _STEPS_AROUND + 1]
-    return replace(timeline, spans=timeline.chosen(np.isin(timeline.columns.step, kept)))
+    spans = dict(zip(*(found.tolist() for found in np.unique(columns.step, return_counts=True)), strict=True))
+    place, around = steps.index(step), _STEPS_AROUND
+    while True:
+        first = max(min(place - around, len(steps) - 2 * around - 1), 0)
+        kept = steps[first : first + 2 * around + 1]
+        if not around or sum(spans[each] for each in kept) <= _SPANS_AT_MOST:
+            break
+        around -= 1
+    if len(kept) == len(steps):
+        return timeline
+    inside = np.isin(columns.step, kept)
+    window = columns.start_ns[inside].min(), columns.end_ns[inside].max()
+    loops = columns.is_kind("program") & (columns.start_ns < window[1]) & (columns.end_ns > window[0])
+    return replace(timeline, spans=timeline.chosen(inside | loops))
 
 
-def _candidates(timeline: Timeline, at: int | None) -> Iterator[Change]:
-    yield parse_change("stragglers=none")
+def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+    at, verdict = base.step, base.measured
+    kept = verdict.kept
+    late = [f"rank {rank} is late: {cause}" for rank, cause, _ in verdict.blamed() if rank is not None]
+    late += [f"rank {cause.rank} is late: {cause}" for cause in kept[:1]]
+    yield _told("stragglers=none", late[0] if late else "")
+    off = [f"rank {cause.rank} computes at {cause.call_site} beside the event loop" for cause in kept[:1]]
+    yield _told("loop=free", off[0] if off else "")
+    barriers = _called(timeline, at, "barrier")
+    yield _told("barriers=none", f"no rank waits at the barrier at {barriers.place}" if barriers else "")
     yield parse_change("awaits=late")
-    total = _reduced_bytes(timeline, at)
-    for size in _SIZES:
-        if parse_bytes(size, argument="size") * _BUCKETS_AT_MOST >= total:
-            yield parse_change(f"bucket_bytes={size}")
+    if reduced := _called(timeline, at, "all_reduce"):
+        least = max(least_bytes(base.graph()), reduced.total / _BUCKETS_AT_MOST)
+        now = f"{reduced.calls:,} all_reduces of {format_bytes(reduced.total // reduced.calls)} at {reduced.place}"
+        for size in _SIZES:
+            if parse_bytes(size, argument="size") >= least:
+                yield _told(f"bucket_bytes={size}", f"{now} become buckets in the order of the gradients")
     yield parse_change("order=forward")
     if (better := best_algorithm(timeline)) is not None:
         yield parse_change(f"algorithm={better}")
     yield parse_change("streams=apart")
     for window in _WINDOWS:
         yield parse_change(f"window={window}")
-    yield parse_change("bytes=0.5x")
+    if not _moves_little(timeline):
+        yield parse_change("bytes=0.5x")
     longest: dict[str, int] = {}
     for link in critical_path(timeline, step=at):
         if link.doing == "compute" and "'" not in link.name:
@@ -194,8 +260,38 @@ def _candidates(timeline: Timeline, at: int | None) -> Iterator[Change]:
         yield parse_change(f"compute '{name}'=0.5x")
 
 
-def _reduced_bytes(timeline: Timeline, at: int | None) -> int:
-    """Return the bytes that a rank reduces in a step, or in all of the run."""
-    spans = timeline.for_rank(timeline.ranks()[0])
-    infos = [span.info for span in spans if span.info and (at is None or span.step == at)]
-    return sum(info.nbytes for info in infos if info.op == "all_reduce")
+def _told(text: str, what: str) -> Change:
+    """Read a change, and say what it is in this run."""
+    change = parse_change(text)
+    return replace(change, what=what) if what else change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Called:
+    """The calls of one operation in a step, or in all of the run."""
+
+    calls: int  # Of a rank
+    total: int  # Their bytes
+    place: str  # Where most bytes, or most calls, come from
+
+
+def _called(timeline: Timeline, at: int | None, op: str) -> _Called | None:
+    """Return how often the first rank calls an operation; None if it never does."""
+    columns = timeline.columns
+    mine = columns.is_kind("comm") & (columns.rank == timeline.ranks()[0])
+    infos = [span.info for span in timeline.chosen(mine) if span.info and (at is None or span.step == at)]
+    infos = [info for info in infos if info.op == op]
+    if not infos:
+        return None
+    places: dict[str, int] = {}
+    for info in infos:
+        places[info.call_site] = places.get(info.call_site, 0) + max(info.nbytes, 1)
+    place = max(places, key=lambda place: places[place])
+    return _Called(calls=len(infos), total=sum(info.nbytes for info in infos), place=place or "an unknown place")
+
+
+def _moves_little(timeline: Timeline) -> bool:
+    """Whether nearly all bytes travel as 16-bit numbers already."""
+    columns = timeline.columns
+    short = np.isin(columns.dtype, [number for number, text in enumerate(columns.texts) if text in _SHORT])
+    return bool(columns.nbytes[short].sum() >= columns.nbytes.sum() / 2)

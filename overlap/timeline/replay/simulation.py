@@ -39,16 +39,19 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
         begun, over = _Run(graph, likely).times()
     spans: list[Span] = []
     moved: list[_Moved] = []
+    arrivals: dict[Node, dict[int, Node]] = {}  # of a transfer, by the identity of the span
     for node in graph.nodes:
         end_ns = over[node.place]
         if end_ns is None:
             continue
         if node.kind == "compute":
-            spans.append(node.span)
-            moved.append(_moved(node.span, begun[node.place], end_ns))
+            spans += node.spans
+            moved += [_moved(span, begun[node.place], end_ns) for span in node.spans]
         elif node.kind == "end":
             transfer, span = node.after[0][0], node.span
-            arrival = next(each for each, _ in transfer.after if each.kind == "arrival" and each.span is span)
+            if transfer not in arrivals:
+                arrivals[transfer] = {id(each.span): each for each, _ in transfer.after if each.kind == "arrival"}
+            arrival = arrivals[transfer][id(span)]
             spans.append(span)
             moved.append(_carried(span, over[arrival.place] or 0.0, begun[transfer.place], end_ns))
     for first, last, span in graph.steps:
@@ -216,7 +219,7 @@ def _loosen(knot: Collection[Node]) -> None:
         raise UsageError("with this change operations would wait for each other for ever")
     first = min(guesses, key=lambda each: (each.kind != "transfer", _began_ns(each)))
     for node, before in guesses[first]:
-        _forget(node, before)
+        forget(node, before)
 
 
 def _guessed(node: Node, before: Node) -> bool:
@@ -229,7 +232,7 @@ def _began_ns(node: Node) -> int:
     return min(span.start_ns for span in node.spans)
 
 
-def _forget(node: Node, before: Node) -> None:
+def forget(node: Node, before: Node) -> None:
     """Remove a wait; the delay after it then follows the other waits."""
     since_ns = max((delay_ns for each, delay_ns in node.after if each is before), default=0)
     node.after = [(each, max(delay_ns, since_ns)) for each, delay_ns in node.after if each is not before]

@@ -95,8 +95,8 @@ def priority_of(node: Node) -> int:
 
 
 def window_ns(node: Node) -> tuple[int, int]:
-    """Return when the bytes of a transfer began to move, and when all had."""
-    return max(span.moved_ns for span in node.spans), max(span.end_ns for span in node.spans)
+    """Return when the bytes of a transfer began to move, no event loop held it up any more, and when all had."""
+    return max(node.held_ns, *(span.moved_ns for span in node.spans)), max(span.end_ns for span in node.spans)
 
 
 def measured_ns(nodes: Sequence[Node]) -> list[float]:

@@ -115,7 +115,7 @@ class Track:
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict on the whole run."""
-        return judge([cover.breakdown() for cover in self._covers.values()], self._reasons.causes(), step=None)
+        return judge(self.timeline, list(self._covers.values()), self._reasons, step=None)
 
     @cached_property
     def _last(self) -> dict[int, int]:

@@ -1,0 +1,91 @@
+"""Event loops that programs keep: a loss of its own in metrics, verdict, picture, what-ifs and advice."""
+
+from overlap.timeline import Span, breakdowns
+from overlap.timeline.draw.view import render_text
+from overlap.timeline.measure.critical_path import critical_path
+from overlap.timeline.measure.verdict import verdict_of
+from overlap.timeline.replay.changes import parse_change
+from overlap.timeline.replay.inference import graph_of
+from overlap.timeline.replay.prediction import advise, predict
+from overlap.timeline.replay.simulation import run_graph
+from tests.timeline.made import comm, compute, timeline_of
+
+PLACE = "train.py:50"
+
+
+def kept(rank, start, end, *, by):
+    lane = "program" if rank == by else "loop"
+    return Span(rank=rank, kind="program", lane=lane, name=PLACE, start_ns=start, end_ns=end)
+
+
+def both(start, end, *, by):
+    return [kept(rank, start, end, by=by) for rank in (0, 1)]
+
+
+def one_keeps():
+    """Rank 1 keeps the loop of both while an operation is under way, whose bytes take 10."""
+    pair = (0, 1)
+    return timeline_of(*both(2_000, 80_000, by=1), *(comm(rank, 2_000, 2_000, 90_000, ranks=pair) for rank in pair))
+
+
+def test_a_kept_loop_is_no_communication():
+    for row in breakdowns(one_keeps()):
+        assert (row.wall_ns, row.kept_ns, row.wire_ns, row.waiting_ns, row.idle_ns) == (88_000, 78_000, 10_000, 0, 0)
+        assert row.transfer_ns == row.comm_ns == 10_000
+
+
+def test_compute_counts_before_a_kept_loop():
+    timeline = timeline_of(compute(0, 0, 30), kept(0, 10, 50, by=0), comm(0, 20, 20, 60))
+    (row,) = breakdowns(timeline)
+    assert (row.compute_ns, row.kept_ns, row.overlapped_ns, row.exposed_ns) == (30, 20, 10, 10)
+
+
+def test_the_verdict_and_the_picture_say_who_kept_it_and_where():
+    assert str(verdict_of(one_keeps())) == (
+        "whole run 88.0 us: compute 0.0, event loop kept 78.0 (89%): by rank 1 at train.py:50, exposed 10.0 (11%): "
+        "10.0 on the wire (all_reduce at train.py:9); no compute is recorded, so nobody can tell what was hidden"
+    )
+    drawn = render_text(one_keeps(), ascii=True)
+    assert "%%%%%" in drawn
+    assert "% event loop kept" in drawn
+    assert [(link.rank, str(link)) for link in critical_path(one_keeps())] == [
+        (1, "program at train.py:50"),
+        (0, "all_reduce at train.py:9"),
+    ]
+
+
+def test_a_rank_that_waits_for_a_rank_whose_loop_another_keeps_blames_the_other():
+    pair = (0, 2)
+    timeline = timeline_of(*both(0, 40, by=1), comm(2, 0, 40, 42, ranks=pair), comm(0, 40, 40, 42, ranks=pair))
+    (cause,) = [cause for cause in verdict_of(timeline).causes if cause.victim == 2 and cause.rank is not None]
+    assert (cause.rank, str(cause), cause.duration_ns) == (1, "its program at train.py:50", 40)
+
+
+def test_a_replay_without_changes_is_the_recorded_run():
+    timeline = one_keeps()
+    again = run_graph(graph_of(timeline), timeline, likely=True)
+    assert [(s.rank, s.lane, s.start_ns, s.end_ns) for s in again.spans] == [
+        (s.rank, s.lane, s.start_ns, s.end_ns) for s in timeline.spans
+    ]
+
+
+def test_a_free_loop_lets_bytes_move_meanwhile():
+    found = predict(one_keeps(), [parse_change("loop=free")])
+    assert (found.replayed.wall_ns, found.predicted.wall_ns) == (88_000, 78_000)
+    smaller = predict(one_keeps(), [parse_change("bytes=0.5x")])
+    assert smaller.predicted.wall_ns == 83_000
+
+
+def test_a_change_of_rank_that_samples_saw_late_ends_where_the_other_rank_goes_on():
+    spans = [*both(0, 430, by=0), *both(430, 800, by=1)]
+    timeline = timeline_of(*spans, comm(1, 400, 400, 900, ranks=(0, 1)), comm(0, 2, 400, 900, ranks=(0, 1)))
+    loops = graph_of(timeline).kept_loops()
+    assert [(loop.span.start_ns, loop.span.end_ns) for loop in loops] == [(0, 400), (430, 800)]
+
+
+def test_advice_names_rank_and_line_of_a_kept_loop():
+    changes = {
+        one.changes[0].text: one.changes[0].what for one in advise(timeline_of(*one_keeps().spans, compute(0, 0, 1)))
+    }
+    assert changes["loop=free"] == "rank 1 computes at train.py:50 beside the event loop"
+    assert changes["stragglers=none"] == "rank 1 is late: its program at train.py:50"
