@@ -169,10 +169,10 @@ def itemsize_of(dtype: str) -> int:
     """
     try:
         return np.dtype(dtype).itemsize
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of what is no name, from a file
         import ml_dtypes
 
-        known = getattr(ml_dtypes, dtype, None)
+        known = getattr(ml_dtypes, str(dtype), None)
         if not isinstance(known, type):
             raise UsageError(f"dtype: {dtype!r} is unknown; expected a name such as float32 or bfloat16") from None
         return np.dtype(known).itemsize

@@ -12,8 +12,8 @@ import cloudpickle
 import distributed
 
 from ..config import RunConfig
-from ..engines.door import WAIT_S, asked, name_is_taken, run_gang
 from ..engines.gang import GangOutcome, GangSpec
+from ..engines.job import WAIT_S, asked, name_is_taken, run_gang
 from ..errors import UsageError
 from .data import partitions_of
 from .gang import DaskGang

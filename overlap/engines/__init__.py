@@ -2,7 +2,7 @@
 
 # The map of this room, in the order data flows:
 #
-#   door       the part of `run` that is the same on all engines
+#   job        the part of `run` that is the same on all engines
 #   gang       GangSpec: a program and its settings, as every process of a gang is given them; MemberEnd: how one ended
 #   member     one process of a gang: meets the others through a store, lives, and says how it ended
 #   home       the folder of a gang on a machine, and the files in it as bytes

@@ -11,8 +11,8 @@ import ray
 from ray import cloudpickle
 
 from ..config import RunConfig
-from ..engines.door import WAIT_S, asked, name_is_taken, run_gang
 from ..engines.gang import GangOutcome, GangSpec
+from ..engines.job import WAIT_S, asked, name_is_taken, run_gang
 from .actors import RayStore, made_store
 from .gang import RayGang
 from .placement import check_strategy, checked_resources

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -149,18 +150,36 @@ def ran(address: str, folder: Path, text: str, *args: str, **variables: str) -> 
     return driver
 
 
+def line_of(begin: str) -> str:
+    """Return the line of the page that starts an example so."""
+    page = (ROOT / "docs" / "engines.md").read_text()
+    return next(line[2:] for line in page.splitlines() if line.startswith(f"$ {begin} "))
+
+
 def example_on(engine: str, folder: Path, **variables: str) -> str:
-    """Run an example of the README on an engine by the command, and return what it prints."""
-    command = [sys.executable, "-m", "overlap", "run", "--engine", engine, "--ranks", "2", "--trace", "run.json"]
-    program = [str(ROOT / "examples" / "11_data_parallel.py"), "10"]
+    """Run the example on an engine as the page says, with a trace and 10 steps, and return what it prints."""
+    words = shlex.split(line_of(f"overlap run --engine {engine}"), comments=True)
+    trace = str(folder / "run.json")
+    command = [sys.executable, "-m", *words[:2], "--trace", trace, *words[2:], "10"]
     environ = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     folder.mkdir(exist_ok=True)
     ended = subprocess.run(
-        [*command, *program], cwd=folder, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    assert "overlap: trace in run.json" in ended.stderr
+    assert f"overlap: trace in {trace}" in ended.stderr
     return ended.stdout
+
+
+def top_of(job: str) -> tuple[dict[str, Any], str]:
+    """Return the entry of a job in the list of `overlap top`, and what it shows of the job alone."""
+    command = [sys.executable, "-m", "overlap", "top"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    listed, shown = (
+        subprocess.run([*command, *more], cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout
+        for more in (["--list", "--json"], [job, "--once"])
+    )
+    return next(each for each in json.loads(listed) if each["job"] == job), shown
 
 
 def main(address: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from .dasks import WORKERS, DaskCluster
-from .rays import Driver, driving, example_on, ran, until
+from .rays import Driver, driving, example_on, ran, top_of, until
 
 pytest.importorskip("distributed", reason="not installed: dask")
 pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("dask")]
@@ -50,7 +50,7 @@ tell(overlap.dask.run(client, main, 1.0, ranks=4, ranks_per_worker=2, trace="run
     from overlap.timeline import read_trace
 
     assert read_trace(tmp_path / "run.json").ranks() == [0, 1, 2, 3]
-    until(lambda: dask_cluster.left() == NOTHING)
+    assert until(lambda: dask_cluster.left() == NOTHING)
 
 
 def test_partitions_go_to_ranks_where_they_lie(dask_cluster: DaskCluster, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ tell([[numbers for numbers, _, _ in told], [total for _, total, _ in told], near
     assert totals == [sum(range(48)) + 6] * 6
     assert near == [True] * 12
     assert unmoved
-    until(lambda: dask_cluster.left() == NOTHING)
+    assert until(lambda: dask_cluster.left() == NOTHING)
 
 
 FAILS = """
@@ -113,7 +113,7 @@ def test_the_first_failure_is_raised_on_the_driver(
     if cause == "PeerLostError":
         assert "in all_reduce #1 on group 'world' (driver.py:19)" in message
     assert len(list((tmp_path / "flight").glob("*.flight"))) == 3
-    until(lambda: dask_cluster.left() == NOTHING)
+    assert until(lambda: dask_cluster.left() == NOTHING)
 
 
 TRAINS = """
@@ -139,7 +139,7 @@ def test_a_lost_worker_is_replaced_and_training_goes_on(dask_cluster: DaskCluste
     driver = dask_ran(dask_cluster, tmp_path, TRAINS, "0.05")
     assert driver.told == [[4, 1]] * 3
     assert "overlap: restart 1 of 2, from step 3" in driver.err
-    until(lambda: dask_cluster.left() == NOTHING)
+    assert until(lambda: dask_cluster.left() == NOTHING)
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_a_lost_worker_is_replaced_and_training_goes_on(dask_cluster: DaskCluste
 def test_a_client_that_goes_away_takes_the_gang_along(dask_cluster: DaskCluster, tmp_path: Path, how: int) -> None:
     dask_ran(dask_cluster, tmp_path, TRAINS, "1000", "4", str(int(how)))
     # the lease of its name and that of a gang that starts end some time after a driver that was killed
-    until(lambda: dask_cluster.left() == NOTHING)
+    assert until(lambda: dask_cluster.left() == NOTHING)
 
 
 @pytest.mark.slow
@@ -182,26 +182,77 @@ overlap.dask.run(client, main, ranks=5, wait_s=2, name="big")
 """)  # fmt: skip
     assert re.search(r"overlap: job 'big', 5 workers: waiting .*: 2 more workers; there are 3", driver.err)
     assert re.search(r"ResourcesError: job 'big', 5 workers: not there within .*: 2 more workers", driver.err)
-    until(lambda: dask_cluster.left() == NOTHING)
+    assert until(lambda: dask_cluster.left() == NOTHING)
 
 
 @pytest.mark.slow
-def test_a_second_job_of_one_name_is_refused(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+def test_a_running_job_is_shown_by_top_and_a_second_one_of_its_name_is_refused(
+    dask_cluster: DaskCluster, tmp_path: Path
+) -> None:
     text = (
         BEGIN
         + """
-async def main(rank, pause_s):
-    await rank.barrier()
-    await trio.sleep(pause_s)
+async def main(rank, path, pause_s):
+    with rank.step(7):
+        await rank.barrier()
+        open(f"{path}/{rank.rank}", "w").close()
+        await trio.sleep(pause_s)
 
-threading.Timer(1, lambda: print("begun", flush=True)).start()
-overlap.dask.run(client, main, float(sys.argv[1]), ranks=2, name="train")
+overlap.dask.run(client, main, os.getcwd(), float(sys.argv[1]), ranks=2, name="train")
 """
     )
     with driving("", tmp_path / "first", text, "1000", DASK_ADDRESS=dask_cluster.address) as first:
-        first.said("begun")
+        until(lambda: all((tmp_path / "first" / name).exists() for name in "01"), first)
+        entry, shown = top_of("train")
+        assert (entry["ranks"], entry["processes"], entry["step"]) == (2, 2, 7)
+        assert "2 ranks in 2 processes" in shown
         second = dask_ran(dask_cluster, tmp_path / "second", text.removeprefix(BEGIN), "0")
         assert "UsageError: name: a job named 'train' runs on this cluster already" in second.err
+    assert until(lambda: dask_cluster.left() == NOTHING)
+
+
+@pytest.mark.slow
+def test_two_gangs_run_at_once_where_there_is_room(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    driver = dask_ran(dask_cluster, tmp_path, """
+from concurrent.futures import ThreadPoolExecutor
+
+async def main(rank, path, number):
+    await rank.barrier()
+    open(f"{path}/{number}-{rank.rank}", "w").close()
+    while not os.path.exists(f"{path}/{1 - number}-{rank.rank}"):  # the other gang is here too
+        await trio.sleep(0.05)
+    return float((await rank.all_reduce(np.full(1, number)))[0])
+
+with ThreadPoolExecutor(2) as pool:
+    told = list(pool.map(lambda number: overlap.dask.run(client, main, os.getcwd(), number, ranks=3), range(2)))
+tell(told)
+""")  # fmt: skip
+    assert driver.told == [[0.0] * 3, [3.0] * 3]
+    assert until(lambda: dask_cluster.left() == NOTHING)
+
+
+def test_no_log_has_the_secret(dask_cluster: DaskCluster, tmp_path: Path) -> None:
+    driver = dask_ran(dask_cluster, tmp_path, """
+async def main(rank):
+    await rank.barrier()
+    import gc
+    from overlap.processes.identity import RendezvousConfig
+    return [each.secret.hex() for each in gc.get_objects() if isinstance(each, RendezvousConfig)]
+
+found = overlap.dask.run(client, main, ranks=2, trace="run.json")
+events = client.get_events()
+logs = [client.get_scheduler_logs(), client.get_worker_logs(), client.get_worker_logs(nanny=True), events]
+tell([found, [str(each) for each in logs]])
+""")  # fmt: skip
+    found, logs = driver.told
+    secrets = {secret for of_rank in found for secret in of_rank}
+    assert len(secrets) == 1
+    secret = secrets.pop()
+    assert len(secret) >= 32
+    assert sum(map(len, logs)) > 100
+    for text in (driver.err, (tmp_path / "run.json").read_text(), *logs):
+        assert secret not in text
+        assert repr(bytes.fromhex(secret)) not in text
 
 
 def test_bad_input_is_told_in_a_sentence(dask_cluster: DaskCluster, tmp_path: Path) -> None:
@@ -247,10 +298,10 @@ tell([
         "UsageError: max_restarts: expected 0 or more, got -1",
         "UsageError: name: expected 1 to 27 printable characters, got ''",
     ]
-    until(lambda: dask_cluster.left() == NOTHING)
+    assert until(lambda: dask_cluster.left() == NOTHING)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("cycles", [100])
 def test_gangs_leave_nothing(dask_cluster: DaskCluster, tmp_path: Path, cycles: int) -> None:
     before = set(Path("/tmp").glob("overlap-gang-*"))  # of drivers that were killed
@@ -273,11 +324,11 @@ for cycle in range(int(sys.argv[1])):
 tell(failed)
 """, str(cycles))  # fmt: skip
     assert driver.told == 2 * cycles // 10
-    until(lambda: dask_cluster.left() == NOTHING)
+    assert until(lambda: dask_cluster.left() == NOTHING)
     assert set(Path("/tmp").glob("overlap-gang-*")) <= before
 
 
 def test_an_example_runs_unchanged(dask_cluster: DaskCluster, tmp_path: Path) -> None:
     told = example_on("dask", tmp_path, DASK_SCHEDULER_ADDRESS=dask_cluster.address)
     assert re.search(r"^overlap: \d+% of \d+ ms of communication was hidden", told, re.M)
-    until(lambda: dask_cluster.left() == NOTHING)
+    assert until(lambda: dask_cluster.left() == NOTHING)

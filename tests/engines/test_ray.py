@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .rays import RayCluster, driving, example_on, ran, until
+from .rays import RayCluster, driving, example_on, ran, top_of, until
 
 pytest.importorskip("ray", reason="not installed: ray")
 pytestmark = [pytest.mark.engines, pytest.mark.xdist_group("ray")]
@@ -51,7 +51,7 @@ tell([[rank, total, pid, len(array)] for rank, total, pid, array in told])
     timeline = read_trace(tmp_path / "run.json")
     assert timeline.ranks() == [0, 1, 2, 3]
     assert sum(span.name == "all_reduce" for span in timeline.spans) == 4
-    until(lambda: ray_cluster.left() == NOTHING)
+    assert until(lambda: ray_cluster.left() == NOTHING)
 
 
 FAILS = (
@@ -80,7 +80,7 @@ def test_an_error_of_a_rank_is_raised_on_the_driver(ray_cluster: RayCluster, tmp
     assert "where rank 2 ran:" in notes[0]
     assert 'driver.py", line 14, in main' in notes[0]
     assert len(list((tmp_path / "flight").glob("*.flight"))) == 2
-    until(lambda: ray_cluster.left() == NOTHING)
+    assert until(lambda: ray_cluster.left() == NOTHING)
 
 
 @pytest.mark.parametrize("each", [1, 4])
@@ -95,7 +95,7 @@ def test_a_killed_actor_is_named_with_operation_and_line(ray_cluster: RayCluster
     else:  # nobody is left to tell
         assert message.startswith("rank 0 failed: PeerLostError: its process on Ray has died")
     assert len(list((tmp_path / "flight").glob("*.flight"))) == 4 // each  # also the record of the killed process
-    until(lambda: ray_cluster.left() == NOTHING)
+    assert until(lambda: ray_cluster.left() == NOTHING)
 
 
 TRAINS = (
@@ -131,7 +131,7 @@ def test_a_lost_node_is_replaced_and_training_goes_on(ray_cluster: RayCluster, t
     assert {restart for _, restart, _ in told} == {1}
     assert all(first >= 4 for first, _, _ in told)
     assert re.search(r"overlap: restart 1 of 3( in 1 s)?, from step \d", driver.err), driver.err
-    until(lambda: ray_cluster.left() == NOTHING)
+    assert until(lambda: ray_cluster.left() == NOTHING)
     assert members() == []
 
 
@@ -143,24 +143,31 @@ def test_a_driver_that_goes_away_takes_the_gang_along(ray_cluster: RayCluster, t
         driver.process.send_signal(how)
         driver.wait()
         until(lambda: not members(), driver)
-    until(lambda: ray_cluster.left() == NOTHING)
+    assert until(lambda: ray_cluster.left() == NOTHING)
 
 
 @pytest.mark.slow
-def test_a_second_job_of_one_name_is_refused(ray_cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_running_job_is_shown_by_top_and_a_second_one_of_its_name_is_refused(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
     text = (
         BEGIN
         + """
 async def main(rank, pause_s):
-    await rank.barrier()
-    print("here", flush=True)
-    await trio.sleep(pause_s)
+    with rank.step(7):
+        await rank.barrier()
+        print("here", flush=True)
+        await trio.sleep(pause_s)
 
 overlap.ray.run(main, float(sys.argv[1]), ranks=2, name="train")
 """
     )
     with driving(ray_cluster.address, tmp_path / "first", text, "1000") as first:
         first.said("here")
+        entry, shown = top_of("train")
+        assert (entry["ranks"], entry["processes"], entry["step"]) == (2, 2, 7)
+        assert sorted(entry["pids"]) == sorted(members())
+        assert "2 ranks in 2 processes" in shown
         second = ran(ray_cluster.address, tmp_path / "second", text, "0")
         assert "UsageError: name: a job named 'train' runs on this cluster already" in second.err
     until(lambda: not members())
@@ -179,7 +186,7 @@ overlap.ray.run(main, ranks=4, resources={"CPU": 2}, wait_s=2, name="big")
         "overlap: job 'big', 4 x {CPU: 2}, PACK: waiting for resources, up to 2 s: 2 places with CPU: 2" in driver.err
     )
     assert "ResourcesError: job 'big', 4 x {CPU: 2}, PACK: not there within 2 s: 2 places with CPU: 2" in driver.err
-    until(lambda: ray_cluster.left() == NOTHING)
+    assert until(lambda: ray_cluster.left() == NOTHING)
 
 
 BAD = (
@@ -237,7 +244,7 @@ def test_bad_input_is_told_in_a_sentence(
     driver = ran(ray_cluster.address, tmp_path, BAD.format(**fields))
     assert driver.process.returncode == 1
     assert re.search(sentence, driver.err), driver.err
-    until(lambda: ray_cluster.left() == NOTHING)
+    assert until(lambda: ray_cluster.left() == NOTHING)
 
 
 def test_no_log_has_the_secret(ray_cluster: RayCluster, tmp_path: Path) -> None:
@@ -305,11 +312,8 @@ except overlap.UsageError as error:
     assert "connect in a thread: await asyncio.to_thread(overlap.connect, ...)" in driver.out
 
 
-CYCLES = pytest.mark.parametrize("cycles", [99])
-
-
-@pytest.mark.slow
-@CYCLES
+@pytest.mark.soak
+@pytest.mark.parametrize("cycles", [99])
 def test_gangs_leave_nothing(ray_cluster: RayCluster, tmp_path: Path, cycles: int) -> None:
     before = set(Path("/tmp").glob("overlap-gang-*"))  # of drivers that were killed
     driver = ran(ray_cluster.address, tmp_path, BEGIN + """
@@ -331,7 +335,7 @@ for cycle in range(int(sys.argv[1])):
 tell(failed)
 """, str(cycles))  # fmt: skip
     assert driver.told == 2 * cycles // 3
-    until(lambda: ray_cluster.left() == NOTHING)
+    assert until(lambda: ray_cluster.left() == NOTHING)
     assert members() == []
     assert set(Path("/tmp").glob("overlap-gang-*")) <= before
 
@@ -340,4 +344,4 @@ def test_an_example_runs_unchanged(ray_cluster: RayCluster, tmp_path: Path) -> N
     told = example_on("ray", tmp_path, RAY_ADDRESS=ray_cluster.address)
     assert re.search(r"step 10: loss \d", told)
     assert re.search(r"^overlap: \d+% of \d+ ms of communication was hidden", told, re.M)
-    until(lambda: ray_cluster.left() == NOTHING)
+    assert until(lambda: ray_cluster.left() == NOTHING)

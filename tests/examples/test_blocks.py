@@ -37,7 +37,7 @@ NOT_RUN = {
 """Blocks that cannot run here, by page: each says why beside it. More of them need a better reason."""
 
 
-def run_page(page: Path, folder: Path, *, minutes: bool = False) -> None:
+def check_page(page: Path, folder: Path, *, minutes: bool = False) -> None:
     """Run the blocks of a page in a folder; raise an AssertionError at the first that does something else.
 
     Args:
@@ -87,7 +87,7 @@ def check(block: Block, line: str, expected: str | None, folder: Path) -> None:
 
 
 def test_the_first_page_does_what_it_says(tmp_path: Path) -> None:
-    run_page(ROOT / "README.md", tmp_path)
+    check_page(ROOT / "README.md", tmp_path)
 
 
 @pytest.mark.slow
@@ -97,19 +97,19 @@ def test_a_chapter_of_the_tutorial_does_what_it_says(chapter: Path, tmp_path: Pa
         for block in blocks(page):
             if name := block.told.get("file"):
                 (tmp_path / name).write_text(block.text, encoding="utf-8")
-    run_page(chapter, tmp_path)
+    check_page(chapter, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path)
+    check_page(page, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("page", LONG, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_does_what_it_says_at_length(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path, minutes=True)
+    check_page(page, tmp_path, minutes=True)
 
 
 def test_each_block_is_run_or_says_why_not() -> None:
@@ -140,6 +140,6 @@ def test_a_page_that_says_something_else_is_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- file: a.py -->\n\n```python\nprint(3)\n```\n\n```console\n$ python a.py\n4\n```\n")
     with pytest.raises(AssertionError, match=r"page\.md:8: \$ python a\.py"):
-        run_page(page, tmp_path)
+        check_page(page, tmp_path)
     page.write_text(page.read_text().replace("\n4\n", "\n3\n"))
-    run_page(page, tmp_path)
+    check_page(page, tmp_path)

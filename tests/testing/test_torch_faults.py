@@ -100,7 +100,8 @@ def test_a_rank_that_is_gone_is_named(fault: str) -> None:
 
 
 def test_seeds_with_faults_pass_where_the_program_names_the_lost_rank() -> None:
-    Ranks(HERE).program("ddp.py", ["--steps", "2"], ranks=3, faults="die, late, slow", seeds=5)
+    run = Ranks(HERE).program("ddp.py", ["--steps", "2"], ranks=3, faults="die, late, slow", seeds=5)
+    assert run.same()  # of the first, which has no faults; the others raise where they fail
 
 
 LOOP = """

@@ -1,4 +1,4 @@
-"""Front door of an engine: the part of its `run` that is the same on all engines."""
+"""Job on an engine: its settings, its name and its run, which are the same on all engines."""
 
 from __future__ import annotations
 
