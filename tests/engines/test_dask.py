@@ -332,3 +332,13 @@ def test_an_example_runs_unchanged(dask_cluster: DaskCluster, tmp_path: Path) ->
     told = example_on("dask", tmp_path, DASK_SCHEDULER_ADDRESS=dask_cluster.address)
     assert re.search(r"^overlap: \d+% of \d+ ms of communication was hidden", told, re.M)
     assert until(lambda: dask_cluster.left() == NOTHING)
+
+
+def test_what_dask_says_of_a_task_becomes_a_sentence() -> None:
+    from overlap.dask.gang import why
+
+    assert why(None) == "was cancelled"
+    assert why(ModuleNotFoundError("No module named 'numpy'")) == (
+        "has no module 'numpy', unlike the driver: install it on every worker"
+    )
+    assert why(OSError("disk")) == "has ended: OSError: disk"

@@ -112,6 +112,34 @@ def test_members_of_another_version_are_refused() -> None:
     assert str(end.error).endswith("and the driver has overlap 0 on Python 2.7: install one version everywhere")
 
 
+def test_a_member_without_a_module_of_the_program_says_so() -> None:
+    def loads(_: bytes) -> object:
+        raise ModuleNotFoundError("No module named 'numpy'")
+
+    lacking: Any = SimpleNamespace(dumps=pickling.dumps, loads=loads)
+    end = GangMember(spec(), 1, lacking).run(Store())
+    assert isinstance(end.error, UsageError)
+    assert str(end.error) == (
+        "main: member 1 cannot load it: ModuleNotFoundError: No module named 'numpy'; the modules that it needs must "
+        "be importable on every machine"
+    )
+
+
+def test_a_result_that_cannot_be_sent_is_named() -> None:
+    locked = gang_of(
+        "Threads", returns_a_lock, (), RunConfig.given(ranks=1), ranks_each=1, each="each", name=None,
+        pickling=pickling, import_path=(),
+    )  # fmt: skip
+    end = GangMember(locked, 0, pickling).run(Store())
+    assert isinstance(end.error, UsageError)
+    assert str(end.error).startswith("rank 0 returned <unlocked _thread.lock")
+    assert "which cannot be sent to the driver: TypeError" in str(end.error)
+
+
+async def returns_a_lock(rank: overlap.Rank) -> object:
+    return threading.Lock()
+
+
 def test_a_member_that_is_stopped_ends_without_an_error() -> None:
     member = GangMember(gang_of(
         "Threads", waits, (), RunConfig.given(ranks=1), ranks_each=1, each="each", name=None, pickling=pickling,

@@ -345,3 +345,24 @@ def test_an_example_runs_unchanged(ray_cluster: RayCluster, tmp_path: Path) -> N
     assert re.search(r"step 10: loss \d", told)
     assert re.search(r"^overlap: \d+% of \d+ ms of communication was hidden", told, re.M)
     assert until(lambda: ray_cluster.left() == NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "ImportError: No module named 'numpy'",
+            "has no module 'numpy': its Python environment differs from the driver's",
+        ),
+        ("The actor died because its node has died.", "is gone, and its node with it"),
+        ("the node running low on memory", "was killed by Ray, because its node ran low on memory"),
+        ("The actor is dead: its worker process has died.", "has died: it was killed, or has crashed"),
+        ("\n\tat line 3\nsomething else\nand more", "has ended: something else and more"),
+    ],
+)
+def test_what_ray_says_of_a_process_becomes_a_sentence(text: str, sentence: str) -> None:
+    import ray
+
+    from overlap.ray.gang import why
+
+    assert why(ray.exceptions.RayError(text)).startswith(sentence)

@@ -205,3 +205,24 @@ def test_steps_that_nothing_takes_are_refused() -> None:
         marked(ranks=2, steps=3)
     with pytest.raises(overlap.UsageError, match="steps: expected a positive integer, got 0"):
         marked(ranks=2, steps=0)
+
+
+async def sends_twice(rank: overlap.Rank) -> None:
+    """The second pair of messages begins long after the first was done; then both send before they receive."""
+    x = np.ones(100_000)
+    if rank.rank == 0:
+        await rank.send(x, 1)
+        await rank.compute(np.ones, 1, seconds=1)
+    else:
+        await rank.recv(x, 0)
+        await rank.compute(np.ones, 1, seconds=1)
+        await rank.send(x, 0)
+    if rank.rank == 0:
+        await rank.send(x, 1)
+
+
+def test_messages_are_told_from_earlier_ones_between_the_same_ranks() -> None:
+    verdict = Ranks().run(sends_twice, ranks=2, check=False).verdict
+    assert verdict is not None
+    assert verdict.kind == "circular messages", verdict
+    assert set(verdict.ranks) == {0, 1}

@@ -318,3 +318,54 @@ def recording_without_a_group():
 def test_record_needs_a_group_in_tests_too() -> None:
     with pytest.raises(RanksFailed, match="there is no world; call init_process_group"):
         Ranks().function(recording_without_a_group, ranks=2)
+
+
+def waits_by_sleeping(path):
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        path.touch()
+    else:
+        time.sleep(1)  # "until rank 0 has written it"
+        assert path.exists(), "not yet"
+    dist.barrier()
+
+
+def waits_by_polling(path):
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        path.touch()
+    while not path.exists():
+        time.sleep(1)
+    dist.barrier()
+
+
+def test_nothing_may_depend_on_how_long_a_sleep_lasts(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        (tmp_path / "it").unlink(missing_ok=True)
+        Ranks().function(waits_by_sleeping, tmp_path / "it", ranks=3, seed=seed)
+    verdicts = []
+    for seed in range(2, 20, 2):
+        (tmp_path / "it").unlink(missing_ok=True)
+        verdicts.append(Ranks().function(waits_by_sleeping, tmp_path / "it", ranks=3, seed=seed, check=False).verdict)
+        (tmp_path / "it").unlink(missing_ok=True)
+        assert not Ranks().function(waits_by_polling, tmp_path / "it", ranks=3, seed=seed).verdicts
+    found = [verdict for verdict in verdicts if verdict is not None]
+    assert found
+    assert {verdict.kind for verdict in found} == {"crash"}
+    assert "AssertionError: not yet" in found[0].text
+
+
+def makes_groups():
+    dist.init_process_group("gloo")
+    ranks = [[0, 1], [1, 2]]
+    groups = [dist.new_group(each) for each in (ranks[::-1] if dist.get_rank() == 1 else ranks)]
+    dist.barrier()
+    assert len(groups) == 2
+
+
+def test_groups_that_are_made_in_another_order_are_told() -> None:
+    verdict = Ranks().function(makes_groups, ranks=3, check=False).verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("group order", (1, 0))
