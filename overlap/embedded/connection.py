@@ -19,6 +19,7 @@ from ..runtime.ending import keep
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.world import World
+from ..threads import start_thread
 
 T = TypeVar("T")
 
@@ -159,7 +160,7 @@ class Connection:
 
     def open(self) -> None:
         """Start the thread, and return when the world lives. Called by `overlap.connect`."""
-        self._thread.start()
+        start_thread(self._thread)
         try:
             self._met.wait()
         except BaseException:  # Ctrl-C

@@ -20,6 +20,7 @@ from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
 from ..processes.secret import generate, user_secret
 from ..processes.sockets import format_endpoint, parse_endpoint
+from ..threads import start_thread
 
 _turns: Counter[object] = Counter()
 """Connections so far, by place and rank: connections that follow each other at one place must not mix."""
@@ -142,7 +143,7 @@ def _answering(store: Store, job: str, turn: int, asks: dict[int, str], answer: 
     for rank, ask in asks.items():
         reply(rank, ask)
     watcher = threading.Thread(target=watch, name="overlap answers in the store", daemon=True)
-    watcher.start()
+    start_thread(watcher)
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ import threading
 from collections.abc import MutableMapping
 
 from ..errors import UsageError
+from ..threads import start_thread
 
 
 def hold(descriptor: int) -> None:
@@ -38,7 +39,7 @@ def hold(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     if not tie(descriptor, os.getpgrp()):
         # Nobody joins it: it lives exactly as long as the process, whose end is all it is for.
-        threading.Thread(target=_wait, args=(descriptor,), name="overlap lifeline", daemon=True).start()
+        start_thread(threading.Thread(target=_wait, args=(descriptor,), name="overlap lifeline", daemon=True))
     if _is_cut(descriptor):
         _end()
 

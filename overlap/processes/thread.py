@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 import trio
 from trio.lowlevel import TrioToken, current_trio_token
 
+from ..threads import start_thread
+
 T = TypeVar("T")
 
 
@@ -54,7 +56,7 @@ class _Held(Generic[T]):
 
     async def start(self) -> None:
         """Start the thread, and wait until its loop runs."""
-        self._thread.start()
+        start_thread(self._thread)
         with trio.CancelScope(shield=True):
             await self._started.wait()
 

@@ -19,6 +19,7 @@ from transports.tls import Tls
 from ..errors import OverlapError, UsageError
 from ..live.snapshot import Memory, ProcessSnapshot, read_snapshot
 from ..live.worlds import WorldSnapshot
+from ..threads import start_thread
 from .identity import WATCHER, name_processes
 from .link import ControlLink
 from .messages import Look as LookMessage
@@ -64,7 +65,7 @@ class WatchedWorld:
         self._token: TrioToken
         self._answer: _Answer
         self._thread = Thread(target=trio.run, args=(self._live,), name="overlap watching", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
         if (error := self._opened.get()) is not None:
             self._thread.join()
             raise error

@@ -28,6 +28,7 @@ import trio
 from trio.lowlevel import Task
 
 from ...diagnostics import is_ours, program_point
+from ...threads import start_thread
 from ...timeline.recording import call_site
 
 #: So long may a program keep the loop before that is told, and shown in the timeline. People notice a second.
@@ -127,8 +128,8 @@ class LoopWatch:
 
     def __enter__(self) -> None:
         self._native_thread = threading.get_native_id()
+        start_thread(self._thread)
         trio.lowlevel.add_instrument(self._turn)
-        self._thread.start()
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()

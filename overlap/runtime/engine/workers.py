@@ -16,6 +16,8 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from ...threads import start_thread
+
 # Measured on 64 MiB float32 sums: with two to four arrays, pieces of 512 KiB stay in a 2 MiB second-level cache;
 # 64 KiB pieces take 2x (one GIL hand-over each), 2 MiB pieces 1.1x.
 PIECE_BYTES = 512 << 10
@@ -93,8 +95,8 @@ class Workers:
             thread = threading.Thread(
                 target=_silent().run, args=(self._work,), name=f"overlap-reduce-{len(self._threads)}", daemon=True
             )
+            start_thread(thread)
             self._threads.append(thread)
-            thread.start()
 
     def _take(self) -> tuple[_Job, Piece] | None:
         with self._lock:
