@@ -10,6 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import xxhash
 from safetensors import safe_open
 
 import overlap
@@ -361,6 +362,91 @@ def test_one_whose_manifest_is_damaged_is_passed_over(tmp_path, capsys, damage):
     assert path.read_bytes() != written
     assert [restored.step for restored, _, _ in training(tmp_path, "data", ranks=1, until=2)] == [1]
     assert f"checkpoint of step 2 is passed over: {path} is not what was written" in capsys.readouterr().err
+
+
+def name_of(name):
+    def change(told, folder):
+        (folder.parent / "elsewhere").write_bytes((folder / told["files"][0]["name"]).read_bytes())
+        told["files"][0]["name"] = name
+
+    return change
+
+
+def link_to(target, nbytes):
+    def change(told, folder):
+        path = folder / told["files"][0]["name"]
+        path.unlink()
+        path.symlink_to(target)
+        told["files"][0]["bytes"] = nbytes
+
+    return change
+
+
+def pipe(told, folder):
+    path = folder / told["files"][0]["name"]
+    path.unlink()
+    os.mkfifo(path)
+    told["files"][0]["bytes"] = 0
+
+
+def pieces(change):
+    def of(told, folder):
+        told["files"][0]["pieces"] = [change(*piece) for piece in told["files"][0]["pieces"]]
+
+    return of
+
+
+def tensors(change):
+    def of(told, folder):
+        told["tensors"] = {name: change(*entry) for name, entry in told["tensors"].items()}
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(name_of("../elsewhere"), id="a file above"),
+        pytest.param(name_of("/etc/hostname"), id="a file elsewhere"),
+        pytest.param(name_of(".."), id="the folder above"),
+        pytest.param(name_of(""), id="the folder"),
+        pytest.param(name_of(None), id="no name"),
+        pytest.param(link_to("/dev/zero", 0), id="a link to a device"),
+        pytest.param(link_to("..", 4096), id="a link to a folder"),
+        pytest.param(link_to("nowhere", 8), id="a link to nothing"),
+        pytest.param(pipe, id="a pipe"),
+        pytest.param(pieces(lambda key, name, start, stop: [key, name, -start - 9, stop]), id="before the first"),
+        pytest.param(pieces(lambda key, name, start, stop: [key, name, start, stop + 9]), id="beyond the last"),
+        pytest.param(pieces(lambda key, name, start, stop: ["x", name, start, stop]), id="a key that is not there"),
+        pytest.param(pieces(lambda key, name, start, stop: [key, name]), id="half a piece"),
+        pytest.param(pieces(lambda key, name, start, stop: [key, name, "a", None]), id="no numbers"),
+        pytest.param(tensors(lambda dtype, shape: ["float99", shape]), id="a type that is none"),
+        pytest.param(tensors(lambda dtype, shape: [dtype, [1 << 60]]), id="more than memory has"),
+        pytest.param(tensors(lambda dtype, shape: [dtype, [-1]]), id="less than nothing"),
+        pytest.param(lambda told, folder: told.pop("cuts"), id="half a manifest"),
+        pytest.param(lambda told, folder: told.update(files=[]), id="no files"),
+        pytest.param(lambda told, folder: told.update(files={"a": 1}), id="files that are none"),
+        pytest.param(lambda told, folder: told.update(extra=3, notes=[1]), id="notes that are none"),
+    ],
+)
+def test_a_manifest_that_someone_else_has_written_leads_nowhere_else(tmp_path, capsys, change):
+    """With a checksum that is right: it is passed over, or the model is said to be another one."""
+    training(tmp_path, "data", ranks=1, save_at=(1, 2), until=2)
+    folder = tmp_path / "checkpoint-000000000002"
+    told = json.loads((folder / "manifest.json").read_text())
+    told.pop("xxh3_128")
+    change(told, folder)
+    text = json.dumps(told)
+    sealed = told | {"xxh3_128": xxhash.xxh3_128(text.encode()).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(sealed))
+    try:
+        found = [restored.step for restored, _, _ in training(tmp_path, "data", ranks=1, until=2)]
+    except overlap.RankFailedError as failed:
+        assert isinstance(failed.cause, overlap.UsageError), failed.cause  # noqa: PT017
+        assert "checkpoint" in str(failed.cause)  # noqa: PT017
+    else:
+        assert found == [1]
+        assert "checkpoint of step 2 is passed over: " in capsys.readouterr().err
 
 
 def test_where_all_are_damaged_nobody_begins_anew(tmp_path):

@@ -304,6 +304,7 @@ class Checkpoints:
         try:
             manifest = read_manifest(folder)
             reader = Reader(folder, manifest)
+            reader.check_pieces()
             for name in list(reader.files)[self._group.rank :: self._group.size]:
                 reader.check(name)
         except (OSError, DamagedError) as error:

@@ -13,6 +13,7 @@ The manifest tells the tensors, which piece of them is in which file, and a chec
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -20,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -31,6 +33,7 @@ from .pieces import Cut, Piece, Tensors
 if TYPE_CHECKING:
     from ..tree import Array
 
+_FILE = re.compile(r"[\w-]+\.safetensors")
 _NAME = re.compile(r"checkpoint-(\d{12,18})")
 _MANIFEST = "manifest.json"
 _WHOLE = "model.safetensors"
@@ -203,6 +206,23 @@ def _unsealed(path: Path) -> dict[str, Any]:
     raise DamagedError(f"{path} is not what was written")
 
 
+class _File(TypedDict):
+    name: str
+    bytes: int
+    xxh3_128: str
+    pieces: list[tuple[str, str, int, int]]  # its name in the file, that of the tensor, and elements from and to
+
+
+class _Manifest(TypedDict):
+    step: int
+    ranks: int
+    extra: dict[str, Any]
+    notes: Annotated[dict[str, Any], msgspec.Meta(min_length=1)]
+    tensors: dict[str, tuple[str, list[Annotated[int, msgspec.Meta(ge=0)]]]]
+    cuts: dict[str, tuple[str, int, int, int]]
+    files: list[_File]
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the contents of a checkpoint's manifest.
 
@@ -213,9 +233,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         told = _unsealed(folder / _MANIFEST)
         if told["format"] != _FORMAT:
             raise DamagedError(f"{folder}: its format is {told['format']}, known is {_FORMAT}")
-        if any(Path(file["name"]).name != file["name"] for file in told["files"]):
+        msgspec.convert(told, _Manifest)
+        if any(not _FILE.fullmatch(file["name"]) for file in told["files"]):
             raise DamagedError(f"{folder}: its manifest names files elsewhere")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise error if isinstance(error, DamagedError) else DamagedError(f"{folder}: {error!r}") from error
     return told
 
@@ -257,8 +278,35 @@ class Reader:
             DamagedError: If it is something else.
         """
         path, (nbytes, written) = self._folder / name, self.files[name]
-        if not path.exists() or path.stat().st_size != nbytes or _checksum(path) != written:
+        if not path.is_file() or path.stat().st_size != nbytes or _checksum(path) != written:
             raise DamagedError(f"{path} is not what was written")
+        try:
+            header, _ = _header(path)
+            for key, found in self._found.items():
+                itemsize = _dtype(self._stored[key][0]).itemsize
+                for start, stop, file, entry in found:
+                    begin, end = header[entry]["data_offsets"] if file == name else (0, (stop - start) * itemsize)
+                    if end - begin != (stop - start) * itemsize:
+                        raise DamagedError(f"{path}: {entry!r} has another length than its manifest says")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"{path}: {error}") from error
+
+    def check_pieces(self) -> None:
+        """See that the pieces lie within their tensors, and leave out nothing.
+
+        Raises:
+            DamagedError: If they do not.
+        """
+        for name in {*self._stored, *self._found}:
+            if name not in self._stored or self._stored[name][0] not in _DTYPES.values():
+                raise DamagedError(f"{self._folder}: the type of {name!r} is not known")
+            size, at = math.prod(self._stored[name][1]), 0
+            for start, stop, _, _ in sorted(self._found.get(name, [])):
+                if not 0 <= start <= min(at, stop) or stop > size:
+                    raise DamagedError(f"{self._folder}: elements {start} to {stop} of {name!r} cannot be")
+                at = max(at, stop)
+            if at < size:
+                raise DamagedError(f"{self._folder}: {size - at} elements of {name!r} are in no file")
 
     def fill(self, wanted: Piece) -> None:
         """Read the elements of a piece into its memory; where it was cut otherwise, by way of the whole tensor.
