@@ -123,6 +123,21 @@ def test_what_is_damaged_is_refused() -> None:
             spans_of(damaged)
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, -1, 1 << 40])
+def test_columns_of_another_length_than_their_block_says_are_refused(count: int) -> None:
+    """Fewer and more of them: numpy would read what is there."""
+    data = pack_part(part(comm(0, 10, 20), comm(0, 30, 40)))
+    header_end = 4 + int.from_bytes(data[:4], "big")
+    block = zlib.decompress(data[header_end + 4 :])
+    end = 4 + int.from_bytes(block[:4], "big")
+    told = msgpack.unpackb(block[4:end])
+    assert told["count"] == 2
+    other = msgpack.packb(told | {"count": count})
+    packed = zlib.compress(len(other).to_bytes(4, "big") + other + block[end:])
+    with pytest.raises(UsageError, match=r"^damaged part of a trace: .*columns that do not fit"):
+        spans_of(data[:header_end] + len(packed).to_bytes(4, "big") + packed)
+
+
 @pytest.mark.parametrize(("column", "wrong"), [*product(["kind", "group", *TEXTS], [-2, 99])])
 def test_an_index_that_its_table_does_not_have_is_refused(column: str, wrong: int) -> None:
     data = pack_part(part(comm(0, 10, 20)))

@@ -51,11 +51,13 @@ def check_alike(subject: str, mine: Sequence[str], gathered: NDArray[np.int64], 
     for rank, theirs in zip(ranks, gathered.reshape(len(ranks), -1), strict=True):
         if (theirs != expected).any():
             at = int((theirs[1:] != expected[1:]).argmax())
-            item = (
-                f"{mine[at]} here is something else there"
-                if at < min(len(mine), _SLOTS - 2)
-                else (f"there are {len(mine)} here and {int(theirs[0])} there")
-            )
+            count = int(theirs[0])
+            if at < min(len(mine), _SLOTS - 2):
+                item = f"{mine[at]} here is something else there"
+            elif count != len(mine):
+                item = f"there are {len(mine)} here and {count} there"
+            else:
+                item = f"one of those after {mine[at - 1]}"
             raise UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}")
 
 
