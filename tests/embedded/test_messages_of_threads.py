@@ -244,6 +244,7 @@ def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pyte
         with ThreadPoolExecutor(1, initializer=lambda: patient.add(threading.get_ident())) as pool:
             other = pool.submit(first.result, TIMEOUT_S)
             assert naps.wait(TIMEOUT_S)
+            patient.add(threading.get_ident())
             with pytest.raises(TimeoutError):
                 first.result(0.1)
             waited.set()

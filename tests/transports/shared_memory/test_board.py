@@ -278,6 +278,32 @@ def test_a_thread_that_naps_in_place_of_the_loop_is_woken(
     assert found == [expected]
 
 
+@pytest.mark.skipif(not WORDS, reason="needs Linux on x86-64")
+def test_a_second_thread_that_waits_for_the_same_leaves_the_nap_of_the_first_alone(
+    napped: SimpleQueue[bool],
+) -> None:
+    """It may not take the loop's place, nor nap: leaving, it would clear the mark that lets a peer wake the first."""
+    found: list[bool] = []
+
+    async def main() -> None:
+        async with boards() as (here, there):
+            waiting = Waiting()
+            here.waiting.watch(waiting)
+            assert here.waiting.rouse(waiting)
+            first = threading.Thread(target=lambda: found.append(here.waiting.linger(waiting, None)))
+            first.start()
+            await trio.to_thread.run_sync(napped.get)
+            assert not here.waiting.rouse(waiting)
+            assert not await trio.to_thread.run_sync(here.waiting.linger, waiting, 0.01)
+            assert napped.empty()
+            come(waiting, there)  # which rings only those that are marked
+            await trio.to_thread.run_sync(first.join, TIMEOUT_S)
+            assert not first.is_alive()
+
+    run(main)
+    assert found == [True]
+
+
 def test_a_nap_lasts_no_longer_than_it_may(napped: SimpleQueue[bool]) -> None:
     async def main() -> None:
         async with boards() as (here, _):
