@@ -30,7 +30,11 @@ def taken(turns: Turns, steps: dict[str, int]) -> str:
 
 
 def test_without_changes_the_highest_priority_goes_on_until_it_is_blocked() -> None:
-    orders = {taken(turns, {"a": 3, "b": 3, "c": 3}) for seed in range(200) if (turns := Turns(seed)).depth == 1}
+    orders = set()
+    for seed in range(50):
+        turns = Turns(seed)
+        turns._lowered.clear()
+        orders.add(taken(turns, {"a": 3, "b": 3, "c": 3}))
     assert orders == {"aaabbbccc", "aaacccbbb", "bbbaaaccc", "bbbcccaaa", "cccaaabbb", "cccbbbaaa"}
 
 
@@ -60,7 +64,7 @@ def test_an_order_is_as_likely_as_the_bound_says(depth: int, wanted: str) -> Non
 
 def test_seeds_draw_all_depths_and_lengths() -> None:
     drawn = [Turns(seed) for seed in range(2, 1000, 2)]
-    assert {(turns.depth, turns.length) for turns in drawn} == set(product((1, 2, 3, 4), (2**n for n in range(2, 13))))
+    assert {(turns.depth, turns.length) for turns in drawn} == set(product((2, 3, 4), (2**n for n in range(2, 13))))
     assert {len(turns._lowered) - turns.depth for turns in drawn} == {-1}
 
 
