@@ -198,6 +198,7 @@ class Kernel:
             deadline_ns = None if deadline_s == inf else self.clock.nearest_ns(self.clock.current_time() + deadline_s)
             batch = self._next_batch()
             if batch is None and self.on_idle():
+                self._stalled = False
                 continue
             if batch is None and deadline_ns is None:
                 self._stall()

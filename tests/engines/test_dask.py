@@ -160,14 +160,17 @@ async def main(rank, number):
     await rank.barrier()
     return number
 
-def hold(seconds):
-    time.sleep(seconds)
+def hold(path):
+    while not os.path.exists(path):
+        time.sleep(0.05)
 
 # one thread of each worker is taken
-held = [client.submit(hold, 600, workers=[each], pure=False) for each in client.scheduler_info(n_workers=-1)["workers"]]
+path, workers = os.path.abspath("over"), client.scheduler_info(n_workers=-1)["workers"]
+held = [client.submit(hold, path, workers=[each], pure=False) for each in workers]
 with ThreadPoolExecutor(4) as pool:
     told = list(pool.map(lambda number: overlap.dask.run(client, main, number, ranks=3), range(4)))
-client.cancel(held, force=True)
+open(path, "w").close()
+distributed.wait(held)
 tell(told)
 """)  # fmt: skip
     assert driver.told == [[number] * 3 for number in range(4)]
