@@ -32,7 +32,7 @@ from transports.failures import ArgumentError, TransportError
 from transports.identity import Hello
 
 #: Version of all protocols on sockets. Processes of different versions refuse each other.
-VERSION = 11
+VERSION = 12
 #: Of a hello, and of the reason of a refusal.
 HELLO_LIMIT_BYTES = 256
 

@@ -1,8 +1,9 @@
 """Control messages between the processes of a world, and the frames in which they travel.
 
-A message is a tagged `msgspec.Struct` that msgpack carries as a list: its name, then its fields. A frame is four bytes
-of length and then at most `FRAME_LIMIT_BYTES` of message. Decoding checks the name, the number of fields and the type
-of each, and no type nests without bound; anything else is a `MessageError`, and its sender is cut off.
+A message is a tagged `msgspec.Struct` that msgpack carries as a list: its name, then its fields. A frame is its length,
+checksums (XXH32) of that and of the rest, and then at most `FRAME_LIMIT_BYTES` of message: a bit that flips on the way
+makes no other message of it. Decoding checks the name, the number of fields and the type of each, and no type nests
+without bound; anything else is a `MessageError`, and its sender is cut off.
 
 The first part are messages between a member and the coordinator, which lives in the process of member 0. The second
 part is said between worlds: `Tell` carries it, and only `control_plane` reads it. Pure: no sockets here.
@@ -11,21 +12,23 @@ part is said between worlds: `Tell` carries it, and only `control_plane` reads i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import Struct
 from typing import TypeAlias, TypeVar
 
 import msgspec
+import xxhash
 
 from ..errors import OverlapError
 from ..runtime.blame.standing import Standing
 
-#: Of one frame without its length.
+#: Of one frame without its head.
 FRAME_LIMIT_BYTES = 64 * 1024
 #: Of the bytes that a message carries for its callers, which leaves room in a frame for the rest of it.
 BLOB_LIMIT_BYTES = 48 * 1024
 #: Of what `tell` carries.
 BODY_LIMIT_BYTES = 60 * 1024
 
-_LENGTH_BYTES = 4
+_HEAD = Struct("!III")  # length, its checksum, and that of the message
 
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
@@ -308,11 +311,21 @@ def encode(message: Message) -> bytes:
     data = encode_saying(message)
     if len(data) > FRAME_LIMIT_BYTES:
         raise MessageError(f"a {type(message).__name__} of {len(data)} bytes, the limit is {FRAME_LIMIT_BYTES}")
-    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+    return framed(data)
+
+
+def framed(data: bytes) -> bytes:
+    """Return the frame of a message that is written already."""
+    length_bytes = len(data)
+    return _HEAD.pack(length_bytes, _check(length_bytes), xxhash.xxh32_intdigest(data)) + data
+
+
+def _check(length_bytes: int) -> int:
+    return xxhash.xxh32_intdigest(length_bytes.to_bytes(4, "big"))
 
 
 def encode_saying(message: Message | Saying) -> bytes:
-    """Write a message without the length of a frame.
+    """Write a message without the head of a frame.
 
     Raises:
         MessageError: It holds what msgpack cannot carry.
@@ -333,7 +346,7 @@ def readable(message: S) -> S:
 
 
 def decode(data: bytes) -> Message:
-    """Read a frame without its length.
+    """Read a frame without its head.
 
     Raises:
         MessageError: It is no message.
@@ -372,13 +385,17 @@ class FrameReader:
             MessageError: The bytes are no message; nothing after them can be read.
         """
         self._data += data
-        while len(self._data) >= _LENGTH_BYTES:
-            length_bytes = int.from_bytes(self._data[:_LENGTH_BYTES], "big")
+        while len(self._data) >= _HEAD.size:
+            length_bytes, check, expected = _HEAD.unpack_from(self._data)
+            if check != _check(length_bytes):
+                raise MessageError("bytes that are no frame, or were damaged on the way")
             if length_bytes > FRAME_LIMIT_BYTES:
                 raise MessageError(f"a frame claims {length_bytes} bytes, the limit is {FRAME_LIMIT_BYTES}")
-            end = _LENGTH_BYTES + length_bytes
+            end = _HEAD.size + length_bytes
             if len(self._data) < end:
                 return
-            frame = bytes(self._data[_LENGTH_BYTES:end])
+            frame = bytes(self._data[_HEAD.size : end])
+            if xxhash.xxh32_intdigest(frame) != expected:
+                raise MessageError(f"a frame of {length_bytes} bytes that was damaged on the way")
             del self._data[:end]
             yield decode(frame)

@@ -35,6 +35,7 @@ from overlap.processes.messages import (
     Refused,
     Told,
     encode,
+    framed,
 )
 from overlap.processes.silence import Patience, watch
 from transports.handshake import welcome
@@ -109,9 +110,11 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\xff\xff\xff\xff", "a frame claims 4294967295 bytes, the limit is 65536"),
+        (b"\xff" * 12, "bytes that are no frame, or were damaged on the way"),
+        (framed(bytes(65537))[:12], "a frame claims 65537 bytes, the limit is 65536"),
+        (framed(b"abc")[:-1] + b"?", "a frame of 3 bytes that was damaged on the way"),
         (
-            b"\x00\x00\x00\x01\xc1",
+            framed(b"\xc1"),
             "1 bytes that are no message: MessagePack data is malformed: invalid opcode '\\xc1' (byte 0)",
         ),
         (encode(Ready(process="")), "a Ready, which is not its turn"),

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 import msgpack
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,8 @@ from overlap.processes.messages import (
     Waiting,
     decode,
     encode,
+    encode_saying,
+    framed,
 )
 
 EXAMPLES: dict[Any, list[Any]] = {
@@ -49,9 +52,10 @@ def read(data: bytes) -> list[Message]:
     return list(FrameReader().feed(data))
 
 
-def framed(said: object) -> bytes:
-    data: bytes = msgpack.packb(said)
-    return len(data).to_bytes(4, "big") + data
+def claiming(length_bytes: int) -> bytes:
+    """Return the head of a frame that is right in itself."""
+    number = length_bytes.to_bytes(4, "big")
+    return number + xxhash.xxh32_digest(number) + bytes(4)
 
 
 @pytest.mark.parametrize("message", every_message(), ids=lambda message: type(message).__name__)
@@ -94,13 +98,13 @@ def test_it_does_not_matter_how_the_wire_cuts(cuts: list[int]) -> None:
 )
 def test_nothing_else_is_read(said: object, message: str) -> None:
     with pytest.raises(MessageError, match=message):
-        read(framed(said))
+        read(framed(msgpack.packb(said)))
 
 
 @pytest.mark.parametrize("length_bytes", [FRAME_LIMIT_BYTES + 1, 2**32 - 1])
 def test_a_length_beyond_the_limit_is_refused_before_anything_of_it_is_there(length_bytes: int) -> None:
     with pytest.raises(MessageError, match=rf"^a frame claims {length_bytes} bytes, the limit is 65536$"):
-        read(length_bytes.to_bytes(4, "big"))
+        read(claiming(length_bytes))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_hostile_msgpack_is_a_message_error(data: bytes) -> None:
 
 def test_random_and_damaged_frames_never_do_anything_else() -> None:
     random = np.random.default_rng(4)
-    good = [encode(message)[4:] for message in every_message()]
+    good = [encode_saying(message) for message in every_message()]
     read_anyway = 0
     for turn in range(20_000):
         data = bytearray(random.bytes(int(random.integers(0, 40))) if turn % 2 else good[turn // 2 % len(good)])
@@ -135,8 +139,22 @@ def test_random_and_damaged_frames_never_do_anything_else() -> None:
         except MessageError:
             continue
         read_anyway += 1
-        assert decode(encode(message)[4:]) == message or "nan" in repr(message)
+        assert decode(encode_saying(message)) == message or "nan" in repr(message)
     assert read_anyway > 100  # damage inside a text or a number makes another message, not none
+
+
+def test_no_bit_may_flip_on_the_way() -> None:
+    """Wherever in a frame: what comes before it is read, and nothing of it or after it is."""
+    before, after = Ping(sent_ns=3), Ping(sent_ns=4)
+    for message in every_message():
+        frame = encode(message)
+        for at in range(len(frame) * 8) if len(frame) < 60 else range(0, len(frame) * 8, 37):
+            damaged = bytearray(frame)
+            damaged[at // 8] ^= 1 << at % 8
+            got: list[Message] = []
+            with pytest.raises(MessageError, match="damaged on the way"):
+                got.extend(FrameReader().feed(encode(before) + damaged + encode(after)))
+            assert got == [before]
 
 
 def test_what_does_not_fit_is_not_sent() -> None:

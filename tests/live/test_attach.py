@@ -1,7 +1,6 @@
 """Looking on at a world from elsewhere: what is seen, who may, what it costs, and that hostile bytes do nothing."""
 
 import re
-import struct
 import threading
 from contextlib import suppress
 from functools import partial
@@ -38,6 +37,7 @@ from overlap.processes.messages import (
     Refused,
     Seen,
     encode,
+    framed,
 )
 from overlap.processes.watching import WatchedWorld, WorldOverError
 from tests.launch.company import SECRET, Puppet, wait_and_leave, with_company
@@ -268,7 +268,7 @@ def test_where_nobody_listens_there_is_no_job():
         (encode(Join(detail="overlap 0.1.0, local", process="")), "it sent a Join, which is not its turn"),
         (encode(Glance(turn=1, room_bytes=1)), "it sent a Glance, which is not its turn"),
         (encode(Look()) + encode(Look()), "it sent a Look, which is not its turn"),
-        (struct.pack("!I", 1 << 31), "it sent a frame claims 2147483648 bytes, the limit is 65536"),
+        (framed(bytes(1 << 17))[:12], "it sent a frame claims 131072 bytes, the limit is 65536"),
     ],
 )
 def test_a_watcher_that_does_what_none_does_is_shown_out(blob, data, reason):
