@@ -116,7 +116,12 @@ class Handover:
         self._queue.append((function, args))
         if not self._called:
             self._called = True
-            self._token.run_sync_soon(self._look)
+            try:
+                self._token.run_sync_soon(self._look)
+            except trio.RunFinishedError:
+                self._called = False  # so that the next one hears of it too
+                self._queue.clear()
+                raise
 
     def _look(self) -> None:
         self._called = False  # first: later posts call again, or are seen below
