@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import overlap
+from tests.embedded.connecting import TIMEOUT_S, MemoryStore
 from transports import Endpoint, NeuronLink
 from transports.wrappers import Wrapper
 
@@ -89,6 +90,46 @@ def test_a_million_small_collectives(wire: bool) -> None:
 
     overlap.run(main, ranks=2, transport=Wire(NeuronLink(2)) if wire else NeuronLink(2))
     check(looks)
+
+
+@pytest.mark.parametrize("wire", ["shared_memory", "efa"])
+def test_a_million_operations_between_processes(wire: str) -> None:
+    """By memory that processes share, and by sockets; each rank is in a thread here, so that one look sees both."""
+    rounds, looks = COLLECTIVES // 4, list[tuple[int, int]]()
+
+    def program(world: overlap.Connection) -> None:
+        rank, x, other = world.rank, np.ones(300), 1 - world.rank.rank
+        for number in range(rounds):
+            first = rank.all_reduce(x)
+            second = rank.all_gather(x[:2])
+            if rank.rank:
+                rank.recv(np.empty(2), other, tag=number % 7).result(TIMEOUT_S)
+            else:
+                rank.send(x[:2], other, tag=number % 7).result(TIMEOUT_S)
+            first.result(TIMEOUT_S)
+            second.result(TIMEOUT_S)
+            rank.barrier().result(TIMEOUT_S)
+            if rank.rank == 0 and number % (rounds // LOOKS) == 0:
+                gc.collect()
+                resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+                looks.append((resident, len(gc.get_objects())))
+
+    store = MemoryStore()
+
+    def live(rank: int) -> None:
+        with overlap.connect(rank, 2, store=store, transport=wire) as world:
+            program(world)
+
+    threads = [threading.Thread(target=live, args=[rank]) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(*looks, sep="\n")
+    assert len(looks) >= LOOKS
+    early, late = looks[5 : LOOKS // 2], looks[LOOKS // 2 :]
+    assert max(resident for resident, _ in late) <= 1.01 * max(resident for resident, _ in early)
+    assert max(objects for _, objects in late) <= max(objects for _, objects in early) + 1000
 
 
 def test_an_hour_of_virtual_training() -> None:

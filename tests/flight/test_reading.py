@@ -1,6 +1,7 @@
 """Reading flight records: what is none is refused in one line, and damage is never more than that."""
 
 import os
+import platform
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import overlap
 from overlap import UsageError
 from overlap.cli import main as command
+from overlap.flight.folder import born, runs
 from overlap.flight.reading import read_flight
 from tests import interpreters
 
@@ -169,3 +171,12 @@ def test_several_runs_are_told_apart(folder, sample, capsys):
     assert command(["autopsy"]) == 0
     told = "(of 2 runs in these files this is the last; name the files of another to see that)"
     assert capsys.readouterr().out.splitlines()[-1] == told
+
+
+def test_a_process_id_that_is_used_again_is_no_running_job() -> None:
+    """A record is of a process that began when it says."""
+    host, pid = platform.node()[:100], os.getpid()
+    assert runs(host, pid, born(pid))
+    assert not runs(host, pid, str(int(born(pid)) + 1))
+    assert not runs(f"{host}-other", pid, born(pid))
+    assert not runs(host, pid, "")

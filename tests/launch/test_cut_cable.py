@@ -33,13 +33,18 @@ overlap.run(main)
 """
 
 
-@pytest.fixture
-def hosts() -> Iterator[tuple[Host, Host]]:
+def needs_namespaces() -> None:
+    """Skip a test where hosts cannot be emulated."""
     missing = [tool for tool in ("unshare", "nsenter", "ip", "tc") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
     if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no rights to make a network namespace")
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    needs_namespaces()
     with two_hosts(links=1, bits_per_s=10**9) as both:
         yield both
 

@@ -1,0 +1,148 @@
+"""Networks between two hosts, which are network namespaces, as they are on bad days; `test_cut_cable` has the worst."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.two_hosts.network import Host, two_hosts
+
+from .test_cut_cable import needs_namespaces
+from .test_worlds import LIMIT_S, clean
+
+PROGRAM = """
+import sys
+import numpy as np
+import overlap
+
+async def main(rank):
+    nbytes, steps = map(int, sys.argv[1:])
+    for step in range(steps):
+        found = await rank.all_reduce(np.full(nbytes // 4, step, np.float32))
+        assert (found == 2 * step).all()
+        if step == 1:
+            print("up", flush=True)
+    print("right", flush=True)
+
+overlap.run(main)
+"""
+NOWHERE = "02:00:00:00:00:99"  # an address that no device has: what is sent there is lost without a word
+
+
+@pytest.fixture(autouse=True)
+def _namespaces() -> None:
+    needs_namespaces()
+
+
+@contextmanager
+def running(
+    folder: Path, hosts: tuple[Host, Host], *options: str, nbytes: int, steps: int
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run the program on both hosts; none of it survives the block."""
+    (folder / "train.py").write_text(PROGRAM)
+    endpoint = f"{hosts[0].address()}:29500"
+    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--no-prefix", "--rdzv-endpoint", endpoint]
+    with ExitStack() as stack:
+        nodes = []
+        for host in hosts:
+            flights = str(folder / f"flights-{host.index}")
+            node = subprocess.Popen(
+                [*host.enter, *command, "--node-rank", str(host.index), *options, "train.py", str(nbytes), str(steps)],
+                cwd=folder,
+                env=clean(OVERLAP_SECRET="correct horse", OVERLAP_FLIGHT_DIR=flights),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(node)
+            stack.callback(node.kill)
+            nodes.append(node)
+        yield nodes
+
+
+def up(nodes: list[subprocess.Popen[str]]) -> None:
+    for node in nodes:
+        assert node.stdout is not None
+        assert node.stdout.readline() == "up\n", node.communicate(timeout=LIMIT_S)
+
+
+def ended(nodes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    said = [node.communicate(timeout=LIMIT_S) for node in nodes]
+    return [(node.returncode, out, err) for node, (out, err) in zip(nodes, said, strict=True)]
+
+
+def lose(host: Host, other: Host, *, lost: bool) -> None:
+    """Lose all that a host sends to the other one, without an error for either; or no longer."""
+    how = ["replace", other.address(), "lladdr", NOWHERE, "nud", "permanent"] if lost else ["del", other.address()]
+    subprocess.run([*host.enter, "ip", "neigh", *how, "dev", "rail0"], check=True, timeout=LIMIT_S)
+
+
+@pytest.mark.faults  # silence is believed after some seconds
+@pytest.mark.parametrize("sender", [0, 1], ids=["to 1", "to 0"])
+def test_where_one_direction_is_lost_both_sides_end(tmp_path: Path, sender: int) -> None:
+    with (
+        two_hosts(links=1, bits_per_s=10**9) as hosts,
+        running(tmp_path, hosts, nbytes=4 << 20, steps=1_000_000) as nodes,
+    ):
+        up(nodes)
+        lose(hosts[sender], hosts[1 - sender], lost=True)
+        told = ended(nodes)
+    assert [code for code, _, _ in told] == [1, 1]
+    for other, (_, _, err) in ((1, told[0]), (0, told[1])):
+        assert f"overlap: rank {other} failed: PeerLostError: process {other} (rank {other}) is lost" in err, err
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("outage_s", "options", "survived"),
+    [(1, [], True), (3, [], True), (8, ["--outage", "15"], True), (30, [], False)],
+    ids=["1 s", "3 s", "8 s of 15", "30 s"],
+)
+def test_outages_are_survived_as_far_as_is_promised(
+    tmp_path: Path, outage_s: float, options: list[str], survived: bool
+) -> None:
+    with (
+        two_hosts(links=1, bits_per_s=10**9) as hosts,
+        running(tmp_path, hosts, *options, nbytes=4 << 20, steps=60) as nodes,
+    ):
+        up(nodes)
+        for host in hosts:
+            lose(host, hosts[1 - host.index], lost=True)
+        if survived:
+            time.sleep(outage_s)
+            for host in hosts:
+                lose(host, hosts[1 - host.index], lost=False)
+        told = ended(nodes)  # else it lasts until both have ended
+    assert [code for code, _, _ in told] == [0 if survived else 1] * 2, told
+    if survived:
+        assert [out for _, out, _ in told] == ["right\n"] * 2
+    else:
+        assert all("is lost" in err for _, _, err in told), told
+
+
+@pytest.mark.faults
+def test_hosts_may_differ_in_how_long_a_packet_may_be(tmp_path: Path) -> None:
+    with two_hosts(links=1, bits_per_s=10**9) as hosts:
+        subprocess.run([*hosts[1].enter, "ip", "link", "set", "rail0", "mtu", "600"], check=True, timeout=LIMIT_S)
+        with running(tmp_path, hosts, nbytes=4 << 20, steps=20) as nodes:
+            up(nodes)
+            told = ended(nodes)
+    assert [(code, out) for code, out, _ in told] == [(0, "right\n")] * 2, told
+
+
+@pytest.mark.faults
+def test_a_slow_wire_is_no_lost_process(tmp_path: Path) -> None:
+    """1 Mbit/s: a message of 512 KiB takes 4 s, and signs of life wait behind it."""
+    with (
+        two_hosts(links=1, bits_per_s=10**6) as hosts,
+        running(tmp_path, hosts, nbytes=512 << 10, steps=4) as nodes,
+    ):
+        up(nodes)
+        told = ended(nodes)
+    assert [(code, out) for code, out, _ in told] == [(0, "right\n")] * 2, told
