@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
 from random import Random
 
 import trio
@@ -42,11 +43,15 @@ class Turns:
         self._lowered = {step: -chance.random() for step in changes}  # priorities from those steps on
         self._priorities: dict[int, float] = {}
         self._waiting: dict[int, deque[Callable[[], None]]] = {}
+        self._queue: list[tuple[float, int]] = []  # a heap of ranks that wait, the highest priority first
         self._step = 0
 
     def hold(self, rank: int, go: Callable[[], None]) -> None:
         """Hold a step of a rank until it is its turn."""
-        self._waiting.setdefault(rank, deque()).append(go)
+        if rank not in self._waiting:
+            self._waiting[rank] = deque()
+            heappush(self._queue, (-self._priority(rank), rank))
+        self._waiting[rank].append(go)
 
     async def taken(self, rank: int) -> None:
         """Wait until it is the turn of a rank."""
@@ -60,17 +65,17 @@ class Turns:
             return False
         self._step += 1
         if self._step in self._lowered:
-            self._priorities[self._highest()] = self._lowered[self._step]
-        rank = self._highest()
+            lowered = self._queue[0][1]
+            self._priorities[lowered] = self._lowered[self._step]
+            heapreplace(self._queue, (-self._priorities[lowered], lowered))
+        rank = self._queue[0][1]
         steps = self._waiting[rank]
         go = steps.popleft()
         if not steps:
             del self._waiting[rank]
+            heappop(self._queue)
         go()
         return True
-
-    def _highest(self) -> int:
-        return max(self._waiting, key=self._priority)
 
     def _priority(self, rank: int) -> float:
         """Return the priority of a rank; at first it is drawn, and at least 0."""
