@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300
 _NODE = {"object_store_memory": 80 << 20}
+_TRIES = 4
 
 
 class Witness:
@@ -24,7 +25,7 @@ class Witness:
     def __init__(self, *command: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", *command], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
     def ask(self, question: str = "left") -> Any:
@@ -47,9 +48,8 @@ class RayCluster:
         from ray.cluster_utils import Cluster
 
         self._cpus = cpus
-        self._cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": head_cpus, "include_dashboard": False, **_NODE}
-        )
+        self._cluster = Cluster()
+        self._added(num_cpus=head_cpus, include_dashboard=False)
         self.address: str = self._cluster.address
         self.nodes = [self.add()]
         self._cluster.wait_for_nodes()
@@ -66,7 +66,17 @@ class RayCluster:
         return Path(self._cluster.head_node.get_session_dir_path())
 
     def add(self) -> Any:
-        return self._cluster.add_node(num_cpus=self._cpus, **_NODE)
+        return self._added(num_cpus=self._cpus)
+
+    def _added(self, **settings: Any) -> Any:
+        """Add a node; again if it is not up within the 30 s that Ray gives it, which a busy machine may not keep."""
+        for _ in range(_TRIES):
+            try:
+                return self._cluster.add_node(**settings, **_NODE)
+            except Exception as error:
+                if "timed out during startup" not in str(error):
+                    raise
+        raise AssertionError(f"no node of Ray came up in {_TRIES} tries")
 
     def lose(self, node: Any) -> None:
         self._cluster.remove_node(node, allow_graceful=False)
