@@ -18,13 +18,12 @@ _AGAIN_S = 10.0
 def pace(clock_s: Callable[[], float] = monotonic) -> Iterator[Callable[[int, int, str], None]]:
     """Yield a function that takes how many pieces of work are done, of how many (0: unknown), and what comes next."""
     begun_s = clock_s()
-    due_s, told, waits = begun_s + _FIRST_S, False, ""
+    due_s, told = begun_s + _FIRST_S, False
 
     def tell(done: int, total: int, what: str) -> None:
-        nonlocal due_s, told, waits
+        nonlocal due_s, told
         now_s = clock_s()
         if now_s < due_s:
-            waits = waits or what
             return
         due_s, told = now_s + _AGAIN_S, True
         gone_s = now_s - begun_s

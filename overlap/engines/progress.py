@@ -25,6 +25,19 @@ def reached_step(records: Iterable[Path]) -> int | None:
     return max((step for file in records for step in _steps(file)), default=None)
 
 
+def kept_step(records: Iterable[Path]) -> int | None:
+    """Return the newest step whose state or checkpoint all ranks had on the disk, from flight records."""
+    return max((step for file in records for step in _kept(file)), default=None)
+
+
+def _kept(file: Path) -> Iterator[int]:
+    try:
+        flight: Flight = read_flight(file)
+    except UsageError:
+        return
+    yield from (record.kept for record in flight.ranks if record.kept is not None)
+
+
 def _steps(file: Path) -> Iterator[int]:
     try:
         flight: Flight = read_flight(file)

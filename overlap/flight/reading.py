@@ -61,6 +61,7 @@ class RankTable:
     operations: NDArray[np.int64]
     cut: bool = False  # Whether operations before these are no longer known
     waiting: int = 0  # Unfinished operations, newer than these, that have no record yet
+    kept: int = -1  # Newest step whose state or checkpoint is on the disk, or -1
 
     @property
     def last_step(self) -> int:
@@ -89,6 +90,7 @@ class RankRecord:
     step: int | None  # The step that it was in, or None
     left: bool  # Whether its program had finished
     waiting: int  # Unfinished operations, newer than these, that have no record yet
+    kept: int | None  # Newest step whose state or checkpoint is on the disk, or None
     operations: tuple[Operation, ...]  # In the order in which they were issued
 
     @property
@@ -196,11 +198,11 @@ class Record:
         """Return the last operations of each rank, and learn the words of their calls."""
         found = []
         for index in range(self._ranks):
-            rank, step, left, waiting = RANK.unpack_from(self._memory, rank_at(index))
+            rank, step, left, waiting, kept = RANK.unpack_from(self._memory, rank_at(index))
             begin = records_at(index, self._ranks)
             table = np.frombuffer(self._memory[begin : begin + RECORDS_BYTES], np.int64).reshape(RECORDS, 6).T
             known = self._known(table[:, table[0] > 0])
-            found.append(RankTable(rank, step, bool(left), known, len(known[0]) == RECORDS, waiting))
+            found.append(RankTable(rank, step, bool(left), known, len(known[0]) == RECORDS, waiting, kept))
         return found
 
     def _known(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -288,7 +290,12 @@ def _rank(table: RankTable, calls: Mapping[int, CallWords]) -> RankRecord:
     ]
     operations.sort(key=lambda operation: (operation.issued_ns, operation.words.key, operation.number))
     return RankRecord(
-        rank=table.rank, step=_step(table.step), left=table.left, waiting=table.waiting, operations=tuple(operations)
+        rank=table.rank,
+        step=_step(table.step),
+        left=table.left,
+        waiting=table.waiting,
+        kept=_step(table.kept),
+        operations=tuple(operations),
     )
 
 

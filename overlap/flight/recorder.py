@@ -82,6 +82,7 @@ class RankFlight:
     described: Callable[[int, Recordable, Known, object], None]
     step: Callable[[int], int]  # Takes the step that begins, and returns the one before it; -1 is none
     left: Callable[[], None]  # The rank's program has finished
+    kept: Callable[[int], None]  # Takes a step whose state or checkpoint is on the disk
 
 
 NOT_RECORDED = RankFlight(
@@ -92,6 +93,7 @@ NOT_RECORDED = RankFlight(
     described=lambda record, operation, known, call: None,
     step=lambda index: -1,
     left=lambda: None,
+    kept=lambda index: None,
 )
 """Records nothing, for ranks in simulated time: nothing is lost when their process ends."""
 
@@ -117,7 +119,7 @@ class Writer:
         clocks = {"unix_ns": time_ns(), "clock_ns": perf_counter_ns()}
         write_text(self._memory, START_AT, _json({**start, **clocks}), TEXT_LIMIT_BYTES)
         for rank, (at, _) in self._places.items():
-            RANK.pack_into(self._memory, at, rank, -1, 0, 0)
+            RANK.pack_into(self._memory, at, rank, -1, 0, 0, -1)
         HEAD.pack_into(self._memory, 0, MAGIC, VERSION, len(ranks), RECORDS, CALLS)
 
     def rank(self, rank: int) -> RankFlight:
@@ -285,7 +287,7 @@ def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[R
     first = begin // _WORD
     free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
     take, give, pack = free.popleft, free.append, ISSUE.pack_into
-    step_at, left_at, waiting_at = (at // _WORD + index for index in (1, 2, 3))
+    step_at, left_at, waiting_at, kept_at = (at // _WORD + index for index in (1, 2, 3, 4))
     current = -1
 
     def write(record: int, values: tuple[int, ...]) -> None:
@@ -349,12 +351,22 @@ def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[R
     def left() -> None:
         words[left_at] = 1
 
+    def kept(index: int) -> None:
+        words[kept_at] = index if 0 <= index < _MOST_STEPS else -1
+
     def turn(other: bytearray) -> None:
         nonlocal memory, words
         words.release()
         memory, words = other, memoryview(other).cast("q")
 
     flight = RankFlight(
-        issued=issued, ended=ended, carried=carried, started=started, described=described, step=step, left=left
+        issued=issued,
+        ended=ended,
+        carried=carried,
+        started=started,
+        described=described,
+        step=step,
+        left=left,
+        kept=kept,
     )
     return flight, turn

@@ -90,6 +90,9 @@ class Restarts:
     reached: Callable[[Sequence[int]], int | None]
     place: str | None  # Where the state is; None: none is named
     sleep: Callable[[float], None]  # Waits a number of seconds
+    # Returns the newest step that an attempt had on the disk, in a folder that may be known to the program only, given
+    # the pids of its processes.
+    kept: Callable[[Sequence[int]], int | None] = lambda pids: None
     # With how few nodes the world may go on; after an attempt without progress the next has one less, and after one
     # with progress it has all of them again. None: it needs all.
     fewest: int | None = None
@@ -111,6 +114,7 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
     advance = Advance(restarts.latest() if restarts.place else None)
     fewest = restarts.fewest or what.nodes
     advance.spare = what.nodes - fewest
+    kept: int | None = None
     for attempt in range(restarts.most + 1):
         killed = oom_kills()
         nodes = max(fewest, what.nodes - advance.futile)
@@ -122,8 +126,11 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         guilty = culprit(outcome.endings)
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
+        pids = [ending.pid for ending in outcome.endings]
         step = restarts.latest()
-        advance.note(step if restarts.place else restarts.reached([ending.pid for ending in outcome.endings]))
+        advance.note(step if restarts.place else restarts.reached(pids))
+        kept = max((each for each in (kept, restarts.kept(pids)) if each is not None), default=None)
+        step = kept if step is None else step
         if attempt == restarts.most or advance.hopeless:
             what.report(advance.given_up(attempt))
             break

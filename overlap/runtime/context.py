@@ -62,6 +62,7 @@ class RankContext:
     def keep_step(self, step: int) -> None:
         """Note that the state of all ranks after this step is on the disk."""
         self.kept_step = step
+        self.flight.kept(step)
 
     def from_thread(self, function: Callable[..., None], *args: object) -> None:
         """Let the event loop call a function, soon: in the order in which threads have asked.

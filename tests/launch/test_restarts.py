@@ -5,6 +5,7 @@ import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -33,7 +34,8 @@ CRASH = "node 1 (ranks 2-3, pid 4711) was killed by SIGSEGV"
 class Story:
     """Launches that end as told, and the steps that are kept after each of them."""
 
-    def __init__(self, *endings, most=10, steps=(), place="state", asked=None, fewest=None, nodes=2):
+    def __init__(self, *endings, most=10, steps=(), place="state", asked=None, fewest=None, nodes=2,
+                 kept=MappingProxyType({})):  # fmt: skip
         self.endings, self.steps, self.lines = list(endings), [None, *steps], []
         self.attempts, self.pauses_s, self.asked, self.nodes = [], [], asked, nodes
         self.sizes = []
@@ -42,6 +44,7 @@ class Story:
             latest=lambda: self.steps[min(len(self.attempts), len(self.steps) - 1)] if place else None,
             reached=lambda pids: self.steps[min(len(self.attempts), len(self.steps) - 1)],
             place=place,
+            kept=lambda pids: kept.get(len(self.attempts)),
             sleep=self.pauses_s.append,
             fewest=fewest,
         )
@@ -61,6 +64,15 @@ class Story:
         self.sizes.append(what.nodes)
         self.attempts.append(what.log_path(1))
         return LaunchOutcome(endings=[self.endings.pop(0)], asked=self.asked)
+
+
+def test_checkpoints_in_a_folder_of_the_program_are_told():
+    """The second attempt ends before it has saved anything."""
+    story = Story(KILLED, KILLED, WELL, place=None, steps=[41, 43], kept={1: 40})
+    story.tell()
+    assert [line.partition(":")[0] for line in story.lines] == [
+        "restart 1 of 10, from step 40", "restart 2 of 10, from step 40",
+    ]  # fmt: skip
 
 
 def test_each_attempt_is_told_in_one_line():

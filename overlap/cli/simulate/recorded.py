@@ -16,9 +16,12 @@ from ...timeline.files.merge import merged
 from ...timeline.files.tracefile import read_trace
 from ...units import format_ns, wrapped
 from ..output import field
+from ..pace import pace
 from ..program import Program
 
 _ENDINGS = (".json", ".json.gz", ".et", ".et.gz")
+_LOOKED_AT = 256
+"""Moves of a rank between two looks at the clock."""
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
 
 
@@ -58,12 +61,24 @@ def recorded(args: argparse.Namespace) -> Program:
     tape = tape_of(merged([read_trace(file) for file in files]))
 
     def program() -> dict[str, object]:
+        total = done = 0
+
         async def main(rank: Rank) -> None:
-            await play(rank, tape, _laid(tape, rank.world_size, names, laid), factor)
+            growth = _laid(tape, rank.world_size, names, laid)
+            nonlocal total
+            total = total or sum(len(tape.moves[growth.like(each)]) for each in range(rank.world_size))
+            await play(rank, tape, growth, factor, moved=moved)
+
+        def moved() -> None:
+            nonlocal done
+            done += 1
+            if not done % _LOOKED_AT:
+                tell(done, total, "simulating the operations of all ranks")
 
         laid: dict[int, Growth] = {}
         try:
-            run(main, ranks=tape.world_size, cluster=tape.cluster or "local", clock=Virtual(shapes_only=True))
+            with pace() as tell:
+                run(main, ranks=tape.world_size, cluster=tape.cluster or "local", clock=Virtual(shapes_only=True))
         except RankFailedError as error:
             if isinstance(error.cause, UsageError | TopologyError):
                 raise error.cause from None  # not the fault of a rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,7 +21,13 @@ _DEFAULT_LANE = "compute"
 _NAMES = dict.fromkeys(PAIRED, Collective.P2P.text)
 
 
-async def play(rank: Rank, tape: Tape, growth: Growth, factor: float = 1.0) -> None:
+def _untold() -> None:
+    """Tell nobody."""
+
+
+async def play(
+    rank: Rank, tape: Tape, growth: Growth, factor: float = 1.0, *, moved: Callable[[], None] = _untold
+) -> None:
     """Run on this rank the program of a recorded one.
 
     Args:
@@ -29,8 +35,9 @@ async def play(rank: Rank, tape: Tape, growth: Growth, factor: float = 1.0) -> N
         tape: The recorded run.
         growth: The mapping of ranks to recorded ranks.
         factor: Computes take so many times their recorded time.
+        moved: Called after each move of this rank.
     """
-    await _Player(rank, tape.moves[growth.like(rank.rank)], growth, factor).run()
+    await _Player(rank, tape.moves[growth.like(rank.rank)], growth, factor).run(moved)
 
 
 class _Player:
@@ -48,11 +55,12 @@ class _Player:
             whole = name == WORLD and len(members) == rank.world_size
             self._groups[name, ranks] = rank.world if whole else rank.group(members, name=name)
 
-    async def run(self) -> None:
+    async def run(self, moved: Callable[[], None]) -> None:
         """Issue everything."""
         for move in self._moves:
             await self._wait(move)
             self._issued.append(self._issue(move))
+            moved()
 
     async def _wait(self, move: Move) -> None:
         """Wait as the recorded program did: for what it awaited, and then for its pause."""
