@@ -55,6 +55,9 @@ def connect(
     A fork of this process is no rank: there, what is issued raises, and what was pending has failed. Start workers that
     need no rank by any means; those that do connect on their own.
 
+        with overlap.connect(rank=index, size=4, endpoint="127.0.0.1:29500") as connection:
+            total = connection.rank.all_reduce(np.ones(8)).result()
+
     Args:
         rank: Index of this rank.
         size: How many ranks there are.
@@ -72,6 +75,9 @@ def connect(
         trace: Where to write the timeline of all ranks when the connection is closed.
         algorithm: As for `overlap.run`.
         check: As for `overlap.run`.
+
+    Returns:
+        The connection; leave its `with`, or call its `close`, once all is done.
 
     Raises:
         UsageError: For arguments that cannot be meant.

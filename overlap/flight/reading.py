@@ -90,7 +90,7 @@ class RankRecord:
     step: int | None  # The step that it was in, or None
     left: bool  # Whether its program had finished
     waiting: int  # Unfinished operations, newer than these, that have no record yet
-    kept: int | None  # Newest step whose state or checkpoint is on the disk, or None
+    kept: int | None = None  # Newest step whose state or checkpoint is on the disk, or None
     operations: tuple[Operation, ...]  # In the order in which they were issued
 
     @property

@@ -39,8 +39,14 @@ class DataParallel(Bucketed[Averaged, Params]):
     ranks. Nothing in the loop waits: the update of a weight is issued when the weight is next asked for, and whatever
     needs it waits on the compute stream. Gradients that are not finite fail the rank that hands them over.
 
-    `model[name]` is the newest weight, or a future of it. The array is the model's own: it changes with the update
-    after the next `step`; copy what you keep.
+        model = DataParallel(rank, {"w": np.zeros(8, np.float32)}, optimizer=SGD(lr=0.1))
+        for x in batches:
+            model.reduce("w", rank.compute(backward, model["w"], x))
+            await model.step()
+        weights = await model.finish()
+
+    `model[name]` is the newest weight, or a future of it; `await model[name]` is the array in either case. The array is
+    the model's own: it changes with the update after the next `step`; copy what you keep.
 
     The first weights are the group's first rank's: models may be initialised as one likes, on all ranks differently.
 

@@ -39,6 +39,10 @@ class Sharded(Bucketed[Scattered, Params]):
     3       and parameters                         gathered twice, for forward and for backward: 3 (N-1)/N
     ======  =====================================  =========================================================
 
+        model = Sharded(rank, params, optimizer=Adam(lr=1e-3), stage=2)
+        model.reduce("w", rank.compute(backward, model["w"], x))
+        await model.step()
+
     Gradients are scattered while backward goes on, each part is updated beside it, and parameters are gathered under
     the computes before those that need them. All stages make the same numbers as `DataParallel`, bit by bit wherever
     the scatter adds in the order in which its all-reduce does: as in one process, and on the virtual clock.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from sys import _getframe
 from typing import Generic, cast
 
@@ -16,7 +16,8 @@ from .buckets.agreement import agreement
 from .buckets.gradients import Place, check_gradient
 from .parameters import Parameters
 from .settings import group_of
-from .tree import Names, Params, flatten, rebuild
+from .tree import Array, Names, Params, flatten, rebuild
+from .weight import awaitable
 from .work import MemoryWork, users_frame
 
 
@@ -64,13 +65,16 @@ class Strategy(ABC, Generic[Params]):
         self._ahead = ahead
         self._issued_steps: deque[Sequence[Future[object]]] = deque()
 
-    def __getitem__(self, name: str) -> object:
+    def __getitem__(self, name: str) -> Awaitable[Array]:
         """Return the newest weight, or a future of it; of a part of the tree, a dict of them to pass to a compute.
+
+        `await model["w"]` returns the array in either case, and for a part a dict of arrays.
 
         Raises:
             UsageError: If there is no such parameter.
         """
-        return self._names.find(name, self._weight)
+        found: Awaitable[Array] = awaitable(self._names.find(name, self._weight))
+        return found
 
     @abstractmethod
     def _weight(self, name: str) -> object:

@@ -127,6 +127,16 @@ class Group(Calls):
 
         A collective: every rank of the group must call it.
 
+            halves = await group.split(group.rank % 2)
+
+        Args:
+            color: Ranks of one color form a group; with None, this rank is in none.
+            key: Where this rank stands in its group; by default in the order of this one.
+            name: Of the groups, for messages and timelines; by default this group's name and the color.
+
+        Returns:
+            The group of this rank's color; None without a color.
+
         Raises:
             UsageError: If `color` or `key` is no integer of 64 bits.
         """

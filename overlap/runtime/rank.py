@@ -288,11 +288,36 @@ class Rank(Calls):
         return self.world.group(ranks, name=name)
 
     async def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group | None:
-        """Cut the world into one group for each color; see `Group.split`."""
+        """Cut the world into one group for each color, ordered by `key`, then by rank.
+
+        A collective: every rank must call it. `Group.split` cuts a group.
+
+            rows = await rank.split(rank.rank // 4, name="row")
+
+        Args:
+            color: Ranks of one color form a group; with None, this rank is in none.
+            key: Where this rank stands in its group; by default in the order of the world.
+            name: Of the groups, for messages and timelines; by default the world's name and the color.
+
+        Returns:
+            The group of this rank's color; None without a color.
+
+        Raises:
+            UsageError: If `color` or `key` is no integer of 64 bits.
+        """
         return await self.world.split(color, key, name=name)
 
     def mesh(self, **axes: int) -> Mesh:
-        """Arrange all ranks in a grid with named axes, such as `rank.mesh(dp=2, tp=4)`.
+        """Arrange all ranks in a grid with named axes, row-major: the last axis runs fastest. No communication.
+
+            mesh = rank.mesh(dp=2, tp=4)
+            await mesh["tp"].all_reduce(x)  # over the four ranks of this row
+
+        Args:
+            axes: Size of each axis, by name, in order; every rank makes the same call.
+
+        Returns:
+            This rank's place in the grid, and the group of each axis by name.
 
         Raises:
             UsageError: If the sizes do not multiply to the size of the world.

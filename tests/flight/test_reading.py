@@ -65,7 +65,7 @@ def test_what_is_too_long_is_refused(tmp_path, sample):
 def test_what_another_version_has_written_is_refused(tmp_path, sample):
     file = tmp_path / "x.flight"
     other = sample[:8] + b"\x07" + sample[9:]
-    assert refusal(file, other) == f"{file}: was written by another version of overlap (format 7, this reads 1)"
+    assert refusal(file, other) == f"{file}: was written by another version of overlap (format 7, this reads 2)"
 
 
 def test_what_is_damaged_is_refused(tmp_path, sample):

@@ -500,3 +500,18 @@ def test_what_a_bucket_sends_stands_at_the_line_that_handed_its_last_gradient_ov
     sent = [span.info.call_site for span in seen[0].spans if span.name.startswith(("bucket", "scatter")) and span.info]
     lines = Path(train.__code__.co_filename).read_text(encoding="utf-8").splitlines()
     assert {lines[int(site.rpartition(":")[2]) - 1].strip() for site in sent} == {"model.reduce(name, back[1])"}
+
+
+def test_a_weight_can_be_awaited_whether_or_not_it_is_there():
+    async def main(rank):
+        model = parallel.DataParallel(rank, {"w": np.ones(3), "b": {"c": np.ones(2)}}, optimizer=parallel.SGD(lr=1.0))
+        before = await model["w"], await model["b"]
+        assert type(before[0]) is type(model["w"] + 1) is np.ndarray
+        assert float(model["w"].sum()) == 3.0
+        found = [before[0].tolist(), before[1]["c"].tolist()]
+        model.reduce("w", np.ones(3))
+        model.reduce("b.c", np.ones(2))
+        model.step()
+        return [*found, (await model["w"]).tolist(), (await model["b"])["c"].tolist()]
+
+    assert overlap.run(main, ranks=2) == [[[1.0] * 3, [1.0] * 2, [0.0] * 3, [0.0] * 2]] * 2

@@ -1,0 +1,51 @@
+"""Weights that are there already: arrays that can be awaited, as the futures of weights that are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from trio.lowlevel import checkpoint, current_task
+
+from ..runtime.future import Future
+
+if TYPE_CHECKING:
+    from .tree import Array
+
+
+class Weight(np.ndarray):
+    """A read-only array whose `await` returns it as a plain array; results of arithmetic are plain arrays as well."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[object, object, Array]:
+        try:
+            current_task()
+        except RuntimeError:  # asyncio, where nothing of ours has to run first
+            yield None
+        else:
+            yield from checkpoint().__await__()  # noqa: ASYNC105 (driven by hand)
+        return self.view(np.ndarray)
+
+    def __array_wrap__(self, array: Array, context: object = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else array
+
+
+class Weights(dict[str | int, object]):
+    """The weights of a part of the tree, or futures of them; its `await` returns a dict of arrays."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[object, object, dict[str | int, object]]:
+        found: dict[str | int, object] = {}
+        for key, value in self.items():
+            found[key] = (yield from value.__await__()) if isinstance(value, Weight | Weights | Future) else value
+        return found
+
+
+def awaitable(value: object) -> Any:
+    """Return a weight, a future of one, or a dict of these, so that it can be awaited."""
+    if isinstance(value, dict):
+        return Weights({key: awaitable(each) for key, each in value.items()})
+    return value.view(Weight) if type(value) is np.ndarray else value
