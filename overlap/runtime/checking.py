@@ -2,12 +2,16 @@
 
 A rank whose input has a NaN or an infinity fails at once, and is named: after a reduction all ranks would have it, and
 its origin would be unknown. Runs without the check have plain issuers and ports.
+
+An input that is written to while it is in flight fails as well: its digest is taken with the check, and compared at the
+end of the operation. Locks catch most of such writes at once, but none through a view that was made before.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -54,6 +58,7 @@ class _Checked:
         """Take in one rank's end, or fail all ends if its data is not finite."""
         error = _found(operation) if _sends(operation) else None
         if error is None:
+            _watch(operation)
             self._inner.arrive(operation)
         else:
             self._inner.withdraw(operation, Failure(error))
@@ -71,6 +76,22 @@ def _sends(operation: Operation) -> bool:
     if kind in (Collective.BROADCAST, Collective.SCATTER):
         return position == operation.root
     return kind is not Collective.PERMUTE or position in {src for src, _ in operation.pairs}
+
+
+def _watch(operation: Operation) -> None:
+    """Let an operation fail if its input is written to from now on, by anything but its own result."""
+    source, out = operation.source, operation.out
+    if source is None or operation.changed is not None or operation.context.arrays.shapes_only:
+        return
+    if isinstance(out, np.ndarray) and np.may_share_memory(source, out):
+        return
+    before = _digest(source)
+    operation.changed = lambda: _digest(source) != before
+
+
+def _digest(array: Array) -> int:
+    """Return a checksum of a C-contiguous array: 1 to 3 GB/s."""
+    return crc32(array.reshape(-1).view(np.uint8).data)
 
 
 def _found(operation: Operation) -> NonFiniteError | None:

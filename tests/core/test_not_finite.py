@@ -262,3 +262,39 @@ def test_the_variable_says_it_and_nothing_else_can_be_meant(monkeypatch: pytest.
     monkeypatch.setenv("OVERLAP_CHECK", "all")
     with pytest.raises(overlap.UsageError, match=r"^check: expected 'nan', got 'all' \(check: OVERLAP_CHECK\)$"):
         overlap.run(main, ranks=2)
+
+
+@pytest.mark.parametrize("check", ["nan", None])
+def test_an_input_that_another_view_writes_to_in_flight_fails(check: str | None) -> None:
+    """Without the check nothing is looked at; with it the rank, the operation and the line are named."""
+
+    async def main(rank: overlap.Rank) -> None:
+        x = np.ones(4)
+        view = x[:2]  # locks of x do not reach it
+        if rank.rank == 1:
+            await rank.recv(np.empty(1), 0)
+        summed = rank.all_reduce(x)
+        if rank.rank == 0:
+            view[0] = 2.0
+            await rank.send(np.ones(1), 1)
+        await summed
+
+    if check is None:
+        overlap.run(main, ranks=2, timeout_s=TIMEOUT_S)
+        return
+    with failing() as errors:
+        overlap.run(main, ranks=2, check=check, timeout_s=TIMEOUT_S)
+    at = f"tests/core/test_not_finite.py:{main.__code__.co_firstlineno + 5}"
+    assert str(errors[0].cause) == (
+        f"x: was changed while all_reduce #0 on group 'world' ({at}) was reading it; await that first"
+    )
+
+
+def test_a_sum_in_place_is_no_change() -> None:
+    async def main(rank: overlap.Rank) -> list[float]:
+        x = np.ones(4)
+        await rank.all_reduce(x, out=x)
+        await rank.barrier()
+        return [float(each) for each in x]
+
+    assert overlap.run(main, ranks=2, check="nan", timeout_s=TIMEOUT_S) == [[2.0] * 4] * 2
