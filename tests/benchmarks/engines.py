@@ -23,6 +23,7 @@ __all__ = ["figures"]
 RANKS = 8
 _START_AIM_NS, _LOSS_AIM_NS, _REPLACED_AIM_NS, _STEP_AIM = 1e9, 0.5e9, 10e9, 0.95
 _STEPS, _PROCESSES = 200, 2
+_SAMPLES = 3  # of starts and losses, each of which starts a driver: some minutes in all
 
 _BEGIN = """
 import json, os, signal, sys, time
@@ -115,11 +116,12 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
 
 
 def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[Figure | str]:
+    times = range(min(sampling.few, _SAMPLES))
     for each in (1, 4):
-        starts = [1e9 * ran(cluster.address, folder, _START, str(each)).told for _ in range(sampling.few)]
+        starts = [1e9 * ran(cluster.address, folder, _START, str(each)).told for _ in times]
         text = f"ray.init to the first all_reduce, {RANKS} ranks, {RANKS // each} actors"
         yield time_of(f"engines/start{RANKS // each}", text, Times.of(starts), _START_AIM_NS)
-    losses = [1e9 * ran(cluster.address, folder, _LOSS).told for _ in range(sampling.few)]
+    losses = [1e9 * ran(cluster.address, folder, _LOSS).told for _ in times]
     yield time_of("engines/loss", "a killed actor named on the driver", Times.of(losses), _LOSS_AIM_NS)
     yield time_of(
         "engines/replaced", "a lost node to the next step", Times.of([_replaced(cluster, folder)]), _REPLACED_AIM_NS
