@@ -148,3 +148,13 @@ def test_nothing_grows_with_the_number_of_operations(wire: str) -> None:
 
     held = connected(program, 2, transport=wire if wire != "memory" else None)[0]
     assert max(held[8:]) <= max(held[6:8]) + 300  # less than one object for two rounds
+
+
+@pytest.mark.slow
+def test_512_ranks_of_one_process() -> None:
+    async def main(rank: R) -> tuple[int, int]:
+        found = await rank.all_reduce(np.full(10, rank.rank))
+        await rank.barrier()
+        return int(found[0]), int((await rank.all_gather(np.array([rank.rank]))).sum())
+
+    assert run(main, 512) == [(511 * 256, 511 * 256)] * 512
