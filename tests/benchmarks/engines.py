@@ -56,16 +56,16 @@ _LOSS = (
     + """
 import overlap.ray
 
-async def main(rank):
+async def main(rank, path):
     await rank.barrier()
     if rank.rank == 2:
-        with open("killed", "w") as file:
+        with open(path, "w") as file:
             file.write(repr(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
     await rank.all_reduce(np.ones(1))
 
 try:
-    overlap.ray.run(main, ranks=4, flight_dir="flight")
+    overlap.ray.run(main, os.path.abspath("killed"), ranks=4, flight_dir="flight")
 except overlap.RankFailedError as error:
     assert error.rank == 2, error
     tell(time.time() - float(open("killed").read()))
