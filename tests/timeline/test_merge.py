@@ -123,6 +123,16 @@ def test_what_is_damaged_is_refused() -> None:
             spans_of(damaged)
 
 
+def test_a_rank_that_no_column_can_hold_is_refused() -> None:
+    timeline = part(comm(0, 10, 20))
+    begin, block = parts.begin_stream(timeline), parts.stream_block(next(iter(unpacked(pack_part(timeline)).columns())))
+    last = (1 << 31) - 1
+    (span,) = parts.read_stream(begin + last.to_bytes(8, "big") + block[8:]).spans
+    assert span.rank == last
+    with pytest.raises(UsageError, match=r"^damaged part of a trace: rank 2147483648$"):
+        parts.read_stream(begin + (last + 1).to_bytes(8, "big") + block[8:])
+
+
 @pytest.mark.parametrize("count", [0, 1, 3, -1, 1 << 40])
 def test_columns_of_another_length_than_their_block_says_are_refused(count: int) -> None:
     """Fewer and more of them: numpy would read what is there."""
