@@ -95,7 +95,8 @@ def test_the_report(command):
     assert re.findall(r"^step (\d) of 8, loss \d\.\d{3}$", shown, re.M) == ["2", "4", "6", "8"]
     assert re.search(r"^step \(median of 3\) +[\d.]+ \w+ +[\d.]+ \w+$", shown, re.M)
     assert re.search(
-        r"^possible gain +(-?\d+%|about all|n/a): [^\n]+\nwith overlap, step [\d.]+ \ws:",
+        r"^possible gain +(-?\d+%|about all|n/a): [^\n]+\nwith overlap, step [\d.]+ \ws"
+        r"(\son\sthe\slongest\sof\s3\sranks;\s[\d.]+\son\saverage)?:",
         shown,
         re.M,
     )
@@ -531,8 +532,12 @@ def verdict_on(*causes):
         wire_ns=wire,
         transfer_ns=800 * MS,
         hideable_ns=800 * MS,
+        kept_ns=0,
+        queued_ns=0,
         idle_ns=62 * MS,
         causes=causes,
+        kept=(),
+        small=None,
     )
 
 

@@ -627,3 +627,10 @@ def test_the_manifest_tells_all(tmp_path):
     assert [file["bytes"] for file in told["files"]] == [
         (folder / file["name"]).stat().st_size for file in told["files"]
     ]
+
+
+def test_the_type_of_manifests_is_known_before_threads_read_them():
+    """Msgspec learns a type at its first use, and crashes where two threads do so at once."""
+    learned = "from overlap.parallel.checkpoints import files; print('__msgspec_cache__' in vars(files._Manifest))"
+    told = subprocess.run([sys.executable, "-c", learned], capture_output=True, text=True, check=True).stdout
+    assert told == "True\n"
