@@ -182,25 +182,11 @@ async def _live(
             life.world = world
 
         place = _place()
-        if place is not None and place.process == 0:
-            _note_ranks(wanted, place)
         opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
         return await live(
             opened, place, main, args, wanted, keeper, begun, told_to_end=lambda: life.scope.cancel_called
         )
     raise AssertionError("a world that ends early has raised why")
-
-
-def _note_ranks(wanted: RunConfig, place: Place) -> None:
-    """Say it if the program asks for a number of ranks, and the processes were started for another."""
-    by_default = place.ranks_per_process == 1
-    if by_default and wanted.ranks not in (None, place.world_size) and wanted.sources.get("ranks") == ARGUMENT:
-        from .notice import notify
-
-        notify(
-            f"the program asks for {wanted.ranks} ranks; {place.processes} processes were started with one each, and "
-            f"that counts: `overlap run --ranks {wanted.ranks}` starts as many as it asks for"
-        )
 
 
 def _simulate(

@@ -180,9 +180,9 @@ def test_one_screen_says_what_to_change_and_the_change_brings_what_was_predicted
     assert "waiting for rank 2 (compute 'tokenise' at " in said
     assert "on the wire (all_reduce at " in said
     changes = [each.changes[0].text for each in advise(timeline)]
-    assert {"bucket_bytes=4MiB", "stragglers=none"} <= set(changes)
-    found = predict(timeline, [parse_change(text) for text in ("bucket_bytes=4MiB", "stragglers=none")])
-    really = run(badly_cut(late_s=0, head=4 << 20, body=4 << 20))
+    assert {"bucket_bytes=25MiB", "stragglers=none"} <= set(changes)
+    found = predict(timeline, [parse_change(text) for text in ("bucket_bytes=25MiB", "stragglers=none")])
+    really = run(badly_cut(late_s=0, head=25 << 20, body=25 << 20))
     real_ns = verdict_of(really, step=median_step(really)).wall_ns
     assert real_ns < 0.75 * found.measured.wall_ns
     assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
