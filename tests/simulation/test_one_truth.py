@@ -76,8 +76,11 @@ def length_ns(timeline):
 
 def check_order(found, simulated):
     """Compare the order of starts on every lane; what starts in one instant of virtual time has none."""
-    lanes = sorted({(span.rank, span.lane) for span in simulated.spans})
-    assert lanes == sorted({(span.rank, span.lane) for span in found.spans})
+    lanes, really = (
+        sorted({(span.rank, span.lane) for span in timeline.spans if span.kind != "program"})  # a busy machine's turns
+        for timeline in (simulated, found)
+    )
+    assert lanes == really
     for rank, lane in lanes:
         names = [name for name, *_ in spans(found, rank, lane)]
         for _, together in groupby(spans(simulated, rank, lane), itemgetter(1)):

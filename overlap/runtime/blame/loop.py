@@ -199,7 +199,9 @@ class LoopWatch:
         while frame is not None:
             running.append(frame)
             frame = frame.f_back
-        if not working_for and running and is_ours(running[0].f_code):
+        codes = (each.f_code for each in running)
+        inner = next((code for code in codes if not code.co_filename.startswith("<frozen importlib")), None)
+        if not working_for and inner is not None and is_ours(inner):  # or imports a module for that
             return None
         for rank, main in self._tasks().items():
             for task in tasks_of(main):
