@@ -62,7 +62,9 @@ def test_help_has_two_examples(overlap, name):
 
 
 def test_help_is_shown_as_it_is_written(overlap):
-    assert "\n    wall = compute only + overlapped + exposed + idle\n" in overlap("timeline", "--help")[1]
+    assert (
+        "\n    wall = compute only + overlapped + exposed + kept + queued + idle\n" in overlap("timeline", "--help")[1]
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
