@@ -255,7 +255,8 @@ def command(*words):
     return main(parser.parse_args(list(words)))
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     file = str(tmp_path / "run.json")
     write_trace(recorded(mixed()), file)
     assert command("--on", "local", "--ranks", "8", "--compute", "2x", file) == 0
