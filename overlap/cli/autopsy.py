@@ -13,6 +13,7 @@ from ..flight.folder import ENDING, default_folder, runs
 from ..flight.reading import Flight, read_flight
 from ..notice import notify
 
+_NONE = "autopsy: no flight records in {}: no run has failed here, or they are elsewhere"
 _TOLD = 8  # unreadable files that are named
 
 _DESCRIPTION = """\
@@ -44,9 +45,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If no record can be read.
     """
-    world, others = newest_world(
-        _readable(_files(args.files)), lambda flight: runs(flight.host, flight.pid, flight.born)
-    )
+    world, others = newest_world(_readable(args.files), lambda flight: runs(flight.host, flight.pid, flight.born))
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
     ranks, nodes = _counted(first.world_size, "rank"), _counted(first.processes, "node")
@@ -61,29 +60,34 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
+def _default() -> str:
+    return os.environ.get("OVERLAP_FLIGHT_DIR") or str(default_folder())
+
+
 def _files(named: Sequence[str]) -> list[str]:
     found: list[str] = []
-    for name in named or [os.environ.get("OVERLAP_FLIGHT_DIR") or str(default_folder())]:
+    for name in named or [_default()]:
         inside = [Path(name)]
         if not named or Path(name).is_dir():  # links to records elsewhere may lead nowhere
             inside = sorted(path for path in Path(name).glob(f"*{ENDING}") if path.exists())
         if not inside:
-            raise UsageError(f"autopsy: no flight records in {name}: no run has failed here, or they are elsewhere")
+            raise UsageError(_NONE.format(name))
         found += map(str, inside)
     return found
 
 
-def _readable(files: Sequence[str]) -> list[Flight]:
-    """Return the readable records; print one line for each other file."""
+def _readable(named: Sequence[str]) -> list[Flight]:
+    """Return the readable records; print one line for each other file, unless its run has just removed it."""
     flights, refusals = [], []
-    for file in files:
+    for file in _files(named):
         try:
             flights.append(read_flight(file))
         except UsageError as error:
-            refusals.append(f"autopsy: {error}")
+            if file in named or Path(file).exists():
+                refusals.append(f"autopsy: {error}")
     more = [f"autopsy: and {len(refusals) - _TOLD} files more that cannot be read"] if len(refusals) > _TOLD else []
     if not flights:
-        raise UsageError("\n".join([*refusals[:_TOLD], *more]))
+        raise UsageError("\n".join([*refusals[:_TOLD], *more]) or _NONE.format(", ".join(named) or _default()))
     for line in [*refusals[:_TOLD], *more]:
         notify(line)
     return flights

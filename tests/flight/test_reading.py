@@ -159,6 +159,23 @@ def test_without_any_record_it_says_so(folder, capsys):
     )
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_record_that_its_run_removes_meanwhile_costs_no_line(folder, sample, capsys, monkeypatch, kept):
+    def vanishing(file):
+        if str(file).endswith("b.flight"):
+            os.unlink(file)
+        return read_flight(file)
+
+    monkeypatch.setattr("overlap.cli.autopsy.read_flight", vanishing)
+    (folder / "b.flight").write_bytes(sample)
+    if kept:
+        (folder / "a.flight").write_bytes(sample)
+    assert command(["autopsy", str(folder)]) == (0 if kept else 2)
+    err = capsys.readouterr().err
+    none = f"overlap: autopsy: no flight records in {folder}: no run has failed here, or they are elsewhere\n"
+    assert err == ("" if kept else none)
+
+
 def test_with_foreign_files_only_it_names_them(folder, capsys):
     (folder / "c.flight").write_text("hello")
     assert command(["autopsy", str(folder / "c.flight")]) == 2
