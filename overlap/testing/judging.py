@@ -31,7 +31,8 @@ def judge(
     Args:
         record: Of its run.
         error: That has ended the run.
-        synchronised: Whether the program says that its ranks have the same weights, as DistributedDataParallel does.
+        synchronised: Whether the program means its ranks to have the same weights: it wraps them in
+            DistributedDataParallel, or makes every update of gradients that all ranks have added up.
         shared_order: Whether the operations of all groups need one order, as those of a GPU do.
     """
     found = [] if error is None else [_ended(record, error)]

@@ -241,7 +241,7 @@ def _wrapping(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **more)
         rank = here()
         if rank is not None:
-            rank.models.synchronised = True
+            rank.models.wrapped = True
 
     return init
 

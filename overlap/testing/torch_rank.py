@@ -156,7 +156,9 @@ class TorchRank:
         if issue is None or operation is None:
             return Pending(self.thread, future, _nothing, self._failed)
         issue.randomness = xxhash.xxh64_hexdigest(memoryview(state.numpy()))
-        self.watch.begun(issue, _memory(operation))
+        arrays = _memory(operation)
+        self.watch.begun(issue, arrays)
+        self.models.begun(issue, self.record.size, arrays)
 
         def waited() -> None:
             self.watch.ended(issue)

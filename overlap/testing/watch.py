@@ -162,7 +162,19 @@ class Models:
         self._modules: dict[int, torch.nn.Module] = {}
         self._optimized: dict[int, torch.Tensor] = {}
         self._updates = 0
-        self.synchronised = False  # whether DistributedDataParallel keeps them alike
+        self._summed: list[tuple[int, int]] = []  # where all ranks have added something up since the last update
+        self._sums = False  # whether every update so far was made of such gradients only
+        self.wrapped = False  # whether DistributedDataParallel keeps them alike
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether the program means its ranks to have the same weights."""
+        return self.wrapped or self._sums
+
+    def begun(self, issue: Issue, size: int, arrays: list[tuple[int, int, bool]]) -> None:
+        """Note the memory that an operation adds up over all ranks."""
+        if issue.op == "all_reduce" and len(issue.members) == size:
+            self._summed += [(address, address + nbytes) for address, nbytes, written in arrays if written]
 
     def registered(self, module: torch.nn.Module) -> None:
         """Note a module that has parameters."""
@@ -174,6 +186,9 @@ class Models:
         self._optimized.update((id(p), p) for p in fresh)
         if not self._updates:
             self._note(())
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._sums = (self._sums or not self._updates) and bool(gradients) and all(map(self._is_sum, gradients))
+        self._summed.clear()
         names = self.names()
         self._lacking = tuple(
             names.get(id(p), "?") for group in optimizer.param_groups for p in group["params"]
@@ -186,6 +201,11 @@ class Models:
         """Note the weights after an update."""
         self._updates += 1
         self._note(self._lacking)
+
+    def _is_sum(self, gradient: torch.Tensor) -> bool:
+        if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
+            return False
+        return any(begin <= gradient.data_ptr() < end for begin, end in self._summed)
 
     def _note(self, lacking: tuple[str, ...]) -> None:
         digests = {name: _digest(value) for name, value in self.weights().items()}

@@ -255,6 +255,30 @@ def draws():
     return first, torch.rand(1).item()
 
 
+def averaged(seed, groups):
+    """A loop that averages gradients by hand, over all ranks or over halves of them."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(seed * dist.get_rank())
+    layer = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])] if groups else [None]
+    for _ in range(2):
+        layer(torch.ones(3, 4)).sum().backward()
+        for parameter in layer.parameters():
+            dist.all_reduce(parameter.grad, group=halves[dist.get_rank() // 2 % len(halves)])
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+def test_weights_differ_though_all_ranks_add_up_every_gradient() -> None:
+    run = Ranks().function(averaged, 1, False, ranks=4, check=False)
+    assert [verdict.kind for verdict in run.verdicts] == ["weights differ"]
+    assert run.verdicts[0].text.startswith("before the first update 'weight' differs: rank")
+    assert not Ranks().function(averaged, 0, False, ranks=4).verdicts
+    assert not Ranks().function(averaged, 1, True, ranks=4).verdicts  # halves may be meant to differ
+
+
 def test_random_numbers_of_ranks_are_apart_as_in_processes() -> None:
     """PyTorch begins with the same state in each process, Python and numpy with others."""
     one, two = Ranks().function(draws, ranks=2).results
