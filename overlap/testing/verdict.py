@@ -80,6 +80,9 @@ def _other_end(issue: Issue) -> int:
     return dst if issue.op == "send" else src
 
 
+_ONE_END = {"send": ("send without a receive", "received"), "recv": ("receive without a send", "sent")}
+
+
 # -- why it cannot go on ---------------------------------------------------------------------------------------------
 
 
@@ -131,6 +134,12 @@ def _cycle(cycle: list[int], blocked: dict[int, Issue]) -> Verdict:
             issues[0].op if len(words) == 1 else "", "sends and receives are in an order that cannot meet"
         )
         return Verdict(kind="circular messages", text=f"{text}; {what}", ranks=tuple(ranks), lines=lines)
+    messages = [issue for issue in issues if issue.is_message and issue.peer is not None]
+    if len(messages) == 1:  # the other end would come later, if at all
+        issue = messages[0]
+        kind, act = _ONE_END[issue.op]
+        told = f"{text}; rank {_other_end(issue)} has not {act} it: it never does, or does so too late"
+        return Verdict(kind=kind, text=told, ranks=tuple(ranks), lines=lines)
     advice = "ranks must issue the operations of all groups that they share in one order"
     return Verdict(kind="order inversion", text=f"{text}; {advice}", ranks=tuple(ranks), lines=lines)
 
@@ -226,10 +235,8 @@ def _lonely(issue: Issue, rank: int, found: Meetings) -> Verdict:
         if last
         else ""
     )
-    kind = "send without a receive" if issue.op == "send" else "receive without a send"
-    return Verdict(
-        kind=kind, text=text, ranks=(issue.rank, rank), lines=(issue.line, *([last.line] if last is not None else []))
-    )
+    lines = (issue.line, *([last.line] if last is not None else []))
+    return Verdict(kind=_ONE_END[issue.op][0], text=text, ranks=(issue.rank, rank), lines=lines)
 
 
 def why_mismatched(record: Record, group: str, seq: int, ranks: tuple[int, int]) -> Verdict | None:

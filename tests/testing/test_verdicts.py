@@ -79,6 +79,16 @@ def test_the_operation_that_was_skipped_is_named_and_not_the_one_that_hangs() ->
             "tags differ",
             "rank 0 waits in send to rank 1 with tag 3 (x.py:1) for rank 1, and rank 1 waits in recv from rank 0 with",
         ),
+        (
+            [(0, "send", (1, 0), 1), (1, "barrier", "world", 2)],
+            "send without a receive",
+            "rank 1 waits in barrier #0 on group 'world' (x.py:2) for rank 0; rank 1 has not received it",
+        ),
+        (
+            [(0, "barrier", "world", 1), (1, "recv", (0, 0), 2)],
+            "receive without a send",
+            "rank 1 waits in recv from rank 0 (x.py:2) for rank 0; rank 0 has not sent it",
+        ),
         ([(0, "send", (1, 0), 1), (1, "send", (0, 0), 2)], "circular messages", "each sends before it receives"),
         ([(0, "recv", (1, 0), 1), (1, "recv", (0, 0), 2)], "circular messages", "each receives before it sends"),
     ],
