@@ -31,7 +31,7 @@ class RankFigures:
     """Figures of one rank in a window."""
 
     times: Breakdown  # Where its time went; `step` is that in which it is
-    step_ns: int | None  # What a step takes, from issue to issue; None if no two have been seen
+    step_ns: int | None  # What a step takes, from end to end; None if no two have been seen
     in_flight_bytes: int  # Of the operations that have not ended
     doing: str  # What it has not finished for longest, or ""
 
@@ -209,18 +209,20 @@ def _measured(table: RankTable, operations: Sequence[_Operation], came: _Came, w
 
 
 def _step_ns(table: RankTable) -> int | None:
-    """Return the mean time from the first issue of a step to that of the next."""
-    issued, _, _, step, _, _ = table.operations
-    first: dict[int, int] = {}
-    for at_ns, index in sorted(zip(issued.tolist(), step.tolist(), strict=True)):
+    """Return the mean time from the last end of a step to that of the next; a program may issue far ahead of both."""
+    _, _, _, step, ended, _ = table.operations
+    last: dict[int, int] = {}
+    unfinished = set() if table.left else {max(step.tolist(), default=-1)}  # the newest may have more to come
+    for at_ns, index in zip(ended.tolist(), step.tolist(), strict=True):
         if index >= 0:
-            first.setdefault(index, at_ns)
-    if first:
-        del first[min(first)]  # of the oldest, the first issue may be lost
-    if len(first) < 2:
+            last[index] = max(last.get(index, 0), abs(at_ns))
+            if not at_ns:
+                unfinished.add(index)
+    whole = sorted(last.keys() - unfinished)
+    if len(whole) < 2:
         return None
-    low, high = min(first), max(first)
-    return max(first[high] - first[low], 0) // (high - low)
+    low, high = whole[0], whole[-1]
+    return max(last[high] - last[low], 0) // (high - low)
 
 
 def _doing(unfinished: Sequence[_Operation]) -> str:

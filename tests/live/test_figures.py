@@ -87,15 +87,22 @@ def test_of_members_elsewhere_nothing_is_known_and_nobody_is_blamed():
     assert world.late_ns == {0: 0}
 
 
-def test_a_step_takes_what_lies_between_first_issues():
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_takes_what_lies_between_last_ends_however_far_ahead_it_was_issued(ahead):
     operations = [
-        (100 * step + at, 2 * step, 1, step, 100 * step + at + 9, 100 * step + at + 1)
+        ((0 if ahead else 100 * step) + at, 2 * step, 1, step, 100 * step + at + 9, 100 * step + at + 1)
         for step in range(4)
         for at in (0, 50)
     ]
     world = measured(glance(0, *operations), window=(0, 400))
     assert world.step_ns == 100 * MS
     assert measured(glance(0, *operations[:3]), window=(0, 400)).step_ns is None
+
+
+def test_a_step_that_has_not_ended_counts_for_nothing():
+    ended = [(10 * step, step, 1, step, 100 * step + 90, 100 * step) for step in range(3)]
+    world = measured(glance(0, *ended, (25, 3, 1, 1, 0, 0)), window=(0, 400))
+    assert world.step_ns is None  # 1 has more to come, and so may 2
 
 
 def text(world, **look):
