@@ -5,6 +5,7 @@ Calls are interned, so that ranks which agree hold the same object and steady-st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,9 @@ from .kinds import Collective, Counts, Shape, check_input, described, result_row
 from .reduce import Reducer, check_dtype, reducer
 
 Pairs = tuple[tuple[int, int], ...]
+
+# An array in the text of a tree.
+_LEAF = re.compile(r"'(\w+ \([\d, ]*\))'")
 
 
 class CallKey(NamedTuple):
@@ -33,10 +37,11 @@ class CallKey(NamedTuple):
     exact: bool
     shared: bool
     algorithm: str | None
+    form: str
 
     def without_data(self) -> CallKey:
         """Return the key of a rank that only receives."""
-        return self._replace(op=None, dtype=None, shape=None)
+        return self._replace(op=None, dtype=None, shape=None, form="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +59,7 @@ class Call:
     exact: bool  # Whether every element is reduced in the order of ranks
     shared: bool  # Whether the ranks of one host may have one result together, which nobody changes
     algorithm: str | None  # The only one to use; None leaves the choice to the run
+    form: str  # Of a message: the tree that its array is made of, see `runtime.forms`; "" for an array
     reducer: Reducer | None  # The operator on the dtype
     result_shape: Shape  # Of a receiver's result, where blocks do not differ; see `result_at`
     # The larger of input and result, as nccl-tests counts sizes; where blocks differ, of the rank with most.
@@ -83,6 +89,8 @@ class Call:
         if self.kind is Collective.BARRIER:
             return "barrier()"
         said = f"{self.dtype} {self.shape}" if self.dtype is not None else "None"
+        if self.form:
+            said = _LEAF.sub(r"\1", self.form)
         if self.op is not None:
             said += f", op={self.op!r}"
         if self.kind.traits.rooted:
@@ -112,6 +120,7 @@ def _checked(
     exact: bool = False,
     shared: bool = False,
     algorithm: str | None = None,
+    form: str = "",
 ) -> Call:
     """Check what a rank asks for and return the one object that stands for it.
 
@@ -122,8 +131,8 @@ def _checked(
     if dtype is None or shape is None:
         return Call(
             kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, counts=(), exact=exact,
-            shared=shared, algorithm=algorithm, reducer=None, result_shape=(), nbytes=0, work_bytes=0,
-            key=CallKey(kind, op, None, None, size, root, pairs, (), exact, shared, algorithm),
+            shared=shared, algorithm=algorithm, form="", reducer=None, result_shape=(), nbytes=0, work_bytes=0,
+            key=CallKey(kind, op, None, None, size, root, pairs, (), exact, shared, algorithm, ""),
         )  # fmt: skip
     check_dtype(dtype)
     traits = what.traits
@@ -138,9 +147,9 @@ def _checked(
         nbytes = max(prod(shape), prod(result)) * dtype.itemsize
     return Call(
         kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts, exact=exact,
-        shared=shared, algorithm=algorithm, reducer=combine, result_shape=result, nbytes=nbytes,
+        shared=shared, algorithm=algorithm, form=form, reducer=combine, result_shape=result, nbytes=nbytes,
         work_bytes=nbytes * (combine.weight if combine is not None else 1),
-        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts, exact, shared, algorithm),
+        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts, exact, shared, algorithm, form),
     )  # fmt: skip
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ..collectives.call import Call, call, uneven_call
 from ..collectives.kinds import Collective
 from ..errors import OverlapError
 from ..runtime.blame.standing import Standing
+from ..runtime.forms import dtype_of, pack_form, unpack_form
 from .messages import PlainCall
 
 # Limits of one message, which stays well below its limit: of texts in UTF-8, of ranks, and of ranks waited for.
@@ -23,7 +22,7 @@ def pack_call(asked: Call) -> PlainCall:
     dtype = None if asked.dtype is None else str(asked.dtype)
     shape = None if asked.shape is None else list(asked.shape)
     pairs, counts = list(asked.pairs), list(asked.counts)
-    how = asked.exact, asked.shared, asked.algorithm
+    how = asked.exact, asked.shared, asked.algorithm, pack_form(asked.form)
     return asked.kind.value, asked.op, dtype, shape, asked.size, asked.root, pairs, counts, *how
 
 
@@ -33,24 +32,17 @@ def unpack_call(told: PlainCall) -> Call:
     Raises:
         OverlapError: They stand for none.
     """
-    kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm = told
+    kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, form = told
     find = uneven_call if counts else call
     try:
-        named = None if dtype is None else _dtype(dtype)
+        named = None if dtype is None else dtype_of(dtype)
         extent = None if shape is None else tuple(shape)
         return find(
-            Collective(kind).value, op, named, extent, size, root, tuple(pairs), tuple(counts), exact, shared, algorithm
-        )
+            Collective(kind).value, op, named, extent, size, root, tuple(pairs), tuple(counts), exact, shared,
+            algorithm, unpack_form(form),
+        )  # fmt: skip
     except (TypeError, ValueError, OverlapError) as error:
         raise OverlapError(f"a call that cannot be meant: {error}") from error
-
-
-def _dtype(name: str) -> np.dtype[np.generic]:
-    if name.startswith(("bfloat", "float8", "float6", "float4", "int2", "int4", "uint2", "uint4")):
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name, None) or name)
-    return np.dtype(name)
 
 
 def cut(text: str, limit_bytes: int = 8_000, *, last: bool = False) -> str:

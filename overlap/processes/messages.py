@@ -203,10 +203,11 @@ Message: TypeAlias = (
 
 # -- between worlds ------------------------------------------------------------------------------------------------
 
-#: A `Call` as plain values: kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm.
+#: A `Call` as plain values: kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm, packed form.
 PlainCall: TypeAlias = tuple[
-    str, str | None, str | None, list[int] | None, int, int, list[tuple[int, int]], list[int], bool, bool, str | None
-]
+    str, str | None, str | None, list[int] | None, int, int, list[tuple[int, int]], list[int], bool, bool, str | None,
+    bytes,
+]  # fmt: skip
 
 
 class Failed(Tagged):

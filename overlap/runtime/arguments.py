@@ -16,6 +16,8 @@ from .context import Arrays
 from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_input, as_output, changes
 from .operation import CollectiveFuture, Members
+from .received import NO_ROOM, room_for
+from .trees import is_tree, message_of
 
 if TYPE_CHECKING:
     pass
@@ -37,6 +39,11 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
         operation.call = _receivers_call(operation)
         return
     if type(x) is not np.ndarray:
+        if kind is P2P and isinstance(x, (dict, list, tuple)) and is_tree(x):
+            operation.source, form = message_of(x, operation.context.arrays)
+            dtype, shape = operation.source.dtype, operation.source.shape
+            operation.call = call(kind.text, None, dtype, shape, 2, 0, (), (), False, False, None, form)
+            return
         operation.changed = changes(x)
         x = as_input(x)
     operation.call = asked = call(kind.text, None, x.dtype, x.shape, 2) if kind is P2P else _call_with(operation, x)
@@ -66,8 +73,8 @@ def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
     """Return the call of a rank that passes no array."""
     kind = operation.kind
     if kind is P2P:
-        out = cast(Array, operation.out)
-        return call(kind.text, None, out.dtype, out.shape, 2)
+        out = operation.out
+        return call(kind.text, None, None, None, 2) if out is None else call(kind.text, None, out.dtype, out.shape, 2)
     if not kind.traits.rooted and kind is not BARRIER:
         raise UsageError(f"x: {operation.op} needs an array, got None")
     return call(
@@ -171,13 +178,26 @@ def _in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
 
 
 def receive_like(like: object, arrays: Arrays) -> object:
-    """Return what a receive fills: the one given, or a new array of (shape, dtype)."""
+    """Return what a receive fills: the array given, a new one of (shape, dtype), or the room for a tree or anything.
+
+    Raises:
+        UsageError: If it is none of these.
+    """
     if isinstance(like, tuple):
         try:
             shape, dtype = like
             like = arrays.empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
         except (TypeError, ValueError) as error:
+            if is_tree(like):
+                return room_for(like, arrays)
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
+    elif type(like) is not np.ndarray:
+        if like is None:
+            return NO_ROOM
+        if isinstance(like, (dict, list)):
+            return room_for(like, arrays)
+        if isinstance(like, _INTEGERS):
+            raise UsageError(f"like: expected an array or (shape, dtype), got {like}; a source is src={like}")
     check_dtype((like if isinstance(like, np.ndarray) else as_output(like, "like")).dtype, "like")
     return like
 

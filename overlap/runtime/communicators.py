@@ -100,8 +100,8 @@ class Communicators:
 
     # -- receives from any source ------------------------------------------------------------------------------------
 
-    def check_any_source(self) -> None:
-        """Raise `UsageError` if senders cannot be told apart."""
+    def check_any_source(self, ranks: tuple[int, ...], *, told: bool) -> None:
+        """Raise `UsageError` if senders cannot be told apart, or if what comes must be `told` and is not."""
 
     def any_port(
         self, context: RankContext, stream: Stream, keys: Sequence[Key], take: Callable[[Operation, int], None]

@@ -22,6 +22,7 @@ from .future import Failure, Future, is_elsewhere, settle, tell
 from .match import Key
 from .operation import CollectiveFuture, Lane, Members, Port
 from .outstanding import CallSite, check_timeout
+from .received import Received, Room
 from .stream import MessageLane, Stream, Streams
 from .trees import is_tree, packs, unpacked
 
@@ -123,7 +124,7 @@ class Issuer:
             shared,
             pairs,  # type: ignore[arg-type]  # `start` checks the pairs
         )
-        if type(x) in _FORMS and is_tree(x):
+        if type(x) is not np.ndarray and isinstance(x, _FORMS) and is_tree(x):
             return self._issue_tree(operation, stream, timeout_s)
         return self.start(operation, stream, timeout_s)
 
@@ -214,7 +215,7 @@ class Issuer:
     ) -> CollectiveFuture[Any]:
         """Check and start the sender's end of a message."""
         if x is None:
-            raise UsageError("x: send needs an array, got None")
+            raise UsageError("x: send needs an array or a tree of arrays, got None")
         caller = _getframe(2) if call_site is None else call_site
         operation: CollectiveFuture[Any] = CollectiveFuture(
             P2P, x, None, caller, priority, "send" if name is None else name
@@ -236,11 +237,18 @@ class Issuer:
         """Check and start the receiver's end of a message; without a source, look for a sender first."""
         caller = _getframe(2) if call_site is None else call_site
         name = "recv" if name is None else name
-        operation: CollectiveFuture[Any] = CollectiveFuture(P2P, None, None, caller, priority, name)
         if src is None:
-            self._communicators.check_any_source()
-        operation.out = receive_like(like, self.context.arrays)  # type: ignore[assignment]  # `_prepare` finds its memory
-        self._prepare(operation, timeout_s)
+            self._communicators.check_any_source(self._ranks, told=like is not None)
+        out = receive_like(like, self.context.arrays)
+        operation: CollectiveFuture[Any]
+        if type(out) is Room:
+            operation = Received(P2P, None, out.packed, caller, priority, name)
+            operation.expect(out)
+            self._prepare(operation, timeout_s)
+            operation.call = out.call
+        else:
+            operation = CollectiveFuture(P2P, None, out, caller, priority, name)
+            self._prepare(operation, timeout_s)
         return self._start_message(operation, True, src, tag, stream)
 
     def _start_message(

@@ -146,7 +146,7 @@ class SpanningCommunicator(Communicator):
             self._compare(match, operation)
         for said in self._others.said_before(self.id, seq):
             self.hear(seq, said)
-        if operation.kind in ANNOUNCED and match.pattern is not None and not match.pattern.settled:
+        if operation.call.dtype is None and match.pattern is not None and not match.pattern.settled:
             self._assume_or_ask(match, operation)
         failed = match.error is not None
         self._proceed(match, operation)
@@ -283,6 +283,10 @@ class SpanningCommunicator(Communicator):
             self._check_results(match)
             self._engine.start(self, match)
         return True
+
+    def _keep(self, seq: int, called: Called) -> None:
+        """Remember what was called in an operation."""
+        self._past[seq % _REMEMBERED] = seq, called
 
     def past(self, seq: int) -> Called | None:
         """Return what was called in an operation, if it is not too long ago: a rank, its call, and where."""

@@ -10,13 +10,14 @@ from typing import Any
 from transports import Transport
 
 from ..collectives.call import Call
-from ..errors import GroupAbortedError
+from ..errors import GroupAbortedError, UsageError
 from ..timeline.recording import call_site
 from .communicator import BaseEngine, Communicator
 from .communicators import Communicators
+from .future import Failure
 from .match import Key, Match, Voice, mismatch
 from .operation import Operation
-from .spanning import Called, SpanningCommunicator, Telling
+from .spanning import Called, SpanningCommunicator, SpanningMatch, Telling
 
 # Of how many tags at rest the number of messages is remembered, so that who waits for a rank that has finished can be
 # told at once; of tags that are older, a stall report tells.
@@ -41,8 +42,10 @@ class SpanningMessages(SpanningCommunicator):
     _shared: SpanningCommunicators
     first_seq: int
 
-    def __init__(self, *args: Any, first_seq: int, counted: bool) -> None:
+    def __init__(self, *args: Any, first_seq: int, counted: bool, last: Called | None) -> None:
         super().__init__(*args)
+        if last is not None:
+            self._keep(first_seq - 1, last)
         self.first_seq, self._counted = first_seq, counted
         # A tag that was used again will be; a program may use one tag for each message.
         self.lasts: bool = first_seq > 0
@@ -61,9 +64,21 @@ class SpanningMessages(SpanningCommunicator):
         """Find operations under way since `before_ns` or longer that other processes have not been told."""
         return super().waiting(before_ns) if self._counted else iter(())
 
+    def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
+        """Ask the sender what it sends."""
+        if self._counted:
+            super()._assume_or_ask(match, operation)
+        else:  # it would not know which of them is meant
+            self.fail_one(match, operation, Failure(_forgotten(self.key, self.name, operation.seq)))
+
     def hear(self, seq: int, said: Voice) -> bool:
-        """Compare another process's call with ours; False if ours has not come to it yet."""
-        return super().hear(seq, said) if self._counted else True
+        """Compare another process's call with ours, or answer a receiver; False if ours has not come to it yet."""
+        if said.call.dtype is not None:
+            return super().hear(seq, said) if self._counted else True
+        if self._counted and seq >= self.count:
+            return False
+        self._shared.answer(self.key, self.name, seq, self.past(seq) if self._counted else None)
+        return True
 
     def _gone(self, seq: int) -> set[int]:
         there = [rank for rank in self._left.intersection(self.members) if rank not in self._local]
@@ -131,7 +146,24 @@ class SpanningCommunicators(Communicators):
             return SpanningCommunicator(*told)
         rested = self._at_rest.pop(key.tag_base() >> 24, None)
         counted = rested is not None or not self.lost_count
-        return SpanningMessages(*told, first_seq=rested.count if rested is not None else 0, counted=counted)
+        first_seq, last = (rested.count, rested.last) if rested is not None else (0, None)
+        return SpanningMessages(*told, first_seq=first_seq, counted=counted, last=last)
+
+    def check_any_source(self, ranks: tuple[int, ...], *, told: bool) -> None:
+        """Raise `UsageError` if a receive says neither source nor `like`, and some rank is in another process."""
+        if not told and not self._local.issuperset(ranks):
+            raise UsageError(
+                "like: a receive from any rank (src=None) of several processes must say what it takes; pass an array, "
+                "a tree of arrays or (shape, dtype), or name the source"
+            )
+
+    def answer(self, key: Key, name: str, seq: int, sent: Called | None) -> None:
+        """Tell a receiver that asks what a rank here has sent, or that nobody knows any more."""
+        if sent is not None:
+            rank, call, place = sent
+            self._others.tell_call(key.id, (seq,), Voice(rank=rank, call=call, call_site=call_site(*place)))
+            return
+        self._others.tell_failed_end(key.id, seq, key.ends[0], _forgotten(key, name, seq))
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
         """Fail all that is under way in a group and all that is to come, here and elsewhere."""
@@ -172,8 +204,18 @@ class SpanningCommunicators(Communicators):
         if known is not None:
             return known.hear(seq, said)
         rested = self._at_rest.get(communicator_id)
+        asked = said.call.dtype is None
+        if asked and rested is None and self.lost_count:
+            unknown = UsageError("like: after so many tags a sender no longer knows what it sent; pass like= to recv")
+            self._others.tell_failed_end(communicator_id, seq, min(self._local), unknown)
+            return True
         if rested is None or rested.last is None or seq != rested.count - 1:
+            if asked and rested is not None and seq < rested.count:
+                self.answer(rested.key, rested.name, seq, None)
             return rested is not None and seq < rested.count
+        if asked:
+            self.answer(rested.key, rested.name, seq, rested.last)
+            return True
         rank, call, place = rested.last
         if not call.agrees(said.call):
             mine = Voice(rank=rank, call=call, call_site=call_site(*place))
@@ -202,3 +244,11 @@ class SpanningCommunicators(Communicators):
         """Return how many operations a rank here has issued on each communicator that reaches out."""
         past = {each: rested.count for each, rested in self._at_rest.items() if rank in rested.members}
         return past | {c.id: c.issued[rank] for c in self.spanning.values() if rank in c.issued}
+
+
+def _forgotten(key: Key, name: str, seq: int) -> UsageError:
+    src, dst = key.ends
+    return UsageError(
+        f"like: message {seq} from rank {src} to rank {dst} on group '{name}' is too long ago for its sender to know "
+        "its shape and dtype; pass like= to recv"
+    )

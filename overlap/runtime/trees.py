@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..collectives.kinds import Collective, Shape, check_input, result_shape
+from ..collectives.kinds import P2P, Collective, Shape, check_input, result_shape
 from ..collectives.reduce import Array
 from ..errors import UsageError
 from .context import Arrays
+from .forms import text_of
 from .future import Future
 from .memory.foreign import as_input
 
@@ -102,6 +103,16 @@ def _pack(kind: Collective, places: list[int], leaves: list[Array], size: int, a
     )
 
 
+def message_of(tree: object, arrays: Arrays) -> tuple[Array, str]:
+    """Return the arrays of a tree as the array of a message, and the form of the tree.
+
+    Raises:
+        UsageError: If it is empty, holds futures, or cannot travel.
+    """
+    (pack,) = packs(P2P, tree, 2, arrays)
+    return pack.packed, text_of(tree, [_array(leaf) for leaf in _leaves(tree)])
+
+
 def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
     """Return a function that makes a tree of results, in the form of a tree, from packed results."""
 
@@ -122,6 +133,16 @@ def _array(leaf: object) -> Array:
     return leaf if type(leaf) is np.ndarray else as_input(leaf)
 
 
+def leaves_of(tree: object) -> list[object]:
+    """Return the leaves of a tree, in its order."""
+    return list(_leaves(tree))
+
+
+def filled(tree: object, leaves: Sequence[object]) -> object:
+    """Return a tree of the form of another with other leaves."""
+    return _rebuilt(_form(tree), iter(enumerate(leaves)))
+
+
 def _leaves(tree: object) -> Iterator[object]:
     if not isinstance(tree, _FORMS):
         yield tree
@@ -137,7 +158,7 @@ def _form(tree: object) -> object:
     return _like(tree, [_form(item) for item in tree]) if isinstance(tree, (list, tuple)) else None
 
 
-def _rebuilt(form: object, values: Iterator[tuple[int, Array | None]]) -> object:
+def _rebuilt(form: object, values: Iterator[tuple[int, object]]) -> object:
     if isinstance(form, Mapping):
         return {key: _rebuilt(item, values) for key, item in form.items()}
     if isinstance(form, (list, tuple)):

@@ -97,7 +97,7 @@ class SymmetricCommunicators(Communicators):
         shared = Key(tuple(rows[0].tolist()), key.occurrence, key.stream)
         return self._found(shared, name, rows, [self._simulated(rows)])
 
-    def check_any_source(self) -> None:
+    def check_any_source(self, ranks: tuple[int, ...], *, told: bool) -> None:
         """Raise `UsageError`: those who do not run send nothing that could be waited for."""
         raise UsageError("src: where ranks stand for others, a receive must name its source")
 

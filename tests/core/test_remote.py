@@ -456,13 +456,20 @@ def test_a_lost_process_ends_the_world() -> None:
         (["Finished", "3", False], "13 bytes that are no message: Expected `int`, got `str` - at `$[1]`"),
         *(
             (
-                ["Called", 1, [0] * count, 2, ["barrier", None, None, None, 4, 0, [], [], False, False, None], "there"],
+                [
+                    "Called",
+                    1,
+                    [0] * count,
+                    2,
+                    ["barrier", None, None, None, 4, 0, [], [], False, False, None, b""],
+                    "there",
+                ],
                 f"it speaks of {count} operations; at most 4096 are alike",
             )
             for count in (0, 4097)
         ),
         (
-            ["Called", 1, [0], 2, ["jump", None, None, None, 4, 0, [], [], False, False, None], "there"],
+            ["Called", 1, [0], 2, ["jump", None, None, None, 4, 0, [], [], False, False, None, b""], "there"],
             "a call that cannot be meant: 'jump' is not a valid Collective",
         ),
         (["Jump"], "6 bytes that are no message: Invalid value 'Jump' - at `$[0]`"),

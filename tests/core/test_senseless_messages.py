@@ -13,6 +13,7 @@ import overlap
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import Failed, Saying, Told, encode_saying
 from overlap.runtime.blame.standing import Standing
+from overlap.runtime.forms import pack_form
 from overlap.runtime.world import World
 
 from .companies import Company, run_far
@@ -30,6 +31,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return NUMBERS
     if hint is str:
         return WORDS
+    if hint is bytes:
+        return st.binary(max_size=9) | WORDS.map(pack_form)
     if hint in (bool, type(None)):
         return st.from_type(hint)
     if hint is Standing:

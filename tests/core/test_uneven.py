@@ -302,6 +302,7 @@ def test_many_counts_are_told_apart_by_a_checksum() -> None:
     call("all_gather", None, FLOAT64, (5, 2), 2, 0, (), (2, 3)),
     call("all_to_all", None, FLOAT64, (6,), 2, 0, (), (2, 0, 3, 1)),
     call("reduce_scatter", "max", FLOAT64, (4,), 2),
+    call("send/recv", None, FLOAT64, (4,), 2, 0, (), (), False, False, None, "{'w': 'float64 (2, 2)'}"),
 ])  # fmt: skip
 def test_calls_survive_being_told(asked: overlap.collectives.call.Call) -> None:
     assert unpack_call(pack_call(asked)).key == asked.key
@@ -310,6 +311,7 @@ def test_calls_survive_being_told(asked: overlap.collectives.call.Call) -> None:
 @pytest.mark.parametrize(("index", "told"), [
     (7, [2]), (7, [2, 3, 0]), (7, [-1, 6]), (7, [2, 2]), (7, "ab"), (7, 5), (7, None), (7, [[2, 3]]), (7, [1 << 80, 3]),
     (0, "all_reduce"), (0, "all_to_all"), (0, "barrier"), (3, []), (3, [4, 2]), (3, [-5]), (4, 3), (4, 0),
+    (11, b"{}"), (11, 5),
 ])  # fmt: skip
 def test_calls_that_nobody_can_have_made_are_refused(index: int, told: object) -> None:
     plain = list(pack_call(call("all_gather", None, FLOAT64, (5, 2), 2, 0, (), (2, 3))))

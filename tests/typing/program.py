@@ -52,6 +52,14 @@ async def exchanges(rank: overlap.Rank) -> None:
     buffer = bytearray(16)
     assert_type(await rank.recv(buffer, before, tag=1), bytearray)
     await sent
+    sent = rank.send({"w": F32}, after)
+    room = rank.recv({"w": F32.copy()}, before)
+    assert_type(await room, "dict[str, NDArray[np.float32]]")
+    assert room.src == before
+    await sent
+    sent = rank.send(F32, after)
+    assert np.array_equal(await rank.recv(src=before), F32)
+    await sent
 
 
 async def trees(rank: overlap.Rank) -> None:

@@ -18,7 +18,8 @@ class Calls(Reductions, Copies, Exchanges, Objects):
       the operation until its future is done; `out` likewise. The result belongs to the caller. Only these very array
       objects are locked: data written through other views of their memory meanwhile may or may not be sent.
     * `x` may also be a list, tuple or dict of arrays, at any depth, on all ranks alike: they travel as one operation
-      (a reduction: as one for each dtype), and the result has the same form. They are copied at the call.
+      (a reduction: as one for each dtype), and the result has the same form. They are copied at the call. `send` takes
+      such trees as well, and `recv` returns them.
     * What exports its memory is used without a copy: CPU tensors (bfloat16 and float8 included), `array.array`,
       `bytearray`, DLPack. As `out`, the result is that very object. Such objects cannot be locked: a tensor that is
       changed while an operation reads it makes the operation fail, others are to be left alone meanwhile.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ...collectives.kinds import ALL_TO_ALL, BARRIER, PERMUTE
 from ..operation import CollectiveFuture
-from ..outstanding import Issued
 from .issues import Issues
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         RowTable,
         S,
         Shape,
+        Tree,
     )
 
 
@@ -186,7 +186,7 @@ class Exchanges(Issues):
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[None]:
-        """Send an array to one rank; done when the array may be written again.
+        """Send an array or a tree of arrays to one rank; done when the array may be written again.
 
         That is sometimes before the other side has asked for it, and sometimes only once it has: two ranks that both
         await a send to each other before they receive may wait for ever. Issue both, then await them.
@@ -194,28 +194,53 @@ class Exchanges(Issues):
         Matched with `recv` by (source, destination, tag), first come first served. Point-to-point operations do not
         take room in the stream's window, so their order across peers and tags does not matter.
 
+        Example:
+            rank.send({"w": w, "b": b}, dst=1)
+
         Args:
-            x: Any shape; the receiver expects the same shape and dtype.
+            x: An array of any shape; or a dict, list or tuple of arrays, at any depth, which is copied at the call; or
+                a future of either.
             dst: Group rank of the receiver.
             tag: From 0 to 2**24 - 1.
+
+        Returns:
+            A future of None.
+
+        Raises:
+            UsageError: At the call (for a future, at the await): such an `x`, `dst` or `tag` cannot be sent.
+            CollectiveMismatchError: At the await: the receiver's `like` has another shape, dtype or form.
         """
         return self._issuer.send(x, dst, tag, stream, priority, name, timeout_s, call_site)
 
     @overload
     def recv(
-        self, like: tuple[Shape, DTypeOf[S]], src: int | None, tag: int = ..., **options: Unpack[Options]
-    ) -> Issued[NDArray[S]]: ...
+        self, like: tuple[Shape, DTypeOf[S]], src: int | None = ..., tag: int = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[NDArray[S]]: ...
 
     @overload
-    def recv(self, like: Like, src: int | None, tag: int = ..., **options: Unpack[Options]) -> Issued[Array]: ...
+    def recv(
+        self, like: Like, src: int | None = ..., tag: int = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[Array]: ...
 
     @overload
-    def recv(self, like: Out, src: int | None, tag: int = ..., **options: Unpack[Options]) -> Issued[Out]: ...
+    def recv(
+        self, like: Out, src: int | None = ..., tag: int = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[Out]: ...
+
+    @overload
+    def recv(
+        self, like: Arrays, src: int | None = ..., tag: int = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def recv(
+        self, like: None = ..., src: int | None = ..., tag: int = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[Any]: ...
 
     def recv(
         self,
-        like: Output | Like,
-        src: int | None,
+        like: Output | Like | Tree | None = None,
+        src: int | None = None,
         tag: int = 0,
         *,
         priority: int = 0,
@@ -223,15 +248,34 @@ class Exchanges(Issues):
         name: str | None = None,
         timeout_s: float | None = None,
         call_site: CallSite | None = None,
-    ) -> Issued[object]:
-        """Receive an array from one rank, or from any rank.
+    ) -> CollectiveFuture[Any]:
+        """Receive an array or a tree of arrays from one rank, or from any rank.
+
+        Without `like`, the receiver gets what the sender sent, as new arrays. In one process that costs nothing;
+        between processes the receiver asks the sender first, so that `like` saves a message there and back.
 
         With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` says
         whose it was. Receives that name a rank go before those that do not.
 
+        Example:
+            layer = await rank.recv(src=0)  # a dict, if rank 0 sent one
+            w = await rank.recv(like=w, src=0)  # into an array that is there
+
         Args:
-            like: A writable array, which is filled and returned, or `(shape, dtype)` for a new one.
+            like: A writable array, or a dict, list or tuple of such arrays, which are filled and returned, and belong
+                to the operation until then; `(shape, dtype)` for a new array; None for what the sender sent. None
+                cannot be combined with `src=None` where ranks of the group live in several processes. A named tuple
+                comes as a tuple unless `like` has one, as classes do not travel.
             src: Group rank of the sender; None for any.
             tag: From 0 to 2**24 - 1.
+
+        Returns:
+            A future of the array or tree.
+
+        Raises:
+            UsageError: At the call: such a `like`, `src` or `tag` cannot be received.
+            CollectiveMismatchError: At the await: the sender's array or tree has another shape, dtype or form.
+            PeerFailedError: At the await: the sender failed; or, without `like`, it no longer knows what it sent, which
+                it does of its last 256 messages of a tag.
         """
         return self._issuer.receive(like, src, tag, stream, priority, name, timeout_s, call_site)

@@ -1,0 +1,126 @@
+"""Forms of trees as text: what a message says of the dicts, lists and tuples that its arrays stand in.
+
+Such a text is a Python literal, the tree itself with a text such as 'float32 (2, 3)' in place of each array. Classes do
+not travel: a named tuple is a tuple there.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from ast import literal_eval
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from ..collectives.kinds import Shape
+from ..collectives.reduce import Array, check_dtype
+from ..errors import OverlapError, UsageError
+
+_LIMIT_BYTES = 32 * 1024  # of a packed form: half of what a control message takes
+_LONGEST = 4 << 20  # characters of a form, about 100,000 arrays: what is packed well is bounded too
+_LEAF = re.compile(r"(\w+) \(([\d, ]*)\)")
+_KEYS = (str, int, bool, bytes, type(None))
+
+
+def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
+    """Return the form of a tree whose arrays, in its order, are `leaves`.
+
+    Raises:
+        UsageError: Naming `argument`, if a key or the dtype of an array does not travel, or the tree is too large.
+    """
+    text = repr(_named(tree, iter(leaves), argument))
+    if len(text) > _LONGEST or (len(text) > _LIMIT_BYTES and len(pack_form(text)) > _LIMIT_BYTES):
+        raise UsageError(f"{argument}: a tree of {len(leaves)} arrays is too large for one message; send its parts")
+    return text
+
+
+def _named(tree: object, leaves: Iterator[Array], argument: str) -> object:
+    if isinstance(tree, dict):
+        return {_key(key, argument): _named(item, leaves, argument) for key, item in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        items = [_named(item, leaves, argument) for item in tree]
+        return tuple(items) if isinstance(tree, tuple) else items
+    leaf = next(leaves)
+    check_dtype(leaf.dtype, argument)
+    return f"{leaf.dtype.name} {tuple(map(int, leaf.shape))}"
+
+
+def _key(key: object, argument: str) -> object:
+    if type(key) in _KEYS or (type(key) is tuple and all(map(_key_travels, key))):
+        return key
+    raise UsageError(f"{argument}: keys of dicts in messages are texts, integers or tuples of these, got {key!r:.60}")
+
+
+def _key_travels(key: object) -> bool:
+    return type(key) in _KEYS
+
+
+@lru_cache(maxsize=256)
+def parsed(text: str) -> object:
+    """Return the tree of a text, with (shape, dtype) in an `Absent` for each array.
+
+    Raises:
+        OverlapError: If it is no form.
+    """
+    try:
+        return _arrays(literal_eval(text))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise OverlapError(f"the form of a tree that cannot be meant: {error}") from error
+
+
+class Absent:
+    """The place of an array in a tree.
+
+    Args:
+        shape: Of the array.
+        dtype: Of the array.
+    """
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, shape: Shape, dtype: np.dtype[np.generic]) -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+def _arrays(node: object) -> object:
+    if isinstance(node, dict):
+        return {key: _arrays(item) for key, item in node.items()}
+    if isinstance(node, (list, tuple)):
+        items = [_arrays(item) for item in node]
+        return tuple(items) if isinstance(node, tuple) else items
+    found = _LEAF.fullmatch(node) if isinstance(node, str) else None
+    if found is None:
+        raise ValueError(f"{node!r:.60} is no array")
+    return Absent(tuple(int(size) for size in found[2].split(",") if size.strip()), dtype_of(found[1]))
+
+
+def dtype_of(name: str) -> np.dtype[np.generic]:
+    """Return the dtype of a name, those of ml_dtypes included."""
+    if name.startswith(("bfloat", "float8", "float6", "float4", "int2", "int4", "uint2", "uint4")):
+        import ml_dtypes  # only these types need it
+
+        return np.dtype(getattr(ml_dtypes, name, None) or name)
+    return np.dtype(name)
+
+
+def pack_form(text: str) -> bytes:
+    """Return the bytes of a form for a control message."""
+    return zlib.compress(text.encode()) if text else b""
+
+
+def unpack_form(packed: bytes) -> str:
+    """Return the form in a control message.
+
+    Raises:
+        OverlapError: If there is none in it.
+    """
+    if not packed:
+        return ""
+    try:
+        reading = zlib.decompressobj()
+        text = reading.decompress(packed, _LONGEST * 4).decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise OverlapError(f"the form of a tree that cannot be meant: {error}") from error
+    return text

@@ -1,0 +1,117 @@
+"""Receives of trees, and of what the sender sends: they take apart what has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+
+from ..collectives.call import Call, call
+from ..collectives.kinds import P2P
+from ..collectives.reduce import Array
+from ..errors import UsageError
+from ..timeline.recording import RawMatch
+from .context import Arrays
+from .forms import Absent, parsed, text_of
+from .future import Failure
+from .memory.foreign import as_output
+from .operation import CollectiveFuture
+from .trees import filled, leaves_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a receive that is given no single array fills."""
+
+    tree: object = None  # As the caller gave it; None: what the sender sends
+    leaves: Sequence[object] = ()  # Of the tree
+    arrays: Sequence[Array] = ()  # The memory of each leaf
+    views: Sequence[Array] = ()  # Of the memory of each leaf; they stay writable
+    packed: Array | None = None  # Where the arrays arrive
+    call: Call  # What the receiver expects
+
+
+NO_ROOM = Room(call=call(P2P.text, None, None, None, 2))
+"""Any array or tree."""
+
+
+def room_for(tree: object, arrays: Arrays) -> Room:
+    """Return the room of a tree of writable arrays.
+
+    Raises:
+        UsageError: If a leaf has no memory that may be written, or the tree is too large for one message.
+    """
+    leaves = leaves_of(tree)
+    if not leaves:
+        raise UsageError("like: there is no array in it")
+    found = [as_output(leaf, "like") if not arrays.shapes_only else cast(Array, leaf) for leaf in leaves]
+    dtypes = {each.dtype for each in found}
+    dtype: np.dtype[Any] = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
+    shape = (sum(each.nbytes for each in found) // dtype.itemsize,)
+    return Room(
+        tree=tree,
+        leaves=leaves,
+        arrays=found,
+        views=[each.view() for each in found],
+        packed=arrays.empty(shape, dtype),
+        call=call(P2P.text, None, dtype, shape, 2, 0, (), (), False, False, None, text_of(tree, found, "like")),
+    )
+
+
+class Received(CollectiveFuture[object]):
+    """The receive of a tree, or of what the sender sends."""
+
+    __slots__ = ("_form", "_lent", "room")
+
+    room: Room
+
+    def expect(self, room: Room) -> None:
+        """Say what it fills, before it is issued."""
+        self.room, self._form, self._lent = room, room.call.form, False
+
+    def fit(self, pattern: Call) -> None:
+        """Make the array that arrives, unless there is one, and keep in mind the form of its tree."""
+        super().fit(pattern)
+        self._form = pattern.form
+
+    def lock(self) -> None:
+        """Make the arrays of the tree read-only for everybody else until it ends."""
+        super().lock()
+        if not self._lent and self.room.arrays and not self.context.arrays.shapes_only:
+            self._lent = True
+            self.locked += self.context.locks.lock(tuple(self.room.arrays))
+
+    def finish(self, end_ns: int, meeting: RawMatch) -> None:
+        """Take apart what has arrived, and hand it over."""
+        if not self._done and self._form:
+            try:
+                self.given = self._taken_apart()
+            except Exception as error:  # no memory, or a form that cannot be meant
+                self.fail(Failure(error))
+                return
+        super().finish(end_ns, meeting)
+
+    def _taken_apart(self) -> object:
+        room, arrays = self.room, self.context.arrays
+        tree = parsed(self._form) if room.tree is None else room.tree
+        places = leaves_of(tree) if room.tree is None else room.views
+        shapes_only = arrays.shapes_only
+        flat = None if shapes_only else cast(Array, self.out).view(np.uint8).reshape(-1)
+        begin, found = 0, []
+        for place in cast("Sequence[Absent | Array]", places):
+            nbytes = prod(place.shape) * place.dtype.itemsize
+            if flat is None:
+                found.append(arrays.empty(place.shape, place.dtype))
+            else:
+                part = flat[begin : begin + nbytes].view(place.dtype).reshape(place.shape)
+                found.append(part.copy() if isinstance(place, Absent) else part)
+            begin += nbytes
+        if room.tree is None:
+            return filled(tree, found)
+        if not shapes_only:
+            for view, part in zip(room.views, found, strict=True):
+                view[...] = part
+        return filled(tree, room.leaves)
