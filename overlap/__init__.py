@@ -9,7 +9,7 @@
 #   embedded/   the door for programs that own their main thread: connect()
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
-#     ending      the errors that `await` and `run` raise at the end of a world; its end in forked processes
+#     ending      which error `await` and `run` raise when a world ends; what a forked child may still do
 #     rank        Rank: the argument of main();  group: an ordered set of ranks;  mesh: a grid of them with named axes
 #     calls/      collectives and messages as methods, which return futures at once, and the types of these (shapes)
 #     objects     collectives of Python objects
@@ -18,29 +18,33 @@
 #     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
 #     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread
 #     match       the operations of all ranks that belong together, and where they disagree
-#     communicator  brings them together;  spanning, spanning_messages: likewise for ranks of several processes
+#     communicator  waits until all ranks have issued the same operation;  spanning, spanning_messages: likewise for
+#                 ranks of several processes
 #     outstanding the unfinished operations of a rank, their deadlines, failures that nobody has seen
-#     checking    the issuer of `run(check="nan")`, which looks at all data that is sent
-#     backend     the differences between real and simulated time;  event_loop: its work for other threads
+#     checking    replaces issue under `run(check="nan")`, and refuses NaN before it is sent
+#     backend     the differences between real and simulated time;  event_loop: runs what other threads ask for
 #     engine/     moves the bytes. real_engine decides how: ranks read each other's memory (in_process; between
-#                 processes of a host on_board, on_host), or each rank runs a program over a transport (compiler,
-#                 layout, execution)
+#                 processes of a host host_memory: on_board, on_host), or each rank runs a program over a transport
+#                 (compiler, layout, execution)
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
-#     blame/      reports of stalls: which rank waits for which, which rank keeps the event loop, when to report it
-#   simulation/    the simulated backend: clock, fabric, engine, compute
+#     blame/      reports of stalls: stall (when, and the headline), standing (which rank waits for which: sentence and
+#                 table), reports (each rank's state), and which rank keeps the event loop
+#   simulation/    the simulated backend: kernel (moves the clock), clock, fabric (wires), simulated_engine
 #   launch/     the launcher: starts processes, shows what they print, ends them together, says who failed
 #   processes/  the processes of a world: how they find each other, what they tell each other, how a loss is noticed
-#   collectives/  schedules as data, the programs made from them, and the arithmetic; pure;  cost/  what they cost
+#   collectives/  schedules, the programs made from them, and the arithmetic of reductions; pure
+#   cost/       the time of a collective, predicted
 #   flight/     the flight record: a file of each process with the last operations of its ranks; reading reads it, and
 #               autopsy finds in the files of dead processes which rank and line failed
 #   live/       jobs that run now, seen through the same files
 #   state/      what a rank must find again after a restart
-#   timeline/   spans: recorded, as columns; measure/ (figures), files/ (bytes), draw/ (pictures), replay/ (what-ifs)
+#   timeline/   spans: recorded, as columns; measure/ (times), files/ (bytes), draw/ (pictures), replay/ (what-ifs)
 #   parallel/   training strategies, built on nothing but what is public
 #   engines/, ray/, dask/   worlds on clusters of Ray and Dask: what both share, and each of them
 #   torch/      the backend of `torch.distributed`, and those strategies for its modules
 #   planning/   training steps from a configuration or a recorded run, and machine files; only the command imports it
-#   testing/    distributed programs as tests: many ranks in one process, by seeds; `pytest_overlap` is its plugin
+#   testing/    distributed programs as tests: many ranks in one process, by seeds; `pytest_overlap` is its plugin.
+#               judging: what is wrong with a run: verdict (it hung), survived (it would hang or differ elsewhere)
 #   cli/        the `overlap` command, a file or a folder for each of its words;  options: options made from settings
 #   diagnostics   finds in an error the rank and the line at fault;  uncaught: the interpreter's hook for exceptions
 #                 that nobody caught, which prints them with launch/report
@@ -49,27 +53,35 @@
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, threads, units, version   small things the others stand on
 #
-# Five routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
+# Seven routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
 #
 #   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
-#                          process). Several processes: spanning in place of communicator; then on_board or on_host
-#                          (one host), or engine/programs -> execution -> the package transports/: matched -> a link.
-#                          Its end: operation.finish -> stream, future
-#   a message's wire       processes/connect gives each process its transports: memory of its own ranks first, then
-#                          shared memory of a host before sockets (transports/nearest); transports/router takes the
-#                          first that reaches the peer
+#                          process). Several processes: spanning in place of communicator; then host_memory (one
+#                          host), which picks on_board or on_host, or engine/programs -> execution -> the package
+#                          transports/: matched -> a link. Its end: operation.finish -> stream, future
+#   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
+#                          transports: memory of its own ranks first, then shared memory of a host before sockets
+#                          (transports/nearest); transports/router takes the first that reaches the peer
 #   a reduction operator   one entry of OPS in collectives/reduce: combination, reference, refusals; its name for type
 #                          checkers in runtime/calls/shapes (a test compares them); benchmark and tests
 #                          (core/test_operators) take every entry from OPS; listed in docs/loops
 #   a lost process         noticed by processes/link (the connection ends), silence (no signs of life) or host ->
 #                          processes/coordinator => processes/member -> processes/control_plane (makes PeerLostError)
 #                          -> runtime/world -> runtime/ending: `await` raises PeerFailedError with that as its cause,
-#                          `run` raises RankFailedError. If only a wire breaks: communicator.settle, which between
-#                          processes waits a moment (spanning.fail_one) in case a loss is told
+#                          `run` raises RankFailedError. If only a wire breaks, spanning.fail_one delays the error for
+#                          a moment, for the news of a lost process names the culprit
 #   a choice of algorithm  runtime/engine/real_engine asks whether ranks share memory (no schedule is needed), else
 #                          compiler -> cost/choice (also an `algorithm=` that is asked for) -> cost/select.plan:
-#                          candidates, priced by flat and composed; the cheapest, and reason() words why (shown by
-#                          cli/plan/collective). The schedules themselves: collectives/generators
+#                          candidates lists the options, flat (one level) and composed (several phases) price them;
+#                          the cheapest, and reason() words why (shown by cli/plan/collective). The schedules
+#                          themselves: collectives/generators
+#   exposed time           timeline/recording -> columnar (spans as columns) -> measure/activity (when a rank computes,
+#                          when bytes move) -> measure/metrics (exposed, hidden, idle) -> measure/verdict (a sentence)
+#   a hang                 runtime/blame/reports (each rank's state) -> stall (is it one?) -> standing (who waits for
+#                          whom); processes/control_plane gathers the states of other processes. In a test:
+#                          testing/judging -> verdict
+#
+# How to add an operator, an algorithm, a transport, a machine (topology/data) or a strategy: CONTRIBUTING.md.
 #
 # The words are in docs/glossary.md.
 

@@ -1,6 +1,6 @@
 """Verdict on a run: what is wrong with the program, with ranks, operations and lines. Pure: from the record alone.
 
-What a run shows comes in this order: why it could not go on (`stalls`), then what it happened to survive (`survived`).
+What a run shows comes in this order: why it could not go on (here), then what it happened to survive (`survived`).
 """
 
 from __future__ import annotations
