@@ -157,8 +157,16 @@ class Board(ABC):
         """Whether every rank has come so far with what has this number and tag."""
 
     @abstractmethod
+    def has_come(self, position: int, number: int, tag: int) -> bool:
+        """Whether one rank has come to what has this number and tag."""
+
+    @abstractmethod
+    def came(self, number: int) -> bool:
+        """Whether every rank is known to have come to this number, or on to one that has taken its place."""
+
+    @abstractmethod
     def passed(self, number: int, tag: int, phase: int) -> bool:
-        """Whether every rank has come so far, or on to later operations; all must have posted it once."""
+        """Whether every rank has come so far, or on to later operations."""
 
     @abstractmethod
     def posted(self, position: int, number: int) -> tuple[int, int]:

@@ -55,17 +55,17 @@ def test_results_are_right_however_often_a_row_is_used(processes: int) -> None:
 
 
 def test_who_comes_last_and_cannot_end_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_up = Exchange.add_up
+    make = Exchange.make
 
     def short_of_memory(exchange: Exchange, operation: Operation) -> None:
         if operation.context.rank == 1 and operation.name == "last":
             raise MemoryError("no more")
-        add_up(exchange, operation)
+        make(exchange, operation)
 
     async def main(rank: overlap.Rank) -> str:
         for _ in range(2):
             await rank.all_reduce(np.ones(2))
-        monkeypatch.setattr(Exchange, "add_up", short_of_memory)
+        monkeypatch.setattr(Exchange, "make", short_of_memory)
         try:
             total = await rank.all_reduce(np.ones(2), name="last")
         except MemoryError as error:

@@ -207,7 +207,7 @@ def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(HostRun, "start", started)
 
     def program(world: overlap.Connection) -> None:
-        x, out = np.ones(2), np.empty(1)
+        x, out = np.ones(2_000), np.empty(1_000)  # too long for the board
         while True:  # until each has happened once; the time-out bounds it
             world.rank.broadcast(x, out=x).result(TIMEOUT_S)
             world.rank.scatter(x, out=out).result(TIMEOUT_S)

@@ -2,7 +2,8 @@
 
 A row belongs to one rank and one operation; only its rank writes it. Rows are used again after `OPERATIONS` operations.
 The first word holds the operation's tag and the phase; it is written last, and read first. A row is a cache line, so
-that a small payload comes with it; larger payloads lie behind all rows.
+that a small payload comes with it; larger payloads lie behind all rows. The number of the operation stands beside the
+mode: a rank that only gives may be ahead of others, whose rows hold something older then.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from transports.shared_memory.segment import Heap, Segment, Shelf, leaver
 from transports.shared_memory.waiting import Waiting
 
 _ROW_BYTES, _ROW_WORDS = 64, 8
-_HEAD_BYTES = 32  # the word, `where`, `mode` and `result`; the rest of a row is for a payload that fits
+_HEAD_BYTES = 32  # the word, `where`, number and `mode`, `result`; the rest of a row is for a payload that fits
 _NEAR_BYTES = _ROW_BYTES - _HEAD_BYTES
 _FAR = OPERATIONS * _ROW_BYTES
 #: Memory of one rank for one group.
 BOARD_BYTES = _FAR + OPERATIONS * PAYLOAD_BYTES
 _LAST = PHASES - 1  # the phase of a rank that is done
+_MODE_BITS, _MODE = 8, 0xFF
 _ROOM, _READS = 1, 2  # flags that a rank tells beside the place of its rows
 _TOLD_BITS = 2
 
@@ -175,7 +177,7 @@ class _SharedBoard(Board):
         if payload is not None:
             self.payload(position, number, payload.nbytes)[:] = payload
         words[first + 1] = where
-        words[first + 2] = mode
+        words[first + 2] = (number + 1) << _MODE_BITS | mode
         if result:
             words[first + 3] = result
         if not FENCED:
@@ -198,8 +200,9 @@ class _SharedBoard(Board):
 
     def free(self, position: int, number: int) -> bool:
         first = number % OPERATIONS * _ROW_WORDS
-        held = self._words[position][first] & ~_LAST
-        return not held or all(not held <= words[first] < held + _LAST for words in self._words)
+        words = self._words[position]
+        held = words[first] & ~_LAST
+        return not held or self._passed(first, words[first + 2] >> _MODE_BITS, held + _LAST)
 
     def reached(self, number: int, tag: int, phase: int) -> bool:
         first, least, limit = number % OPERATIONS * _ROW_WORDS, tag + phase, tag + 256
@@ -210,13 +213,27 @@ class _SharedBoard(Board):
             keep_order()
         return True
 
+    def has_come(self, position: int, number: int, tag: int) -> bool:
+        come = tag < self._words[position][number % OPERATIONS * _ROW_WORDS] < tag + PHASES
+        if not FENCED:
+            keep_order()
+        return come
+
+    def came(self, number: int) -> bool:
+        place = number % OPERATIONS * _ROW_WORDS + 2
+        return all(words[place] >> _MODE_BITS > number for words in self._words)
+
     def passed(self, number: int, tag: int, phase: int) -> bool:
-        first, least = number % OPERATIONS * _ROW_WORDS, tag + phase
-        return all(not tag <= words[first] < least for words in self._words)
+        return self._passed(number % OPERATIONS * _ROW_WORDS, number + 1, tag + phase)
+
+    def _passed(self, first: int, number: int, least: int) -> bool:
+        """Whether the words of every rank from `first` on are so far, or hold a later number."""
+        limit = least | _LAST
+        return all(least <= words[first] <= limit or words[first + 2] >> _MODE_BITS > number for words in self._words)
 
     def posted(self, position: int, number: int) -> tuple[int, int]:
         words, first = self._words[position], number % OPERATIONS * _ROW_WORDS
-        return words[first + 1], words[first + 2]
+        return words[first + 1], words[first + 2] & _MODE
 
     def result(self, position: int, number: int) -> int:
         return self._words[position][number % OPERATIONS * _ROW_WORDS + 3]

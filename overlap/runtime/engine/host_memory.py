@@ -1,8 +1,8 @@
 """Collectives between processes of one host, out of each other's memory.
 
-Each rank says on a board where its input lies, and takes what it needs once all have come: small inputs lie on the
-board itself, middling ones are copied into memory that all map, large ones are read where they are. Inputs that are
-read where they are may change only when all have read them, so such an operation ends on all ranks at once.
+Each rank says on a board where its input lies, and takes what it needs once those have come whom it needs: small inputs
+lie on the board itself, middling ones are copied into memory that all map, large ones are read where they are. Inputs
+that are read where they are may change only when all have read them: whoever gives one waits for that.
 Cost: each input is read once by whoever needs it, and each result written once; one to three meetings.
 """
 
@@ -68,6 +68,6 @@ def _run(meeting: Meeting, match: Match, operation: Operation) -> HostRun | Smal
         return SharedRun(meeting, match, operation)
     if not (small(call) and meeting.board.ready and meeting.board.usable):
         return HostRun(meeting, match, operation)
-    exchange = Exchange(meeting, call)
+    exchange = Exchange(meeting, call, operation.port.position)
     meeting.communicator.shorten(call, exchange)
     return SmallRun(exchange, match, operation)

@@ -70,16 +70,21 @@ class Meeting:
     def free(self, operation: Operation) -> bool:
         """Whether a rank may post its end of an operation: the others are done with what its row holds.
 
-        They are if all have come to an operation that is less than `SPAN` before. Where operations of other ways lie
-        between, a rank that only sends may be far ahead of the others.
+        They are if all have come to an operation that is less than `SPAN` before. A rank that only gives, and does not
+        wait, may be far ahead of the others.
         """
         number = operation.seq
-        return number - SPAN <= self._met or self.board.free(operation.port.position, number)
+        if number - SPAN <= self._met:
+            return True
+        for past in (number - SPAN // 2, number - SPAN):  # the first spares the next operations this question
+            if self.board.came(past):
+                self.met(past)
+                return True
+        return self.board.free(operation.port.position, number)
 
     async def until_free(self, operation: Operation, begin: Callable[[], None]) -> None:
         """Begin an operation as soon as its row is free, unless it has been given up; nothing rings for that."""
-        position, number = operation.port.position, operation.seq
-        while operation.scope is not None and not (self.board.lost or self.board.free(position, number)):  # noqa: ASYNC110
+        while operation.scope is not None and not (self.board.lost or self.free(operation)):  # noqa: ASYNC110
             await trio.sleep(_LOOK_S)
         if operation.scope is not None:
             begin()

@@ -1,12 +1,14 @@
 """Small collectives between processes of one host, whose data lies on the board itself.
 
-These are barriers, and all-reduces of inputs that fit in a post.
+These are barriers, and operations whose inputs fit in a post.
 
-Nobody waits for the others to have read what it posts: rows of a board are used again only when they have.
+Nobody waits for the others to have read what it posts: rows of a board are used again only when they have. A rank that
+only gives something, such as the root of a broadcast, waits for nobody at all.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -21,6 +23,7 @@ from ..communicator import ShortWay
 from ..match import Match
 from ..operation import Operation
 from .meeting import BoardRun, Meeting, Mode
+from .pulls import gives, needed, pulls, rings
 
 _ARRIVED = 1
 
@@ -31,50 +34,84 @@ class Exchange(ShortWay):
     Args:
         meeting: Of the ranks; its board is ready.
         call: Which: one that is `small`.
+        position: Of the rank in the group.
 
     Attributes:
         tag: Of the operation whose input was posted last.
     """
 
-    __slots__ = ("_call", "_mode", "_posted", "meeting", "tag")
+    __slots__ = ("_call", "_needed", "_pieces", "_position", "_posted", "_posts", "_rings", "_said", "meeting", "tag")
     meeting: Meeting
     tag: int
 
-    def __init__(self, meeting: Meeting, call: Call) -> None:
-        self.meeting, self._call, self.tag = meeting, call, 0
-        self._mode = Mode.ON_BOARD if call.nbytes else Mode.NOWHERE
-        self._posted = [_posted(meeting, call, position) for position in range(call.size)] if call.nbytes else []
+    def __init__(self, meeting: Meeting, call: Call, position: int) -> None:
+        self.meeting, self._call, self._position, self.tag = meeting, call, position, 0
+        self._needed, nbytes = needed(call, position), _input_bytes(call)
+        self._posts = nbytes > 0 and (call.reducer is not None or gives(call, position))
+        self._said = (nbytes, Mode.ON_BOARD) if self._posts else (0, Mode.NOWHERE)
+        self._rings = rings(call, position)
+        self._posted = [_posted(meeting, call, each) for each in range(call.size)] if nbytes else []
+        self._pieces = [pull for pull in pulls(call, position) if pull.size]
 
     def post(self, operation: Operation) -> bool:
-        """Post a rank's input; whether all others have come, who are woken then."""
-        board, position, number = self.meeting.board, operation.port.position, operation.seq
+        """Post a rank's input, and wake who waits for it; return whether all have come whom this rank needs."""
+        board, number = self.meeting.board, operation.seq
         self.tag = tag = self.meeting.communicator.tag(self._call, number)
-        if self._posted:
+        if self._posts:
             row = number % OPERATIONS, ...  # "...", or an array without dimensions would be a number
-            self._posted[position][row] = cast(Array, operation.source)
-        board.arrive(position, number, tag, where=self._call.nbytes, mode=self._mode)
+            source: Array = operation.source  # type: ignore[assignment]  # whoever posts something has it
+            posted = self._posted[self._position]
+            posted[row] = source if posted.ndim == source.ndim + 1 else source.reshape(-1)
+        where, mode = self._said
+        board.arrive(self._position, number, tag, where=where, mode=mode)
+        if self._needed is None:
+            if not board.reached(number, tag, _ARRIVED):
+                return False
+            board.ring()
+            self.meeting.met(number)
+            return True
+        if self._rings or (self._posts and board.reached(number, tag, _ARRIVED)):
+            board.ring()
+        return self.came(number, tag)
+
+    def came(self, number: int, tag: int) -> bool:
+        """Whether all have come to an operation whom this rank needs."""
+        board = self.meeting.board
+        if self._needed is not None:
+            return all(board.has_come(other, number, tag) for other in self._needed)
         if not board.reached(number, tag, _ARRIVED):
             return False
-        board.ring()
         self.meeting.met(number)
         return True
 
-    def add_up(self, operation: Operation) -> None:
-        """Make the result of what all have posted, if there is one."""
-        if not self._posted:
+    def make(self, operation: Operation) -> None:
+        """Make the result of what has been posted, if this rank gets one."""
+        row, quiet, reducer = operation.seq % OPERATIONS, self.meeting.common.workers.quiet, self._call.reducer
+        if reducer is None:
+            if self._posted:
+                operation.fit(self._call)
+                self._copy(operation, row)
             return
-        row = operation.seq % OPERATIONS, ...
-        values: list[Array] = [posted[row] for posted in self._posted]
-        reducer, quiet = self._call.reducer, self.meeting.common.workers.quiet
-        assert reducer is not None, "it is an all-reduce"
+        if not self._pieces:
+            return
         out = operation.out if operation.target is None else operation.target
+        values: list[Array] = [posted[row, ...] for posted in self._posted]
+        if self._call.kind is Collective.REDUCE_SCATTER:
+            operation.fit(self._call)
+            out, (piece,) = cast(Array, operation.target).reshape(-1), self._pieces
+            values = [value[piece.sources[0][1] :][: piece.size] for value in values]
         if out is None:
             operation.out = quiet.run(reducer.total, values)
         else:
             quiet.run(reducer.fold, values, out)
 
+    def _copy(self, operation: Operation, row: int) -> None:
+        for start, size, ((who, first),) in self._pieces:
+            held = self._posted[who][row] if who != self._position else cast(Array, operation.source).reshape(-1)
+            cast(Array, operation.target).reshape(-1)[start : start + size] = held[first : first + size]
+
     def take(self, operation: Operation) -> None:
-        """Carry out one rank's end: at once if all others have come, and that does not fail, else in a match."""
+        """Carry out one rank's end: at once if who is needed has come, and that does not fail, else in a match."""
         free = self.meeting.free(operation)
         if free and self.post(operation) and self._ends_at_once(operation):
             return
@@ -89,25 +126,32 @@ class Exchange(ShortWay):
     def _ends_at_once(self, operation: Operation) -> bool:
         """End an operation that all have come to; False if that fails, and then whoever waits will say so."""
         try:
-            self.add_up(operation)
+            self.make(operation)
         except Exception:
             return False
-        self.meeting.board.end(operation.port.position, operation.seq, self.tag)
+        self.meeting.board.end(self._position, operation.seq, self.tag)
         operation.finish(operation.context.now_ns(), operation.describe(self._call, operation.started_ns))
         return True
 
 
 def small(call: Call) -> bool:
     """Whether all of an operation goes on a board."""
-    reduces = call.kind is Collective.ALL_REDUCE and not call.shared and 0 < call.nbytes <= PAYLOAD_BYTES
-    return reduces or call.kind is Collective.BARRIER
+    if call.shared or call.counts:
+        return False
+    return 0 < _input_bytes(call) <= PAYLOAD_BYTES or call.kind is Collective.BARRIER
+
+
+def _input_bytes(call: Call) -> int:
+    return 0 if call.shape is None or call.dtype is None else prod(call.shape) * call.dtype.itemsize
 
 
 def _posted(meeting: Meeting, call: Call, position: int) -> Array:
-    """Return what a rank posts, by number of the operation modulo `OPERATIONS`."""
+    """Return what a rank posts, by number of the operation modulo `OPERATIONS`; flat unless results have its shape."""
     shape, dtype = call.shape, call.dtype
-    assert shape is not None, "every rank of an all-reduce says that"
-    memory, apart = meeting.board.payloads(position, call.nbytes)
+    assert shape is not None and dtype is not None, "every rank says that of what is small"  # noqa: PT018
+    if call.kind not in (Collective.ALL_REDUCE, Collective.REDUCE):
+        shape = (prod(shape),)
+    memory, apart = meeting.board.payloads(position, _input_bytes(call))
     strides = apart, *np.empty(shape, dtype).strides
     return np.ndarray((OPERATIONS, *shape), dtype, memory, strides=strides)
 
@@ -153,8 +197,7 @@ class SmallRun(BoardRun):
     def look(self) -> None:
         """End, if all have come, or one never will."""
         operation, board = self._operation, self._meeting.board
-        if board.reached(operation.seq, self._tag, _ARRIVED):
-            self._meeting.met(operation.seq)
+        if self._exchange.came(operation.seq, self._tag):
             board.waiting.unwatch(self)
             operation.stopped()
             self._end()
@@ -170,16 +213,15 @@ class SmallRun(BoardRun):
 
     @property
     def others_came(self) -> bool:
-        """Whether all have come, or one never will."""
-        board = self._meeting.board
-        return board.reached(self._operation.seq, self._tag, _ARRIVED) or board.lost is not None
+        """Whether all have come who are needed, or one never will."""
+        return self._exchange.came(self._operation.seq, self._tag) or self._meeting.board.lost is not None
 
     def _end(self) -> None:
         operation = self._operation
         error: BaseException | None = None
         try:
             if not operation.done:  # it was not given up
-                self._exchange.add_up(operation)
+                self._exchange.make(operation)
                 self._meeting.board.end(operation.port.position, operation.seq, self._tag)
         except Exception as raised:
             error = raised

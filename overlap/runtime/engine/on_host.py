@@ -14,13 +14,13 @@ from transports import LinkLostError
 from transports.common import PAYLOAD_BYTES, Place
 
 from ...collectives.call import Call
-from ...collectives.kinds import Collective
+from ...collectives.kinds import BROADCAST, SCATTER, Collective
 from ...collectives.reduce import Array
 from ..match import Match
 from ..operation import Operation
 from .host_bytes import Sources, address_of, bytes_of, do_all, room_for, typed
 from .meeting import DONE, BoardRun, Meeting, Mode
-from .pulls import Pull, collected, gives, pulls, reduced
+from .pulls import Pull, collected, gives, needed, pulls, reduced, rings
 from .workers import INLINE_BYTES
 
 # How far a rank has come: its input can be read; its slice is reduced; it reads no input any more.
@@ -42,8 +42,9 @@ class HostRun(BoardRun):
     """One rank's end of an operation under way. It is the operation's `scope`, too: what is cancelled ends here."""
 
     __slots__ = (
-        "_board", "_call", "_cancelled", "_given", "_home", "_in_place", "_lent", "_match", "_number", "_over",
-        "_phase", "_place", "_position", "_source", "_steps", "_tag", "_target", "_watched", "_working",
+        "_board", "_call", "_cancelled", "_given", "_home", "_in_place", "_lent", "_match", "_needed", "_number",
+        "_over", "_phase", "_place", "_position", "_private", "_source", "_steps", "_tag", "_target", "_watched",
+        "_working",
     )  # fmt: skip
 
     _source: Array | None
@@ -57,10 +58,11 @@ class HostRun(BoardRun):
         self._position, self._number = operation.port.position, operation.seq
         self._tag = meeting.communicator.tag(self._call, operation.seq)
         self._phase = 0
+        self._needed = needed(self._call, self._position)
         self._place: Place | None = None
         self._working = self._watched = self._over = self._cancelled = False
         self._steps: list[tuple[Sequence[Pull], bool, int, bool]] = []
-        self._in_place = self._lent = False
+        self._in_place = self._lent = self._private = False
         self._home = 0
 
     # -- arriving -----------------------------------------------------------------------------------------------------
@@ -147,10 +149,12 @@ class HostRun(BoardRun):
 
     def _arrive(self, where: int, mode: int, payload: memoryview | None = None) -> None:
         self._phase = _ARRIVED
+        if mode != Mode.ON_BOARD and not self._board.reads and self._call.kind not in (BROADCAST, SCATTER):
+            self._needed = None  # another one may be homeless
         self._board.arrive(
             self._position, self._number, self._tag, where=where, mode=mode, payload=payload, result=self._home
         )
-        if self._board.reached(self._number, self._tag, _ARRIVED):
+        if rings(self._call, self._position) or self._board.reached(self._number, self._tag, _ARRIVED):
             self._board.ring()
 
     # -- going on -----------------------------------------------------------------------------------------------------
@@ -168,13 +172,18 @@ class HostRun(BoardRun):
     @property
     def others_came(self) -> bool:
         """Whether it waits for the others, and they have come as far, or one of them never will."""
-        board = self._board
-        return self.waits and (board.reached(self._number, self._tag, self._phase) or board.lost is not None)
+        return self.waits and (self._reached() or self._board.lost is not None)
+
+    def _reached(self) -> bool:
+        """Whether those have come as far whom this rank needs: to read their inputs, or to have its own read."""
+        if self._phase > _ARRIVED or self._needed is None:
+            return self._board.reached(self._number, self._tag, self._phase)
+        return all(self._board.has_come(other, self._number, self._tag) for other in self._needed)
 
     def _go_on(self) -> None:
         board = self._board
         while not (self._working or self._over):
-            if not board.reached(self._number, self._tag, self._phase):
+            if not self._reached():
                 if board.lost is not None:
                     self._end(LinkLostError(board.lost))
                 elif not self._watched:
@@ -190,11 +199,13 @@ class HostRun(BoardRun):
                 self._step()
 
     def _meet(self) -> None:
-        """Plan what is left to do: all have come."""
-        board = self._board
-        self._meeting.met(self._number)
-        self._given = [board.posted(other, self._number) for other in range(self._call.size)]
-        modes = {mode for _, mode in self._given}
+        """Plan what is left to do: all have come who are needed."""
+        board, everybody = self._board, range(self._call.size)
+        self._given = [board.posted(other, self._number) for other in everybody]
+        if self._needed is None:
+            self._meeting.met(self._number)
+        modes = {self._given[other][1] for other in (everybody if self._needed is None else self._needed)}
+        modes.add(self._given[self._position][1])
         if Mode.HOMELESS in modes:
             self._board.advance(self._position, self._number, self._tag, _DONE)
             self._fall_back()
@@ -204,12 +215,13 @@ class HostRun(BoardRun):
     def _plan(self, modes: set[int]) -> None:
         call = self._call
         private = not modes.isdisjoint((Mode.PRIVATE, Mode.COMMON))
-        self._lent = Mode.MAPPED in modes
+        self._lent, self._private = Mode.MAPPED in modes, private
         if self._sliced(private=private):
             slicing = [reduced(call, self._position)], True, _SLICED, True
             self._steps = [slicing, (collected(call), False, _DONE, private)]
         else:
-            self._steps = [(pulls(call, self._position), False, _DONE, private)]
+            waits = private and gives(call, self._position)
+            self._steps = [(pulls(call, self._position), False, _DONE, waits)]
 
     def _sliced(self, *, private: bool) -> bool:
         """Whether each rank reduces a slice only, and then takes those of the others."""
@@ -264,15 +276,15 @@ class HostRun(BoardRun):
     def _stepped(self) -> None:
         """Say how far this rank has come; without a need to wait, the operation is over."""
         _, slicing, phase, waits = self._steps.pop(0)
-        if waits or self._lent:
+        if waits or self._lent or self._private:
             result = self._result() if slicing else 0
             self._board.advance(self._position, self._number, self._tag, phase, result=result)
+        if waits:
+            self._phase = phase
+        if (waits or self._private) and self._board.reached(self._number, self._tag, phase):
+            self._board.ring()
         if not waits:
             self._end(None)
-            return
-        self._phase = phase
-        if self._board.reached(self._number, self._tag, phase):
-            self._board.ring()
 
     def _result(self) -> int:
         """Return where the others find this rank's slice."""

@@ -38,6 +38,9 @@ class Move(NamedTuple):
 # Collectives whose result is the same on all ranks.
 _ALIKE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST)
 
+# Collectives in which a rank takes from one other.
+_FROM_ONE = (Collective.BROADCAST, Collective.SCATTER, Collective.PERMUTE)
+
 # The moves of larger groups take more memory than they are worth: those of an all-to-all grow with the square.
 _KEPT_RANKS = 32
 
@@ -101,6 +104,20 @@ def gives(call: Call, position: int) -> bool:
     if call.kind is Collective.PERMUTE:
         return any(src == position for src, _ in call.pairs)
     return call.kind is not Collective.BARRIER
+
+
+@lru_cache(maxsize=256)
+def needed(call: Call, position: int) -> tuple[int, ...] | None:
+    """Return the positions of the other ranks whose inputs make the result of one; None: it meets all of them."""
+    if call.kind is Collective.BARRIER or call.shared:
+        return None
+    found = {who for pull in pulls(call, position) for who, _ in pull.sources} - {position}
+    return None if len(found) == call.size - 1 else tuple(sorted(found))
+
+
+def rings(call: Call, position: int) -> bool:
+    """Whether others wait for the input of the rank at a position, and perhaps for nobody else's."""
+    return call.kind in _FROM_ONE and gives(call, position)
 
 
 def _slice(call: Call, position: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 from overlap.cli.bench.sampling import Sampling
 from overlap.units import format_bytes
 
-__all__ = ["lines"]
+__all__ = ["lines", "part"]
 
 BUCKETS_MIB = (1, 4, 25)
 SIZES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
@@ -27,7 +27,7 @@ def lines(how: Sampling) -> Iterator[str]:
         how: How many samples.
     """
     for processes in (2, 4):
-        told = _ran(processes, how)
+        told = _ran(processes, how, asked={})
         yield f"{processes} processes, eight layers of 1024 x 1024, batch 256, {told['version']}"
         alone_ms = _ms(told["alone"])
         yield f"  a step without communication {alone_ms:.1f} ms"
@@ -38,12 +38,28 @@ def lines(how: Sampling) -> Iterator[str]:
                 f"{gloo_ms - alone_ms:.1f} and {ours_ms - alone_ms:.1f}"
             )
         yield f"  overlap.torch.DataParallel: {_ms(told['model']):.1f} ms"
-        yield from _table(told["operations"])
+        yield from _table(told["operations"], SIZES)
 
 
-def _table(operations: Mapping[str, Sequence[Mapping[str, list[int]]]]) -> Iterator[str]:
+def part(how: Sampling, processes: int, names: Sequence[str], sizes: Sequence[int]) -> Iterator[str]:
+    """Measure a few operations of few sizes: the ratios, and the medians of both in microseconds.
+
+    Args:
+        how: How many samples.
+        processes: On how many.
+        names: Of `operations.OPERATIONS`.
+        sizes: In bytes.
+    """
+    told = _ran(processes, how, asked={"buckets": [], "names": names, "sizes": sizes})["operations"]
+    yield from _table(told, sizes)
+    for name, measured in told.items():
+        times = (f"{median(both['gloo']) / 1e3:.0f}/{median(both['overlap']) / 1e3:.0f}" for both in measured)
+        yield f"  {name + ', us':24}" + "".join(f"{each:>16}" for each in times)
+
+
+def _table(operations: Mapping[str, Sequence[Mapping[str, list[int]]]], sizes: Sequence[int]) -> Iterator[str]:
     """Yield how many times as fast as gloo each operation is, by its bytes."""
-    yield f"  {_HEAD:24}" + "".join(f"{format_bytes(size):>10}" for size in SIZES)
+    yield f"  {_HEAD:24}" + "".join(f"{format_bytes(size):>10}" for size in sizes)
     ratios = {
         name: [median(both["gloo"]) / median(both["overlap"]) for both in measured]
         for name, measured in operations.items()
@@ -58,9 +74,13 @@ def _ms(samples_ns: list[int]) -> float:
     return median(samples_ns) / 1e6
 
 
-def _ran(processes: int, how: Sampling) -> Any:
+def _ran(processes: int, how: Sampling, *, asked: Mapping[str, Any]) -> Any:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    program = ["-m", "tests.benchmarks.pytorch.ranks", json.dumps([how.warmup, how.iters])]
+    program = [
+        "-m",
+        "tests.benchmarks.pytorch.ranks",
+        json.dumps({"warmup": how.warmup, "samples": how.iters, **asked}),
+    ]
     done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=_TIMEOUT_S)
     found = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not found:

@@ -109,6 +109,6 @@ OPERATIONS: dict[str, Operation] = {
     "gather": gather,
     "scatter": scatter,
     "all_to_all_single": all_to_all,
-    "send, recv": send_recv,
+    "send_recv": send_recv,
     "16 all_reduces": coalesced,
 }

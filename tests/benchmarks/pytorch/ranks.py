@@ -1,4 +1,6 @@
-"""One rank of PyTorch: `torchrun -m tests.benchmarks.pytorch.ranks '[WARMUP, SAMPLES]'`; rank 0 prints a line of JSON.
+"""One rank of PyTorch, whose rank 0 prints a line of JSON.
+
+`torchrun -m tests.benchmarks.pytorch.ranks '{"warmup": 5, "samples": 20}'`
 
 Both backends live in each process. Their samples follow each other, so that whatever else the machine does hits both.
 """
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeAlias
@@ -28,23 +30,30 @@ LAYERS, WIDTH, BATCH = 8, 1024, 256
 _RATE = 1e-3
 
 
-def main(warmup: int, samples: int) -> None:
-    """Measure everything."""
+def main(
+    warmup: int,
+    samples: int,
+    buckets: Sequence[int] = BUCKETS_MIB,
+    names: Sequence[str] = tuple(OPERATIONS),
+    sizes: Sequence[int] = SIZES,
+) -> None:
+    """Measure training steps with buckets of some MiB, if there are any, and operations with tensors of some bytes."""
     torch.set_num_threads(1)
     dist.init_process_group("overlap")
     groups = {"gloo": dist.new_group(backend="gloo"), "overlap": dist.group.WORLD}
     measured = partial(_measured, warmup, samples, groups["gloo"])
     told: dict[str, Any] = {"version": f"PyTorch {torch.__version__}", "steps": {}, "operations": {}}
-    for bucket in BUCKETS_MIB:
+    for bucket in buckets:
         steps = {
             name: _trainer(nn.parallel.DistributedDataParallel(_net(), process_group=group, bucket_cap_mb=bucket))
             for name, group in groups.items()
         }
         told["steps"][bucket] = measured(steps)
-    told["alone"] = measured({"alone": _trainer(_net())})["alone"]
-    told["model"] = measured({"model": _own_trainer()})["model"]
-    for name, operation in OPERATIONS.items():
-        told["operations"][name] = [_alone(operation, size, groups, measured) for size in SIZES]
+    if buckets:
+        told["alone"] = measured({"alone": _trainer(_net())})["alone"]
+        told["model"] = measured({"model": _own_trainer()})["model"]
+    for name in names:
+        told["operations"][name] = [_alone(OPERATIONS[name], size, groups, measured) for size in sizes]
     if dist.get_rank() == 0:
         print(json.dumps(told), flush=True)
     dist.destroy_process_group()
@@ -107,4 +116,4 @@ def _own_trainer() -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    main(*json.loads(sys.argv[1]))
+    main(**json.loads(sys.argv[1]))
