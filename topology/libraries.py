@@ -10,15 +10,18 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from .keys import ByName, Count, Numbers, Texts, Words, wrong
+from .keys import ByName, Count, Numbers, Pairs, Texts, Words, wrong
 
 Shape = Literal["", "ring", "chain", "tree", "switch", "switch_tree", "fabric", "pat"]
 _SECONDS = Numbers("a number of seconds, 0 or more", least=0)
 _RATE = Numbers("a number of bytes per second, more than 0", above=0)
 _SHARE = Numbers("a share, more than 0 and at most 1", above=0, most=1)
+_FACTOR = Numbers("a factor, 1 or more", least=1)
 Seconds = Annotated[float, _SECONDS]
 Rate = Annotated[float, _RATE]
 Part = Annotated[float, _SHARE]
+Factor = Annotated[float, _FACTOR]
+Bytes = Annotated[int, Numbers("a whole number of bytes, 1 or more", least=1, whole=True)]
 
 _VERSION = re.compile(r"\d+(\.\d+)*")
 
@@ -40,6 +43,8 @@ class Protocol:
     posts: Count = 1  # messages that the processor posts for a step
     share: Part = 1.0  # of a wire's bandwidth that is left beside flags
     low_latency: bool = False  # whether the limits of processors and chips for words with flags apply
+    chunk_bytes: Bytes | None = None  # of a tree's pieces in a channel; None: those of the library's buffer
+    plateau: Factor = 1.0  # factor of the latency of an all-reduce between nodes, where a ring waits for its chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,10 @@ class Model:
     schedule: str = ""  # our schedule that does the same, if there is one; it is priced as such
     nodes: Literal["any", "one", "several", "alone"] = "any"  # "alone": several, of one rank each
     least_ranks: Count = 1  # on a node
+    # pieces in which sums in switches follow each other, the largest first: the bytes of a channel and rank, and for
+    # how many rounds of all channels and ranks a vector must suffice to be cut so.
+    chunks: Pairs = ()
+    chunk_from_four_nodes: Bytes | None = None  # the largest of these from four nodes on
     protocols: Annotated[tuple[Protocol, ...], ByName("a table of protocols")] = ()
 
     def __post_init__(self) -> None:
@@ -74,6 +83,8 @@ class Generation:
     kind: str  # its name
     low_latency_bytes_per_s: Rate  # of words with flags inside a node
     switch_share: Part | None = None  # of its wires' bandwidth where the switch sums; None: it has no such switch
+    switch_channels: Count = 16  # through which it does so on one node
+    switch_channels_between: Count = 16  # likewise, on several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +112,11 @@ class Library:
     generation: str = ""  # of the machine's chips
     processor: str = ""  # maker of the host's processors
     protocols_between: Texts = ()  # protocols that the network carries; all if empty
+    without: Texts = ()  # algorithms that the machine's settings switch off
+    # of a channel's buffer: in such pieces trees pass data on, from a version on; before, and if None: as suits them
+    chunk_bytes: Bytes | None = None
+    chunk_since: str = "0"
+    channels_of_rail: Count = 1  # channels for each adapter that a device has for itself
     models: Annotated[tuple[Model, ...], Words("tables")] = ()  # algorithms with the library's own times
     generations: Annotated[tuple[Generation, ...], ByName("a table of generations")] = ()
     processors: Annotated[tuple[Processors, ...], ByName("a table of processors")] = ()
@@ -108,17 +124,22 @@ class Library:
     def __post_init__(self) -> None:
         if not self.algorithms and not self.models:
             raise ValueError("algorithms: expected names such as 'ring', found none")
-        if not _VERSION.fullmatch(self.version):
-            raise wrong("version", "a version such as '2.18'", self.version)
+        for key in ("version", "chunk_since"):
+            if not _VERSION.fullmatch(getattr(self, key)):
+                raise wrong(key, "a version such as '2.18'", getattr(self, key))
         for key, found, known in (
             ("generation", self.generation, [each.kind for each in self.generations]),
             ("processor", self.processor, [each.kind for each in self.processors]),
         ):
             if known and found not in known:
                 raise wrong(key, f"one of {', '.join(known)}", found)
-        known = sorted({protocol.kind for model in self.models for protocol in model.protocols})
-        if strange := [each for each in self.protocols_between if each not in known]:
-            raise wrong("protocols_between", f"names among {', '.join(known) or 'none'}", strange[0])
+        protocols = {protocol.kind for model in self.models for protocol in model.protocols}
+        for key, listed, names in (
+            ("protocols_between", self.protocols_between, protocols),
+            ("without", self.without, {model.name for model in self.models}),
+        ):
+            if strange := [each for each in listed if each not in names]:
+                raise wrong(key, f"names among {', '.join(sorted(names)) or 'none'}", strange[0])
 
     @property
     def label(self) -> str:
@@ -129,6 +150,11 @@ class Library:
         """Return the algorithms of its version for an operation."""
         now = version_of(self.version)
         return tuple(each for each in self.models if operation in each.operations and version_of(each.since) <= now)
+
+    @property
+    def chunk(self) -> int | None:
+        """Bytes of the pieces in which trees of its version pass data on; None if they are as suits the vector."""
+        return self.chunk_bytes if version_of(self.version) >= version_of(self.chunk_since) else None
 
     def speaks_of(self, operation: str) -> bool:
         """Tell whether it is known what the library does for an operation."""

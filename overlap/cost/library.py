@@ -1,9 +1,10 @@
 """Algorithms of the machine's own library, priced by the library's own model.
 
 A price is the launch, the latency of the hops, and the bytes on the busiest wires. A ring is in step with itself, and a
-chain sends pieces far shorter than its data, so the three add up. Trees and sums in switches are pipelines of pieces:
-with a latency `l` through all stages and `b` of bytes on the wires, pieces of the best size take
-``l + b + 2 sqrt(l b)``: longer pieces fill the pipeline later, shorter ones start more often. This is the optimum of
+chain sends pieces far shorter than its data, so the three add up. Trees and sums in switches are pipelines of pieces,
+whose size the library sets: the first piece passes all stages, one after the other, and the others follow it at the
+pace of the busiest wires. Where the library's pieces are not known, they have the best size: with a latency `l` through
+all stages and `b` of bytes on the wires that takes ``l + b + 2 sqrt(l b)``, the optimum of
 ``(stages + pieces - 1) (start + bytes / pieces)``.
 """
 
@@ -30,6 +31,7 @@ from .placed import on
 from .rounds import Round, Rounds
 
 _PIPELINES = ("tree", "switch", "switch_tree", "fabric")
+_MANY = 4  # nodes from which on `chunk_from_four_nodes` holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +44,18 @@ class Way:
     s_per_byte: float  # of the vector, on the busiest wires
     steps: int  # hops one after the other
     piped: bool  # whether it is a pipeline of pieces
+    through_s_per_byte: float = 0.0  # of a piece, through all stages of the pipeline one after the other
+    # (bytes of all that is on its way at once, the least bytes of a vector that is cut so), the largest first
+    pieces: tuple[tuple[float, float], ...] = ()
 
     def filling_s(self, nbytes: float) -> float:
         """Return the time that a pipeline loses to its filling and to the starts of its pieces."""
-        return 2 * sqrt(self.latency_s * self.s_per_byte * nbytes) if self.piped else 0.0
+        if not self.piped:
+            return 0.0
+        if not self.pieces:
+            return 2 * sqrt(self.latency_s * self.s_per_byte * nbytes)
+        piece = next(size for size, least in self.pieces if nbytes >= least)
+        return max(self.through_s_per_byte - self.s_per_byte, 0.0) * min(piece, nbytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +81,8 @@ class _Group:
         alone = self.on_a_node == 1
         if self.geometry.size < 2:
             return "a rank alone sends nothing"
+        if model.name in self.library.without:
+            return "the machine's settings switch it off"
         if model.nodes == "one" and self.nodes > 1:
             return "it is for one node"
         if model.nodes in ("several", "alone") and self.nodes == 1:
@@ -105,6 +117,7 @@ class _Group:
             processors = self.library.of_processors()
             posts_s = protocol.posts * processors.post_s if processors and nodes > 1 else 0.0
             latency_s += (hops - borders) * max(near_s, posts_s) + borders * far_s
+            latency_s *= protocol.plateau if nodes > 1 and self.operation == "all_reduce" else 1.0
             inside, between = passes, passes
         elif model.shape == "pat":
             hops, latency_s = depth, latency_s + depth * far_s + ranks * near_s
@@ -123,14 +136,46 @@ class _Group:
             hops = {"switch": 2, "fabric": 4}.get(model.shape, 2 + 2 * depth)
             latency_s += near_s + {"switch": 0, "fabric": 1}.get(model.shape, 2 * depth) * far_s
         between = between if nodes > 1 else 0.0
+        s_per_byte = self._s_per_byte(model, protocol, inside, between)
         return Way(
             latency_s=latency_s,
             inside=inside,
             between=between,
-            s_per_byte=self._s_per_byte(model, protocol, inside, between),
+            s_per_byte=s_per_byte,
             steps=hops,
             piped=model.shape in _PIPELINES,
+            through_s_per_byte=self._through_s_per_byte(model, protocol, between, s_per_byte),
+            pieces=self._pieces(model, protocol),
         )
+
+    def _through_s_per_byte(self, model: Model, protocol: Protocol, between: float, s_per_byte: float) -> float:
+        """Return how long a piece takes through all stages, for each of its bytes."""
+        depth = ceil(log2(self.nodes))
+        if model.shape != "tree":  # into the switch's buffers, the sum, out of them; and between nodes up and down
+            return (3 + 2 * {"switch": 0, "fabric": 1}.get(model.shape, depth)) * s_per_byte
+        inside_s = 2 * (self.on_a_node - 1) / (self._inside_bytes_per_s * protocol.share)
+        return inside_s + depth * between / (self._between_bytes_per_s * protocol.share)
+
+    def _pieces(self, model: Model, protocol: Protocol) -> tuple[tuple[float, float], ...]:
+        """Return the pieces of a pipeline, as a way has them; none where they are not known."""
+        chips, chunk = self.library.of_chips(), self.library.chunk
+        if model.shape == "tree" and chunk is not None:
+            channels = self.library.channels_of_rail * self._rails
+            return ((float((protocol.chunk_bytes or chunk) * channels), 0.0),)
+        if model.chunks and chips is not None:
+            channels = chips.switch_channels if self.nodes == 1 else chips.switch_channels_between
+            most = model.chunk_from_four_nodes if self.nodes >= _MANY else None
+            rounds = [
+                (channels * self.on_a_node * size, times) for size, times in model.chunks if size <= (most or size)
+            ]
+            return tuple((float(piece), float(piece * times)) for piece, times in rounds)
+        return ()
+
+    @cached_property
+    def _rails(self) -> int:
+        """Bundles of adapters that the group has in a node, of the node that has the fewest."""
+        g = self.geometry
+        return min(len({g.cluster.nic_of(g.ranks[index]) for index in node}) for node in g.nodes)
 
     def _s_per_byte(self, model: Model, protocol: Protocol, inside: float, between: float) -> float:
         chips, processors = self.library.of_chips(), self.library.of_processors()
@@ -166,8 +211,7 @@ class _Group:
     @cached_property
     def _between_bytes_per_s(self) -> float:
         """Rate of all adapters of the group in a node, of the node that has the fewest."""
-        g = self.geometry
-        fewest = min(len({g.cluster.nic_of(g.ranks[index]) for index in node}) for node in g.nodes)
+        g, fewest = self.geometry, self._rails
         network = g.cluster.machine.network
         assert network is not None
         whole = g.cluster.bandwidth_bytes_per_s(network.link) * g.cluster.nics_per_bundle

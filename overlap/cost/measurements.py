@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,7 @@ class Measurement:
     beyond_bytes: int = 0
     dtype: str = "float32"  # type of the elements
     peer_direct: bool = True  # whether adapters read device memory themselves
+    version: str = ""  # of the library, where it is older than the machine's
     figure: float  # as published
     # of the figure. "algbw GB/s" is bytes over time (nccl-tests), "nw_bw MB/s" that times 2(n-1)/n for an all-reduce
     # and (n-1)/n for the others (hccl_demo; its all-gather counts the bytes of one rank).
@@ -72,6 +73,14 @@ class Measurement:
 
 
 _BYTES_PER_S: Mapping[str, float] = {"algbw GB/s": 1e9, "nw_bw MB/s": 1e6}
+
+
+def of_version(cluster: Cluster, version: str) -> Cluster:
+    """Return a cluster with another version of its machine's library."""
+    machine = cluster.machine
+    assert machine.collectives.library is not None
+    library = replace(machine.collectives.library, version=version)
+    return replace(cluster, machine=replace(machine, collectives=replace(machine.collectives, library=library)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,18 @@ from statistics import median
 from topology import TopologyWarning, cluster
 
 from ..errors import UsageError
-from .measurements import COLLECTIVES, KNEES, STARTS, TRAINING, Knee, Measurement, Start, Training, cluster_of
+from .measurements import (
+    COLLECTIVES,
+    KNEES,
+    STARTS,
+    TRAINING,
+    Knee,
+    Measurement,
+    Start,
+    Training,
+    cluster_of,
+    of_version,
+)
 from .parameters import startup
 from .select import plan
 
@@ -232,6 +243,7 @@ def _collective_s(row: Measurement) -> float:
 def _planned_s(row: Measurement, nbytes: int) -> float:
     """Return the price of what the planner chooses: of what the machine's own library has, where it is known."""
     group, machine = row.group or None, cluster_of(row.machine, strict=False)
+    machine = of_version(machine, row.version) if row.version else machine
     return plan(row.collective, nbytes, machine, group, dtype=row.dtype, peer_direct=row.peer_direct).predicted_s
 
 

@@ -29,17 +29,67 @@ def test_a_ring_takes_its_launch_its_hops_and_its_bytes():
     assert found.predicted_s == pytest.approx(8e-6 + 8.4e-6 + hops_s + bytes_s, rel=1e-12)
 
 
-def test_a_sum_in_the_switch_is_a_pipeline():
+@pytest.mark.parametrize(("nbytes", "chunk"), [(8 << 30, 128), (512 << 20, 64), (32 << 20, 32), (4 << 20, 16)])
+def test_a_sum_in_the_switch_is_a_pipeline_of_pieces_into_it_through_it_and_out_of_it(nbytes, chunk):
+    """By hand: 16 channels and 8 ranks have a piece each on its way; two stages more than the one that is busy."""
+    ways = [each for each in all_ways("p5.48xlarge", nbytes) if each.algorithm == "NCCL nvls"]
+    s_per_byte = 9 / 8 / (450e9 * 0.8 * 0.85)
+    piece = min(16 * 8 * chunk << 10, nbytes)
+    assert ways[0].predicted_s == pytest.approx(8e-6 + 25e-6 + s_per_byte * (nbytes + 2 * piece), rel=1e-12)
+
+
+def all_ways(name, nbytes):
+    found = plan("all_reduce", nbytes, topology.cluster(name))
+    return [found, *(each for each in found.alternatives if each.predicted_s is not None)]
+
+
+def test_what_a_library_carries_out_has_no_table():
     found = plan("all_reduce", 8 << 30, topology.cluster("p5.48xlarge"))
-    bytes_s = 9 / 8 * (8 << 30) / (450e9 * 0.8 * 0.85)
     assert (found.algorithm, found.library) == ("NCCL nvls", "NCCL 2.28")
-    assert found.predicted_s == pytest.approx(8e-6 + (sqrt(bytes_s) + sqrt(25e-6)) ** 2, rel=1e-12)
     with pytest.raises(ScheduleError, match="NCCL nvls: the library carries it out, there is no table of it here"):
         found.schedule()
 
 
 def test_fewer_than_three_ranks_do_not_sum_in_the_switch():
     assert plan("all_reduce", 8 << 30, topology.cluster("p5.48xlarge"), (0, 1)).algorithm == "NCCL ring"
+
+
+def test_the_first_piece_passes_all_stages_of_a_tree_and_the_others_follow_it(tmp_path):
+    """By hand: 7 hops to a node's first rank, one to the other node, and back; 16 channels have 512 KiB each."""
+    path = tmp_path / "trees.toml"
+    settings = 'without = ["nvls", "nvls_tree", "ring"]\nprotocols_between = ["Simple"]\n'
+    path.write_text(f'extends = "p5.48xlarge"\nname = "trees"\n[collectives.library]\n{settings}')
+    for nbytes in (1 << 20, 8 << 20, 1 << 30):
+        found = plan("all_reduce", nbytes, topology.cluster(f"{path} x2"))
+        latency_s = 8e-6 + 8.4e-6 + 2 * (7 * 4e-6 + 14e-6 + 2 * 20e-6)
+        near, far = 450e9 * 0.8, 32 * 12.5e9 * 0.9
+        first_s = min(nbytes, 8 << 20) * (14 / near + 1 / far)  # half of the trees cross in each direction
+        others_s = max(nbytes - (8 << 20), 0) * 2 / near
+        assert (found.algorithm, found.detail) == ("NCCL tree", "protocol Simple")
+        assert found.predicted_s == pytest.approx(latency_s + first_s + others_s, rel=1e-12)
+
+
+def test_older_trees_had_pieces_that_suit_the_vector(tmp_path):
+    path = tmp_path / "old.toml"
+    settings = 'version = "2.8"\nwithout = ["ring"]\nprotocols_between = ["Simple"]\n'
+    path.write_text(f'extends = "p5.48xlarge"\nname = "old"\n[collectives.library]\n{settings}')
+    found = plan("all_reduce", 1 << 30, topology.cluster(f"{path} x2"))
+    latency_s, bytes_s = 8.4e-6 + 2 * (7 * 4e-6 + 14e-6 + 2 * 20e-6), 2 * (1 << 30) / (450e9 * 0.8)
+    assert found.algorithm == "NCCL tree"
+    assert found.predicted_s == pytest.approx(8e-6 + (sqrt(bytes_s) + sqrt(latency_s)) ** 2, rel=1e-12)
+
+
+def test_an_all_reduce_waits_longer_at_each_hop_of_a_ring_between_nodes(tmp_path):
+    """NCCL's own model has that factor of 1.4 for whole chunks, and calls it a plateau."""
+    path = tmp_path / "rings.toml"
+    settings = 'without = ["nvls", "nvls_tree", "tree"]\nprotocols_between = ["Simple"]\n'
+    path.write_text(f'extends = "p5.48xlarge"\nname = "rings"\n[collectives.library]\n{settings}')
+    found = plan("all_reduce", 1 << 20, topology.cluster(f"{path} x2"))
+    latency_s = 8.4e-6 + 26 * 6e-6 + 4 * (14e-6 + 2 * 20e-6)
+    bytes_s = 2 * 15 / 16 * (1 << 20) / (450e9 * 0.8)
+    assert found.predicted_s == pytest.approx(8e-6 + 1.4 * latency_s + bytes_s, rel=1e-12)
+    reasons = {each.algorithm: each.why_not for each in found.alternatives if each.why_not}
+    assert reasons["NCCL tree"] == reasons["NCCL nvls_tree"] == "the machine's settings switch it off"
 
 
 def test_no_schedule_that_the_library_lacks_is_promised():

@@ -68,6 +68,11 @@ def test_an_older_version_has_fewer_algorithms(load):
          "ours.toml: collectives.library.version: expected a version such as '2.18', found 'new'"),
         ("p5.48xlarge", 'protocols_between = ["LL129"]',
          "ours.toml: collectives.library.protocols_between: expected names among LL, LL128, Simple, found 'LL129'"),
+        ("p5.48xlarge", 'without = ["nvlz"]',
+         "ours.toml: collectives.library.without: expected names among nvls, nvls_sharp, nvls_tree, pat, ring, "
+         "send_recv, tree, found 'nvlz'"),
+        ("p5.48xlarge", 'chunk_bytes = 0',
+         "ours.toml: collectives.library.chunk_bytes: expected a whole number of bytes, 1 or more, found 0"),
     ],
 )  # fmt: skip
 def test_a_library_that_a_machine_cannot_run(load, base, text, told):
