@@ -15,7 +15,7 @@ from ..errors import UsageError
 from .composed import rooted_options, two_level_options
 from .flat import PlanRequest, flat_options
 from .geometry import Geometry
-from .levels import Levelled, crossings
+from .levels import Levelled, crossings, held_up_s_per_byte
 from .library import library_options
 from .narrow import NARROWED, Narrowed, narrowed_options
 from .option import Flat, Option, Rejected
@@ -75,11 +75,14 @@ def candidates(
     # Sliced options search for their best number of slices: they come last, when the price to beat is known.
     options = sorted((each for options, _ in found for each in options), key=lambda each: each.searches)
     if cluster.machine.fabric is not None and cluster.machine.fabric.levels:
-        options = [
-            each if isinstance(each, Narrowed) else Levelled(each, crossings(cluster, ranks, each.parts))
-            for each in options
-        ]
+        options = [each if isinstance(each, Narrowed) else _levelled(each, cluster, ranks) for each in options]
     return options, [each for _, rejected in found for each in rejected]
+
+
+def _levelled(option: Option, cluster: Cluster, ranks: Sequence[int]) -> Levelled:
+    """Let an option wait for the ways out of blocks; what a library carries out knows its busiest way, and no steps."""
+    longer_s = 0.0 if option.of_library else held_up_s_per_byte(cluster, ranks, option.parts)
+    return Levelled(option, crossings(cluster, ranks, option.parts), longer_s)
 
 
 def figures_of(geometry: Geometry, *, peer_direct: bool) -> Parameters:

@@ -51,8 +51,7 @@ class _Adding:
         self._fabric = Fabric(cluster, peer_direct=peer_direct)
         self._alike = Alike.of(layout.stage_of, cluster.world_size)
         self._added: list[tuple[Ints, Floats]] = []  # resources, and how long each is busy
-        whole = cluster.nodes % cluster.servers == 0
-        self._unit = cluster.servers * cluster.ranks_per_node if whole else cluster.world_size
+        self._unit = self._fabric.resources.ranks_per_unit
 
     def collectives(self, of: Operation, times: float) -> None:
         """Add a collective of all groups that are like one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,22 @@ from ..cost.option import Part
 from ..cost.placed import PlacedRound
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Level:
+    """One level of the switches between nodes."""
+
+    name: str
+    first: int  # number of the way out of its first block
+    ranks: int  # of a block
+    out_bytes_per_s: float  # of a block's way out
+
+
 class Resources:
-    """Numbers for whatever flows share on a cluster: memories of devices, collective processors of ranks, wires."""
+    """Numbers for whatever flows share on a cluster.
+
+    These are memories of devices, collective processors of ranks, the ways out of the blocks of a fabric's levels, and
+    wires.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -31,7 +46,19 @@ class Resources:
         devices = [each.node * cluster.devices_per_node + (each.device if several else 0) for each in places]
         self._device = np.array(devices, np.int64)
         self._first_core = cluster.devices_per_node * cluster.nodes
-        self._first_wire = self._first_core + cluster.world_size
+        self._first_way = self._first_core + cluster.world_size
+        self._levels = _levels(cluster, self._first_way)
+        self._first_wire = self._first_way + sum(-(-cluster.world_size // level.ranks) for level in self._levels)
+
+    @property
+    def ranks_per_unit(self) -> int:
+        """Ranks of nodes that belong together, where all such units are alike: of a node, an UltraServer, or a block.
+
+        It is the block of the highest level of a fabric; all ranks, where the cluster has a part of a unit.
+        """
+        cluster = self.cluster
+        unit = lcm(cluster.ranks_per_unit, *(level.ranks for level in self._levels))
+        return cluster.world_size if cluster.world_size % unit else unit
 
     def memories(self, ranks: Ints) -> Ints:
         """Return the memory of each rank's device."""
@@ -40,6 +67,24 @@ class Resources:
     def cc_cores(self, ranks: Ints) -> Ints:
         """Return the collective processors of each rank, as one."""
         return self._first_core + ranks
+
+    def ways_out(self, src: Ints, dst: Ints) -> list[tuple[Ints, float]]:
+        """Return what messages cross of each level of the fabric.
+
+        Args:
+            src: (messages,) World ranks.
+            dst: (messages,) World ranks.
+
+        Returns:
+            For each level (messages,) the way out of the sender's block, -1 where a message stays inside, and its bytes
+            per second.
+        """
+        found = []
+        for level in self._levels:
+            block = src // level.ranks
+            way = np.where(block != dst // level.ranks, level.first + block, -1)
+            found.append((way, level.out_bytes_per_s))
+        return found
 
     def wires(self, wires: Ints) -> Ints:
         """Return wires, given their numbers on a placement."""
@@ -50,21 +95,43 @@ class Resources:
         return resources[resources >= self._first_wire]
 
     def shifted(self, resources: Ints, units: Ints) -> Ints:
-        """Return (units, resources) that sit in other units (nodes, or UltraServers) as some do in theirs."""
-        servers, wire = self.cluster.servers, resources >= self._first_wire
-        memory = servers * self.cluster.devices_per_node
-        core = servers * self.cluster.ranks_per_node
-        moved = resources + np.multiply.outer(units, np.where(resources < self._first_core, memory, core))
-        moved[:, wire] = self.wires(shifted(self.cluster, resources[wire] - self._first_wire, units))
+        """Return (units, resources) that sit in other units as some do in theirs: see `ranks_per_unit`."""
+        wire, nodes = resources >= self._first_wire, self.ranks_per_unit // self.cluster.ranks_per_node
+        step = np.full(len(resources), self.ranks_per_unit)
+        step[resources < self._first_core] = nodes * self.cluster.devices_per_node
+        for level in self._levels:
+            step[resources >= level.first] = self.ranks_per_unit // level.ranks
+        moved: Ints = resources + np.multiply.outer(units, step)
+        servers = units * (nodes // self.cluster.servers or 1)
+        moved[:, wire] = self.wires(shifted(self.cluster, resources[wire] - self._first_wire, servers))
         return moved
 
     def kind_and_number(self, resource: int) -> tuple[str, int]:
-        """Tell what a number stands for: "memory" of a device, "cc_core" of a rank, or "wire"."""
+        """Tell what a number stands for: "memory" of a device, "cc_core" of a rank, a level's name, or "wire"."""
         if resource >= self._first_wire:
             return "wire", resource - self._first_wire
+        for level in reversed(self._levels):
+            if resource >= level.first:
+                return level.name, resource - level.first
         if resource >= self._first_core:
             return "cc_core", resource - self._first_core
         return "memory", resource
+
+
+def _levels(cluster: Cluster, first: int) -> list[_Level]:
+    """Return the levels of a cluster's fabric, with numbers for the ways out of their blocks from `first` on."""
+    fabric, network = cluster.machine.fabric, cluster.machine.network
+    found: list[_Level] = []
+    if fabric is None or network is None:
+        return found
+    of_a_node = cluster.nics_per_node * cluster.bandwidth_bytes_per_s(network.link)
+    for level in fabric.levels:
+        ranks = level.nodes * cluster.ranks_per_node
+        found.append(
+            _Level(name=level.name, first=first, ranks=ranks, out_bytes_per_s=level.out_bytes_per_s(of_a_node))
+        )
+        first += -(-cluster.world_size // ranks)
+    return found
 
 
 # Operations of more rounds are taken to load what they need evenly: their rounds are short against the whole.
@@ -108,12 +175,14 @@ class Loads:
             resources: Of the cluster.
         """
         rounds = [(part, one) for part in parts for one in part.placed.each]
-        self._memories = _Memories(parts, ranks, resources)
+        self._memories, self._ways = _Memories(parts, ranks, resources), _WaysOut(parts, ranks, resources)
         total_s = np.zeros(max((len(one.load_s_per_byte) for _, one in rounds), default=0))
         for part, one in rounds:
             total_s[: len(one.load_s_per_byte)] += _times(part, one) * one.load_s_per_byte
         self._wires = np.flatnonzero(total_s)
-        self.resources: NDArray[np.int64] = np.concatenate([self._memories.numbers, resources.wires(self._wires)])
+        self.resources: NDArray[np.int64] = np.concatenate(
+            [self._memories.numbers, self._ways.numbers, resources.wires(self._wires)]
+        )
         loads = [self._load(part, one) for part, one in rounds]
         self._busy_s_per_byte, self._messages = np.zeros(len(self.resources)), np.zeros(len(self.resources))
         for each in loads:
@@ -146,13 +215,15 @@ class Loads:
         wires_s[: len(known)] = _times(part, one) * known
         copied = np.maximum(one.wire_s_per_byte, one.moving_s_per_byte + one.adding_s_per_byte)
         moved_s = float(np.maximum(copied, one.reducing_s_per_byte).max(initial=0.0))
-        taken_s = max(moved_s, float(one.beside_s_per_byte.max(initial=0.0)))
+        taken_s = max(moved_s, float(one.beside_s_per_byte.max(initial=0.0))) * _times(part, one)
+        local_s = float(one.local_s_per_byte.max(initial=0.0)) * _times(part, one)
         on_memories, on_wires = self._memories.messages(one), _on_wires(part, one, len(wires_s))
+        ways_s, on_ways = self._ways.busy_s(part, one)
         return _Load(
-            busy_s_per_byte=np.concatenate([self._memories.busy_s(part, one), wires_s[self._wires]]),
-            messages=np.maximum(np.concatenate([on_memories, on_wires[self._wires]]), 1.0),
+            busy_s_per_byte=np.concatenate([self._memories.busy_s(part, one), ways_s, wires_s[self._wires]]),
+            messages=np.maximum(np.concatenate([on_memories, on_ways, on_wires[self._wires]]), 1.0),
             idle_s=float((one.start_s + one.latency_s).max(initial=0.0)) * one.round.repeat,
-            taken_s_per_byte=(taken_s + float(one.local_s_per_byte.max(initial=0.0))) * _times(part, one),
+            taken_s_per_byte=max(taken_s, float(ways_s.max(initial=0.0))) + local_s,
             whole=one.round.repeat > 1,
         )
 
@@ -181,6 +252,34 @@ class _Memories:
         ends = np.concatenate([one.round.src, one.round.dst])
         each = None if one.round.count is None else np.tile(one.round.count, 2)
         return np.bincount(self._which[ends], each, len(self.numbers)).astype(np.float64)
+
+
+class _WaysOut:
+    """The ways out of the blocks of a fabric's levels that an operation takes."""
+
+    def __init__(self, parts: Sequence[Part], ranks: Ints, resources: Resources) -> None:
+        self._ranks, self._resources = ranks, resources
+        crossed = [
+            way[way >= 0]
+            for part in parts
+            for one in part.placed.each
+            for way, _ in resources.ways_out(ranks[one.round.src], ranks[one.round.dst])
+        ]
+        self.numbers: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *crossed]))
+
+    def busy_s(self, part: Part, one: PlacedRound) -> tuple[Floats, Floats]:
+        """Return how long a round keeps each of them busy, for each byte of the vector, and with how many messages."""
+        busy_s, messages = np.zeros(len(self.numbers)), np.zeros(len(self.numbers))
+        if not len(self.numbers):
+            return busy_s, messages
+        count = np.ones(len(one.round.src)) if one.round.count is None else one.round.count
+        for way, bytes_per_s in self._resources.ways_out(self._ranks[one.round.src], self._ranks[one.round.dst]):
+            out = way >= 0
+            which = np.searchsorted(self.numbers, way[out])
+            sent = one.round.sent[out] * _times(part, one)
+            busy_s += np.bincount(which, sent, len(busy_s)) / bytes_per_s
+            messages += np.bincount(which, count[out], len(messages))
+        return busy_s, messages
 
 
 def _on_wires(part: Part, one: PlacedRound, wires: int) -> Floats:

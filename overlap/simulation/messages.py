@@ -86,10 +86,11 @@ class Messages:
         placement = self._slow.under(place(of.cluster, ranks.tolist()))
         ends = np.arange(len(ranks) - 1)
         wires = placement.routes(ends, ends + 1).wire
-        resources = np.concatenate([of.memories(ranks), of.cc_cores(ranks), of.wires(wires)]).tolist()
+        out = [way[way >= 0] for way, _ in of.ways_out(ranks[:1], ranks[-1:])]
+        resources = np.concatenate([of.memories(ranks), of.cc_cores(ranks), *out, of.wires(wires)]).tolist()
         figures = placement.wires()
         way = (figures.kind[wires].tolist(), figures.latency_s[wires].tolist(), figures.bytes_per_s[wires].tolist())
-        joined = repr((placement.device.tolist(), way))
+        joined = repr((placement.device.tolist(), way, list(map(len, out))))
         if joined not in self._alike:
             self._alike[joined] = self._pricing(ranks), resources
         return _Pair(ranks=np.array([src, dst]), resources=resources, like=self._alike[joined])

@@ -215,7 +215,7 @@ class SymmetricEngine(SimulatedEngine):
         known = self._demands.get(asked)
         if known is None:
             groups, algorithm = [], ""
-            for members, units in repeated(rows, self._ranks_per_unit):
+            for members, units in repeated(rows, self._traffic.fabric.resources.ranks_per_unit):
                 row, standing = rows[members[0]].tolist(), communicator.standing[members]
                 demand, algorithm = self._of_row(row, pattern, late_ns[standing[0]], algorithm)
                 resources = self._traffic.fabric.resources.shifted(demand.resources, units)
@@ -232,9 +232,3 @@ class SymmetricEngine(SimulatedEngine):
             return fabric.message((), src, dst, nbytes, late_ns=int(late_ns[1] - late_ns[0])).demand, ""
         option = self._option(tuple(row), pattern, like=like)
         return fabric.collective((), pattern.kind.value, option, nbytes, row, late_ns).demand, option.algorithm
-
-    @property
-    def _ranks_per_unit(self) -> int:
-        """Ranks of a node or UltraServer, if all of these are whole; else of the whole cluster."""
-        cluster = self._cluster
-        return cluster.world_size if cluster.nodes % cluster.servers else cluster.servers * cluster.ranks_per_node

@@ -90,7 +90,7 @@ def _step(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resource
     known = part.placed.parameters
     overlaps = known.reduction_overlaps or hidden
     start_s, latency_s = (each.tolist() for each in one.delays_s(slot_bytes, known.chunk_pieces if hidden else 1))
-    ways, first_wires = _on_wires(part, one, slot_bytes, resources)
+    ways, first_wires = _on_wires(part, one, slot_bytes, ranks, resources)
     posts: list[list[Post]] = [[] for _ in range(size * lanes)]
     each = zip(one.round.src.tolist(), one.round.dst.tolist(), apart.tolist(), ways, strict=True)
     for i, (src, dst, lane, busy_s) in enumerate(each):
@@ -115,9 +115,9 @@ def _step(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resource
 
 
 def _on_wires(
-    part: Part, one: PlacedRound, slot_bytes: float, resources: Resources
+    part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources
 ) -> tuple[list[dict[int, float]], list[int]]:
-    """Return for how long each message alone keeps each wire busy, and the wire that it leaves on."""
+    """Return for how long each message alone keeps each wire and way out of a block busy, and the wire it leaves on."""
     way, wires = part.placed.placement.routes(one.round.src, one.round.dst), part.placed.placement.wires()
     rate = wires.bytes_per_s * part.placed.parameters.efficiencies(wires.kind)
     longest_s = one.wire_s_per_byte * slot_bytes
@@ -125,7 +125,11 @@ def _on_wires(
     busy_s = np.repeat(one.round.sent * slot_bytes * slower, np.diff(way.first)) / rate[way.wire]
     numbers, first, each_s = resources.wires(way.wire).tolist(), way.first.tolist(), busy_s.tolist()
     spans = list(pairwise(first))
-    return [dict(zip(numbers[a:b], each_s[a:b], strict=True)) for a, b in spans], [numbers[a] for a, _ in spans]
+    ways = [dict(zip(numbers[a:b], each_s[a:b], strict=True)) for a, b in spans]
+    for out, bytes_per_s in resources.ways_out(ranks[one.round.src], ranks[one.round.dst]):
+        for message in np.flatnonzero(out >= 0).tolist():
+            ways[message][int(out[message])] = float(one.round.sent[message]) * slot_bytes / bytes_per_s
+    return ways, [numbers[a] for a, _ in spans]
 
 
 def _memory(

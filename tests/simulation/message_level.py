@@ -61,10 +61,10 @@ class Messages:
 
 
 class Running:
-    """A collective whose phases follow one another as a whole."""
+    """A collective of all ranks whose phases follow one another as a whole; `beyond` are wires that a message needs."""
 
-    def __init__(self, messages, option, nbytes, start_s):
-        self.messages, self.nbytes, self.done_s = messages, nbytes, None
+    def __init__(self, messages, option, nbytes, start_s, beyond):
+        self.messages, self.nbytes, self.done_s, self.beyond = messages, nbytes, None, beyond
         cut = option.searches
         self.phases = deque(option.phases(option.price(nbytes).slices) if cut else option.parts)
         messages.after(start_s, self.phase)
@@ -87,10 +87,11 @@ class Running:
         for rank in range(size):
             self.messages.after(placed.parameters.launch_s, self.look, rank)
 
-    @staticmethod
-    def _ways(placed, one):
+    def _ways(self, placed, one):
         way = placed.placement.routes(one.round.src, one.round.dst)
-        return [way.wire[start:stop].tolist() for start, stop in zip(way.first, way.first[1:], strict=False)]
+        ways = [way.wire[start:stop].tolist() for start, stop in zip(way.first, way.first[1:], strict=False)]
+        ends = zip(one.round.src.tolist(), one.round.dst.tolist(), strict=True)
+        return [[*wires, *self.beyond(*pair)] for wires, pair in zip(ways, ends, strict=True)]
 
     def look(self, rank):
         number = self.begun[rank]
@@ -153,12 +154,15 @@ class Running:
         self.look(rank)
 
 
-def finished_s(starts):
-    """Return when collectives are done that are given as (start_s, option, bytes)."""
+def finished_s(starts, beyond=lambda src, dst: (), more=()):
+    """Return when collectives are done that are given as (start_s, option, bytes).
+
+    `beyond` says which of `more` wires, a dict of bytes per second, a message takes besides those of its route.
+    """
     placed = [part.placed for _, option, _ in starts for part in option.parts]
     wires = max((each.placement.wires() for each in placed), key=lambda each: len(each.kind))
     rate = wires.bytes_per_s * placed[0].parameters.efficiencies(wires.kind)
-    messages = Messages(dict(enumerate(rate.tolist())))
-    running = [Running(messages, option, nbytes, start_s) for start_s, option, nbytes in starts]
+    messages = Messages(dict(enumerate(rate.tolist())) | dict(more))
+    running = [Running(messages, option, nbytes, start_s, beyond) for start_s, option, nbytes in starts]
     messages.run()
     return [each.done_s for each in running]

@@ -151,6 +151,41 @@ def test_any_mix_takes_what_its_messages_take(clusters, wires, seed):
     assert found - begun == pytest.approx(expected - begun, rel=0.05)
 
 
+LEVEL = """
+[[fabric.levels]]
+name = "leaf"
+nodes = 2
+bandwidth_bytes_per_s = 1e9
+"""
+
+
+@pytest.fixture(scope="module")
+def leaves(tmp_path_factory):
+    """Four nodes of two devices, two behind each leaf, whose way out carries half of what their adapters send."""
+    file = tmp_path_factory.mktemp("machine") / "machine.toml"
+    file.write_text(MACHINE.format(shape="switch", devices=2, dims="") + LEVEL)
+    return topology.Cluster.load(file, nodes=4, ranks=8)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        (("all_to_all", 64, "mesh"), ("all_to_all", 32, "mesh")),
+        (("all_to_all", 64, "pairwise"), ("all_gather", 16, "ring")),
+        (("broadcast", 16, "binomial"), ("all_to_all", 64, "mesh"), ("all_reduce", 16, "rdh")),
+    ],
+    ids=lambda mix: "+".join(f"{op}:{algorithm}" for op, _, algorithm in mix),
+)
+def test_collectives_share_the_way_out_of_a_block(leaves, mix):
+    def out(src, dst):
+        return [] if src // 4 == dst // 4 else [("leaf", src // 4)]
+
+    starts = [(0.0, plan(op, mib * MIB, leaves, algorithm=algorithm).option, mib * MIB) for op, mib, algorithm in mix]
+    found = shared_s(leaves, starts)
+    assert found == pytest.approx(finished_s(starts, out, {("leaf", 0): 1e9, ("leaf", 1): 1e9}), rel=0.05)
+    assert max(found) > 1.1 * max(finished_s(starts))  # as if the way out were free
+
+
 def test_the_slow_way_shares_wires_fairly():
     """Two on wire 0, one of them on wire 1 as well, where it leaves three quarters to the third."""
     assert fair([[0], [0, 1], [1]], {0: 0.5, 1: 1.0}) == [0.25, 0.25, 0.75]
