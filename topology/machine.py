@@ -104,6 +104,7 @@ class Chip:
     memory_efficiency: Share | None = None  # share of the memory's bandwidth that element-wise computes reach
     host_bytes_per_s: Amount | None = None  # to the host's memory, and back
     power_w: Amount | None = None  # that the chip takes at most
+    power_limit_w: Amount | None = None  # that the operator lets it take, where that is less
 
     def __post_init__(self) -> None:
         if not self.lnc or any(self.cores % size for size in self.lnc):

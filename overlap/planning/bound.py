@@ -186,14 +186,16 @@ class _Bound:
         def busy_s(op: str) -> float:
             return _planned(op, layout.bucket_bytes, self._cluster, group, layout.carried, self._peer)[1] * nbytes
 
-        reduced_s = busy_s("reduce_scatter" if layout.shards else "all_reduce")
-        return reduced_s, busy_s("all_gather") if layout.shards in (1, 2) else 0.0
+        alone = layout.sharers == 1
+        reduced_s = 0.0 if alone else busy_s("reduce_scatter" if layout.shards else "all_reduce")
+        gathers = layout.shards in (1, 2) and not (alone or layout.gathers_ahead)
+        return reduced_s, busy_s("all_gather") if gathers else 0.0
 
     def _dense(self, rank: int) -> int:
         return sum(self._amounts.held(stage)[0] for stage in self._layout.stages_of(rank))
 
     def _update_s(self, rank: int) -> float:
-        share = self._layout.replicas if self._layout.shards else 1
+        share = self._layout.sharers if self._layout.shards else 1
         return self._s("update", self._amounts.updating(self._dense(rank) / share))
 
 

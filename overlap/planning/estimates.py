@@ -66,7 +66,8 @@ class Estimate:
     @property
     def energy_j(self) -> float | None:
         """Energy of a step in joules at most, of the chips alone; None if their power is unknown."""
-        power = self.cluster.machine.chip.power_w
+        chip = self.cluster.machine.chip
+        power = chip.power_limit_w or chip.power_w
         chips = self.layout.world_size / self.cluster.ranks_per_device
         return None if power is None else power.value * chips * self.step_s
 

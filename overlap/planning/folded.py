@@ -113,6 +113,8 @@ class FoldedStep(Step):
         self._pieces, self._used = pieces, used
 
     def _forward(self, stage: int, x: object) -> Future[Any]:
+        if self._weights.comes_ahead(stage):
+            return super()._forward(stage, x)
         if stage == 0:
             x = self._leave(self._compute("embedding", self._amounts.embedding(), x))
         pieces: dict[Piece, int] = self._layers_as("layer", stage)

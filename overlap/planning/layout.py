@@ -58,9 +58,13 @@ class Layout:
     context: str = "ring"  # One of `CONTEXTS`
     async_tp: bool = False  # Whether exchanges of `tp` lie under the products they belong to, piece by piece
     offload: bool = False  # Whether the optimizer's state is in the memory of the host
+    replicate: int = 1  # Groups of ranks of `dp` that each share a whole copy of what `zero` shares (HSDP)
+    overlap_gather: bool = False  # Whether new weights are gathered under the next step (ZeRO-1 and 2)
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "cp", "ep", "global_batch", "micro_batch", "chunks", "bucket_bytes"):
+        for name in (
+            "tp", "pp", "dp", "cp", "ep", "global_batch", "micro_batch", "chunks", "bucket_bytes", "replicate",
+        ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name}: expected a whole number from 1, got {value!r}")
@@ -74,6 +78,7 @@ class Layout:
             raise UsageError(f"imbalance: expected 1 or more, got {self.imbalance!r}")
         if self.dp % self.ep:
             raise UsageError(f"ep: expected a divisor of dp ({self.dp}), got {self.ep}")
+        self._check_sharing()
         if self.global_batch % (self.dp * self.micro_batch):
             raise UsageError(
                 f"global_batch: expected a multiple of dp x micro_batch ({self.dp} x {self.micro_batch}), "
@@ -84,6 +89,15 @@ class Layout:
         stages = FAMILIES[self.schedule].chunks
         if self.chunks != stages and (stages is not None or self.chunks < 2):
             raise UsageError(f"chunks: expected {stages or '2 or more'} for {self.schedule}, got {self.chunks}")
+
+    def _check_sharing(self) -> None:
+        if self.replicate > 1 and not self.zero:
+            raise UsageError("replicate: expected zero 1, 2 or 3 beside it: with 0 every rank has a whole copy")
+        if (self.dp // self.ep) % self.replicate:
+            raise UsageError(f"replicate: expected a divisor of dp / ep ({self.dp} / {self.ep}), got {self.replicate}")
+        if self.overlap_gather and self.zero not in (1, 2):
+            instead = "3 gathers them layer by layer anyway" if self.zero else "0 gathers none"
+            raise UsageError(f"overlap_gather: expected zero 1 or 2 beside it: {instead}")
 
     @property
     def recomputed(self) -> frozenset[str]:
@@ -109,6 +123,14 @@ class Layout:
         return 1 if self.zero == 3 and self.pp > 1 else self.zero
 
     @property
+    def gathers_ahead(self) -> bool:
+        """Whether a step begins with the gathering of the weights that the step before has changed.
+
+        With a pipeline torch's FSDP gathers each layer's weights at its first use in a step.
+        """
+        return self.overlap_gather or (self.zero == 3 and self.pp > 1)
+
+    @property
     def carried(self) -> str:
         """Type of weights, activations and gradients: products in eight bits take and give numbers of sixteen."""
         return "bfloat16" if self.dtype.startswith("float8") else self.dtype
@@ -129,10 +151,16 @@ class Layout:
         return self.dp * self.cp
 
     @property
+    def sharers(self) -> int:
+        """Number of ranks that share what `zero` shares."""
+        return self.replicas // self.replicate
+
+    @property
     def axes(self) -> Mapping[str, int]:
-        """Axes of the mesh, outermost first; "dp" without the ranks that share experts."""
+        """Axes of the mesh, outermost first; "dp" without the ranks that share experts, or hold further copies."""
         sizes = {"pp": {"pp": self.pp}, "tp": {"tp": self.tp}}
-        sizes["dp"] = {"dp": self.dp // self.ep, "cp": self.cp, "ep": self.ep}
+        copies = {"replicate": self.replicate} if self.replicate > 1 else {}
+        sizes["dp"] = {**copies, "dp": self.dp // self.ep // self.replicate, "cp": self.cp, "ep": self.ep}
         return {axis: size for block in self.order.split(".") for axis, size in sizes[block].items()}
 
     def stage_of(self, rank: int) -> int:

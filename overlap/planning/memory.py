@@ -3,7 +3,8 @@
 Formulas: Korthikanti et al., arXiv 2205.05198; what saved tensors are is counted one by one, so that gated perceptrons
 and few heads of keys come out right. Fused attention saves no scores. Factors of products in eight bits are saved so.
 
-Memory of states, for N replicas, Adam, weights and gradients of two bytes, 12 bytes of copy and means in float32:
+Memory of states, for N ranks that share them (of HSDP those of one group), Adam, weights and gradients of two bytes, 12
+bytes of copy and means in float32:
 
 ======  ============  ============  ============
 zero    weights       gradients     optimizer
@@ -63,10 +64,10 @@ def _on(amounts: Amounts, rank: int) -> Memory:
     whole = max((amounts.dense(one) + amounts.own_experts(one) for one in kinds), default=0)
 
     def shared(from_stage: int) -> float:
-        """Parameters, shared by the replicas of each from a stage of ZeRO on."""
+        """Parameters, shared by the ranks that hold equal ones from a stage of ZeRO on."""
         if layout.shards < from_stage:
             return float(dense + experts)
-        return dense / layout.replicas + experts / (layout.replicas // layout.ep)
+        return dense / layout.sharers + experts / (layout.sharers // layout.ep)
 
     gathered = 2.0 * whole * width if layout.shards == 3 else 0.0
     reduced = 2.0 * (whole * width if layout.shards == 3 else min(layout.bucket_bytes, dense * width))

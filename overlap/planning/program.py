@@ -7,8 +7,9 @@ Each dimension of parallelism has a communication stream of its own name, so a t
 * cp: keys and values go round the ring while attention to the ones that are here is computed; or are gathered first.
 * ep: tokens go to their experts and come back; with sequence parallel, the ranks of tp gather them there.
 * pp: activations and their gradients from stage to stage, as the schedule says.
-* dp: gradients in buckets under the backward pass of the last microbatch, weights after the update (ZeRO-1, 2); or
-  weights two layers ahead, gradients layer by layer (ZeRO-3).
+* dp: gradients in buckets under the backward pass of the last microbatch, weights after the update or under the
+  next step (ZeRO-1, 2); or weights two layers ahead, gradients layer by layer (ZeRO-3).
+* replicate: sums of what the ranks of dp have reduced and scattered over further groups of such ranks (HSDP).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .layout import Layout
 from .model import Model
 from .weights import Weights
 
-DIMENSIONS = ("tp", "ep", "cp", "dp", "pp")
+DIMENSIONS = ("tp", "ep", "cp", "dp", "replicate", "pp")
 """Of parallelism, and the names of their streams."""
 
 _AHEAD = 2  # actions of the schedule that are issued before earlier ones have run
@@ -65,7 +66,8 @@ class Step:
         self._tp, self._pp, self._cp, self._ep = (mesh[axis] for axis in ("tp", "pp", "cp", "ep"))
         self._place, self._last = mesh.coordinates["pp"], layout.pp * layout.chunks - 1
         dtype = numpy_dtype(layout.carried)
-        self._weights = Weights(rank, amounts, dtype, mesh["dp", "cp", "ep"], mesh["dp", "cp"], self._place)
+        copies = mesh["replicate"] if layout.replicate > 1 else None
+        self._weights = Weights(rank, amounts, dtype, mesh["dp", "cp", "ep"], mesh["dp", "cp"], copies, self._place)
         self._shard = rank.empty((amounts.rows, amounts.model.hidden), dtype)
         self._x = rank.empty((amounts.tokens, amounts.model.hidden), dtype) if layout.tp > 1 else self._shard
         self._kv = rank.empty(amounts.ring_bytes // dtype.itemsize, dtype)
@@ -79,6 +81,7 @@ class Step:
     async def run(self) -> None:
         """Issue the schedule, and the update of the weights."""
         schedule = self._layout.pipeline()
+        self._weights.begin()
         running: deque[Future[Any]] = deque()
         for action in schedule.rows[self._place]:
             running.append(self._issue(action))
@@ -97,6 +100,7 @@ class Step:
             return self._weight_gradients(stage, last)
         if kind is Kind.FORWARD:
             y = self._forward(stage, self._passing.take(kind, stage, i) if stage else self._shard)
+            self._weights.forwarded(stage)
             if stage == self._last:
                 self._passing.give(Kind.BACKWARD, stage, i, y)
             else:
@@ -110,7 +114,8 @@ class Step:
 
     def _forward(self, stage: int, x: object) -> Future[Any]:
         if stage == 0:
-            x = self._leave(self._compute("embedding", self._amounts.embedding(), x))
+            held = self._weights.ahead(self._layers(stage)[0])
+            x = self._leave(self._compute("embedding", self._amounts.embedding(), x, held))
         for layer in self._layers(stage):
             x = self._layer(layer, x, "forward")
         if stage < self._last:
@@ -128,7 +133,7 @@ class Step:
 
     def _layer(self, layer: int, x: object, what: str) -> object:
         """Issue a layer's forward, for the first time or `again` for its backward."""
-        held = self._weights.gathered(layer)
+        held = [*self._weights.gathered(layer), *self._weights.ahead(layer)]
         x = self._leave(self._attention(self._enter(x), held, self._amounts.projections(), what))
         return self._perceptron(layer, x, held, 0.0, what)
 

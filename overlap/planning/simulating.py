@@ -152,8 +152,9 @@ def _smallest(whole: Whole) -> Whole:
         return whole.like(layout.with_microbatches(layout.pp), cluster)
     dp = nodes * cluster.ranks_per_node // (layout.tp * layout.cp)
     few = replace(
-        layout, pp=1, chunks=1, schedule="1f1b", dp=dp, global_batch=dp * layout.micro_batch, order="pp.dp.tp"
-    )
+        layout, pp=1, chunks=1, schedule="1f1b", dp=dp, global_batch=dp * layout.micro_batch, order="pp.dp.tp",
+        replicate=1, zero=layout.shards,
+    )  # fmt: skip
     return whole.like(few, replace(cluster, nodes=nodes, world_size=few.world_size))
 
 

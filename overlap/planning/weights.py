@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..runtime.rank import Rank
 from .amounts import Amounts
 
 _STREAM = "dp"
+_COPIES = "replicate"
 _PREFETCHED = 2  # layers of gathered weights that a rank has at once (ZeRO-3)
 
 
@@ -25,19 +26,29 @@ class Weights:
         rank: The rank.
         amounts: Amounts of the model.
         dtype: Type of weights and gradients.
-        replicas: The group that holds equal weights.
-        expert_replicas: The group that holds equal experts.
+        replicas: The group that shares equal weights.
+        expert_replicas: The group that shares equal experts.
+        copies: The ranks of further such groups that have the same share (HSDP); None if there is one group.
         place: The rank's place in the pipeline.
     """
 
     def __init__(
-        self, rank: Rank, amounts: Amounts, dtype: np.dtype[Any], replicas: Group, expert_replicas: Group, place: int
+        self,
+        rank: Rank,
+        amounts: Amounts,
+        dtype: np.dtype[Any],
+        replicas: Group,
+        expert_replicas: Group,
+        copies: Group | None,
+        place: int,
     ) -> None:
         self._rank, self._amounts, self._layout = rank, amounts, amounts.layout
         self._lowest, self._last = place, self._layout.pp * self._layout.chunks - 1
         least = self._layout.bucket_bytes // dtype.itemsize
-        self._dense = _Pool(rank, replicas, dtype, least, amounts)
-        self._experts = _Pool(rank, expert_replicas, dtype, least, amounts)
+        self._dense = _Pool(rank, replicas, copies, dtype, least, amounts)
+        self._experts = _Pool(rank, expert_replicas, copies, dtype, least, amounts)
+        self._stages = self._layout.stages_of(place)
+        self._ahead: dict[int, list[object]] = {}  # by layer
         self._computed: deque[Future[Any] | None] = deque([None] * _PREFETCHED, _PREFETCHED)
         self._pools: list[_Pool] = []
 
@@ -54,6 +65,35 @@ class Weights:
     def computed(self, done: Future[Any]) -> None:
         """Note the compute that used the weights gathered last."""
         self._computed.append(done)
+
+    # -- weights that the step before has changed ------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Issue the gathering of the weights that the step before has changed, those of the first layers first."""
+        if not self._layout.gathers_ahead:
+            return
+        layers = [
+            (stage, layer) for stage in self._stages for layer in self._layout.layers_of(self._amounts.model, stage)
+        ]
+        for pool, sizes in (
+            (self._dense, [self._grown(*each) for each in layers]),
+            (self._experts, [self._amounts.own_experts(layer) for _, layer in layers]),
+        ):
+            for (_, layer), held in zip(layers, pool.gather_buckets(sizes), strict=True):
+                self._ahead.setdefault(layer, []).extend(held)
+
+    def ahead(self, layer: int) -> list[object]:
+        """Return the weights of a layer that its first computes of a step wait for."""
+        return self._ahead.get(layer, [])
+
+    def comes_ahead(self, stage: int) -> bool:
+        """Return whether the next computes of a stage wait for weights of the step before."""
+        return any(self._ahead.get(layer) for layer in self._layout.layers_of(self._amounts.model, stage))
+
+    def forwarded(self, stage: int) -> None:
+        """Note that a stage's forward pass was issued: its weights are there for all that comes later."""
+        for layer in self._layout.layers_of(self._amounts.model, stage) if self._ahead else ():
+            self._ahead.pop(layer, None)
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
@@ -90,10 +130,12 @@ class Weights:
 
 
 class _Pool:
-    """Weights that one group of ranks holds."""
+    """Weights that one group of ranks shares, and the ranks of `copies` hold too."""
 
-    def __init__(self, rank: Rank, group: Group, dtype: np.dtype[Any], least: int, amounts: Amounts) -> None:
-        self._rank, self._group, self._dtype, self._amounts = rank, group, dtype, amounts
+    def __init__(
+        self, rank: Rank, group: Group, copies: Group | None, dtype: np.dtype[Any], least: int, amounts: Amounts
+    ) -> None:
+        self._rank, self._group, self._copies, self._dtype, self._amounts = rank, group, copies, dtype, amounts
         self._zero = amounts.layout.shards
         self._bucket = -(-max(least, 1) // group.size) * group.size
         self._filled = 0
@@ -111,6 +153,23 @@ class _Pool:
             mine = self._rank.compute(lambda _: share, after, name="prefetch", seconds=0.0, stream="prefetch")
         return self._group.all_gather(mine, stream=_STREAM, name="dp gather weights")
 
+    def gather_buckets(self, sizes: Sequence[int]) -> Iterator[list[object]]:
+        """Gather weights of layers bucket by bucket, and yield what each layer waits for.
+
+        Args:
+            sizes: Parameters of each layer.
+        """
+        gathered: dict[int, object] = {}
+        total, start = sum(sizes), 0
+        for size in sizes:
+            end = start + size
+            numbers = range(start // self._bucket, -(-end // self._bucket) if size else start // self._bucket)
+            for number in numbers:
+                if number not in gathered and self._group.size > 1:
+                    gathered[number] = self.gather(min(self._bucket, total - number * self._bucket), None)
+            yield [gathered[number] for number in numbers if number in gathered]
+            start = end
+
     def add(self, size: int, *, ends: bool) -> list[Array]:
         """Return the buckets that are full now; with `ends` also the last one, full or not."""
         full, self._filled = divmod(self._filled + size, self._bucket)
@@ -120,10 +179,12 @@ class _Pool:
         return [self._rank.empty(each, self._dtype) for each in sizes]
 
     def reduce(self, bucket: Future[Any], size: int, *, last: bool) -> None:
-        reduced: object = bucket
+        reduced: Any = bucket
         if self._group.size > 1:
             issue = self._group.reduce_scatter if self._zero else self._group.all_reduce
             reduced = issue(bucket, op="mean", stream=_STREAM, name="dp reduce gradients")
+        if self._copies is not None:
+            reduced = self._copies.all_reduce(reduced, op="mean", stream=_COPIES, name="replicate all_reduce")
         if last:
             self._reduced.append((size, reduced))
 
@@ -137,5 +198,5 @@ class _Pool:
             new = self._rank.compute(
                 lambda _, share=share: share, reduced, name="update", bytes_moved=work.nbytes, seconds=work.seconds
             )
-            gathers = self._group.size > 1 and self._zero in (1, 2)
+            gathers = self._group.size > 1 and self._zero in (1, 2) and not self._amounts.layout.gathers_ahead
             yield self._group.all_gather(new, stream=_STREAM, name="dp gather weights") if gathers else new

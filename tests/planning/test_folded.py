@@ -32,6 +32,7 @@ def simulations(microbatches, machine=MACHINE, model=MODEL, **figures):
         pytest.param({"tp": 8, "pp": 2, "schedule": "zb-v", "chunks": 2, "checkpointing": "selective"}, marks=SIX),
         pytest.param({"tp": 8, "pp": 2, "zero": 2}, marks=SIX),
         pytest.param({"tp": 8, "pp": 2, "zero": 3}, marks=SIX),
+        pytest.param({"tp": 4, "pp": 2, "overlap_gather": True}, marks=SIX),
     ],
     ids=str,
 )

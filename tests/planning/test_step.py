@@ -95,6 +95,49 @@ def test_zero_sends_what_its_papers_say(zero, expected):
         assert total(found, op) == pytest.approx(times * whole, rel=1e-5)  # buckets are padded to whole shares
 
 
+GPUS = cluster("p5.48xlarge x2")
+
+
+@pytest.mark.parametrize(("zero", "times"), [(1, (1, 1)), (3, (2, 4))])
+def test_hsdp_shares_weights_inside_a_group_and_adds_up_shares_across_groups(zero, times):
+    one = predicted(machine=GPUS, zero=zero, replicate=2)
+    weights, reductions, gathers = 2 * DENSE.parameters, *times
+    layers = 2 * sum(map(DENSE.layer_parameters, range(DENSE.layers)))
+    within, across = sent(one, "dp"), sent(one, "replicate")
+    assert total(within, "reduce_scatter") == pytest.approx(reductions * weights, rel=1e-5)
+    assert total(within, "all_gather") == pytest.approx(gathers * (layers if zero == 3 else weights), rel=1e-5)
+    assert total(across, "all_reduce") == pytest.approx(reductions * weights / 8, rel=1e-5)
+    groups = {(each.dimension, each.ranks) for each in one.parts.operations if 0 in each.ranks}
+    assert groups == {("dp", tuple(range(8))), ("replicate", (0, 8))}  # a node, and its like on the other
+
+
+@pytest.mark.parametrize("figures", [{}, {"tp": 8, "pp": 2}, {"replicate": 2}], ids=str)
+def test_weights_gathered_under_the_next_step_are_as_many_and_cost_less(figures):
+    late, ahead = (predicted(microbatches=4, machine=GPUS, overlap_gather=each, **figures) for each in (False, True))
+    if "tp" not in figures:  # else each rank of dp is alone
+        gathered = [total(sent(each, "dp"), "all_gather") for each in (late, ahead)]
+        assert gathered[1] == pytest.approx(gathered[0], rel=1e-5)
+        assert ahead.step_s < late.step_s
+    else:
+        assert ahead.step_s == late.step_s
+
+
+@pytest.mark.parametrize(
+    ("figures", "why"),
+    [
+        ({"dp": 8, "replicate": 3}, r"replicate: expected a divisor of dp / ep \(8 / 1\), got 3"),
+        ({"dp": 8, "ep": 4, "replicate": 4}, r"replicate: expected a divisor of dp / ep \(8 / 4\), got 4"),
+        ({"dp": 8, "replicate": 0}, "replicate: expected a whole number from 1, got 0"),
+        ({"dp": 8, "replicate": 2, "zero": 0}, "replicate: expected zero 1, 2 or 3 beside it"),
+        ({"overlap_gather": True, "zero": 3}, "overlap_gather: expected zero 1 or 2 beside it: 3 gathers them layer"),
+        ({"overlap_gather": True, "zero": 0}, "overlap_gather: expected zero 1 or 2 beside it: 0 gathers none"),
+    ],
+)
+def test_what_cannot_be_shared_so_is_refused(figures, why):
+    with pytest.raises(overlap.UsageError, match=why):
+        Layout(global_batch=8, **figures)
+
+
 def test_experts_exchange_tokens_four_times_a_layer_and_microbatch_and_imbalance_makes_them_more():
     even, uneven = (predicted(SPARSE, tp=4, ep=4, checkpointing="selective", imbalance=f) for f in (1.0, 1.5))
     routed = SPARSE.sequence // 4 * SPARSE.top_k * SPARSE.hidden * 2
@@ -140,6 +183,7 @@ def test_ranks_beyond_the_heads_of_keys_pass_on_the_same_ones():
         pytest.param({"tp": 4, "pp": 4, "schedule": "zb-h1"}, marks=pytest.mark.slow),
         pytest.param({"tp": 4, "zero": 3}, marks=pytest.mark.slow),
         pytest.param({"tp": 4, "pp": 2, "zero": 2}, marks=pytest.mark.slow),
+        pytest.param({"tp": 4, "pp": 2, "overlap_gather": True}, marks=pytest.mark.slow),
         pytest.param({"tp": 4, "pp": 4, "schedule": "gpipe"}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -171,6 +215,7 @@ def test_further_microbatches_cost_what_they_would_have_cost(figures):
         {"tp": 4, "sequence_parallel": False, "checkpointing": "none"},
         {"zero": 0, "checkpointing": "selective"},
         {"zero": 3},
+        {"overlap_gather": True},
         pytest.param({"model": SPARSE, "tp": 4, "ep": 8, "pp": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -260,7 +305,16 @@ def test_ranks_that_are_too_many_and_groups_that_are_illegal_are_refused():
 
 
 @pytest.mark.parametrize(
-    "figures", [{"tp": 4}, {"pp": 4, "zero": 0}, {"dp": 4, "ep": 4}, {"dp": 4, "zero": 3}], ids=str
+    "figures",
+    [
+        {"tp": 4},
+        {"pp": 4, "zero": 0},
+        {"dp": 4, "ep": 4},
+        {"dp": 4, "zero": 3},
+        {"dp": 4, "zero": 3, "replicate": 2},
+        {"dp": 2, "pp": 2, "overlap_gather": True},
+    ],
+    ids=str,
 )
 def test_the_same_step_runs_on_the_real_clock_and_sends_the_same(figures):
     model = Model(

@@ -84,6 +84,13 @@ _LAYOUT = {
         read=switch, help="exchanges of tp lie under the products they belong to, piece by piece",
         off="they lie between the halves of a layer (default)",
     ),
+    "replicate": Option(
+        read=count, metavar="N", help="groups of ranks of dp that each share a whole copy (HSDP); default: 1"
+    ),
+    "overlap_gather": Option(
+        read=switch, help="new weights are gathered under the next step (ZeRO-1 and 2)",
+        off="at the end of their step (default)",
+    ),
     "offload": Option(
         read=switch, help="the optimizer's state is in the memory of the host", off="it is on the device (default)"
     ),

@@ -71,6 +71,8 @@ def _head(one: Estimate, width: int) -> Iterator[str]:
 
 def _laid_out(layout: Layout, sequence: int) -> str:
     zero = f"ZeRO-{layout.zero}" if layout.zero else "every rank updates all weights"
+    zero += f" within each of {layout.replicate} groups" if layout.replicate > 1 else ""
+    zero += ", gathering under the next step" if layout.overlap_gather else ""
     pipeline = f"{layout.schedule}, " if layout.pp > 1 else ""
     batch = f"{layout.microbatches} microbatches of {layout.micro_batch} x {sequence} tokens"
     again, buckets = f"checkpointing {layout.checkpointing}", f"buckets of {format_bytes(layout.bucket_bytes)}"
