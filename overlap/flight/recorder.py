@@ -158,7 +158,7 @@ class _Calls:
         self._memory = memory
         self._next = 1
         self._by_text: dict[str, int] = {}
-        self._kept: dict[int, dict[int, tuple[ref[Known], list[object]]]] = {}  # by number, and id of who knows it
+        self._kept: dict[int, dict[int, tuple[ref[Known], set[object]]]] = {}  # by number, and id of who knows it
 
     def turn(self, memory: bytearray) -> None:
         """Write to other memory from now on."""
@@ -179,8 +179,8 @@ class _Calls:
         known[key] = found  # and with it the code, whose id is in some keys
         kept, own = self._kept.setdefault(found[1], {}), id(known)
         if own not in kept:
-            kept[own] = ref(known, lambda _: kept.pop(own, None)), []
-        kept[own][1].append(key)
+            kept[own] = ref(known, lambda _: kept.pop(own, None)), set()
+        kept[own][1].add(key)
 
     def _number(self, text: str) -> int:
         number = self._by_text.get(text)

@@ -4,6 +4,8 @@ import errno
 import gc
 import os
 import signal
+import tracemalloc
+from mmap import mmap
 from pathlib import Path
 from time import sleep
 
@@ -13,9 +15,9 @@ import trio
 
 import overlap
 from overlap.flight.folder import KEPT_FILES, MOST_FILES, default_folder, open_records
-from overlap.flight.layout import CALLS, KEPT, RECORDS
+from overlap.flight.layout import CALLS, KEPT, RECORDS, file_bytes
 from overlap.flight.reading import Flight, read_flight
-from overlap.flight.recorder import Known
+from overlap.flight.recorder import Known, Writer
 from overlap.runtime.operation import CollectiveFuture
 from tests import interpreters
 
@@ -416,3 +418,30 @@ def test_nothing_is_kept_of_messages_that_are_over(folder):
     kept = known()  # of worlds that other tests have left to the collector
     older = set(map(id, kept))
     assert max(overlap.run(main, ranks=2)) < 20
+
+
+class Placed:
+    """An operation that a line has issued."""
+
+    def __init__(self, instruction: int) -> None:
+        self.place = (only.__code__, instruction)
+
+    def told(self) -> dict[str, str]:
+        return {"name": f"all_reduce at {self.place[1]}"}
+
+
+def test_two_lines_that_issue_the_same_call_in_turn_need_no_more_memory():
+    flight, known, lines = Writer(mmap(-1, file_bytes(1)), [0], {}).rank(0), Known(), (Placed(1), Placed(2))
+
+    def issue(times: int) -> None:
+        for number in range(times):
+            flight.ended(flight.issued(lines[number % 2], known, "call", 7, 1), 2)
+
+    issue(2 * RECORDS)
+    tracemalloc.start()
+    try:
+        issue(10_000)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 10_000  # a word for each would be 80,000
