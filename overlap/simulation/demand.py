@@ -10,19 +10,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..collectives.placement import Floats, Ints
-from ..cost import cost, on
+from ..collectives.placement import Floats, Ints, place
+from ..collectives.schedule import Schedule
+from ..cost import cost, on, rounds
 from ..cost.option import Option, Part, Price
 from .conditions import SlowWires
 from .flow import Flow, Stage, quantised
 from .loads import Loads, Resources
 from .unfolded import Plan, alone
-from .unfolding import unfolding
+from .unfolding import MOST_MESSAGES, unfolding
 
 # Skews of one size that are remembered: without jitter an operation comes again and again with the same one.
 _REMEMBERED = 64
 # Between what a collective takes as a whole and message by message, alone.
 _CLOSE = 0.005
+# Slices are priced as a pipeline of phases, in which no step waits for a rank that works for another slice. Message by
+# message they may take so much longer.
+_LONGER_IN_SLICES = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,8 +128,10 @@ class Pricing:
         resources: Resources,
         slow: SlowWires,
         in_slices_s: Callable[[Sequence[float], int], float] = lambda phases_s, _: sum(phases_s),
+        schedule: Callable[[int], Schedule] | None = None,
     ) -> None:
         self.ranks, self._resources, self._slow, self._in_slices_s = ranks, resources, slow, in_slices_s
+        self._schedule = schedule
         self._phases, self._priced = phases, priced
         self._parts: dict[int, tuple[Part, ...]] = {}  # by slices
         self._known: dict[tuple[float, bytes], Demand] = {}
@@ -135,7 +141,8 @@ class Pricing:
     @classmethod
     def of_option(cls, option: Option, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
         """Price a collective that has become an algorithm."""
-        return cls(option.phases, option.price, np.asarray(ranks, np.int64), resources, slow, option.in_slices_s)
+        of = np.asarray(ranks, np.int64)
+        return cls(option.phases, option.price, of, resources, slow, option.in_slices_s, option.schedule)
 
     def demand(self, nbytes: float, late_ns: Ints) -> Demand:
         """Cost it.
@@ -158,7 +165,7 @@ class Pricing:
     def plan(self, nbytes: float) -> Plan | None:
         """Return its plan by messages if all ranks arrive at once; None if they are too many, or take another time.
 
-        Another time: that of slices in phases beside each other, or of bounds which no single message knows.
+        Another time: that of slices which wait for each other, or of bounds which no single message knows.
         """
         if nbytes not in self._plans:
             if len(self._plans) >= _REMEMBERED:
@@ -168,20 +175,32 @@ class Pricing:
 
     def _planned(self, nbytes: float) -> Plan | None:
         price = self._priced(nbytes)
-        parts = self._under_way(price.slices)
-        if not parts or (len(parts) > 1 and price.slices > 1):
-            return None
-        phases = unfolding(parts, nbytes, self.ranks, self._resources)
-        if phases is None:
-            return None
+        parts, sliced = self._under_way(price.slices), False
         launch_s = price.total_s - sum(
             p.total_s(nbytes) - p.model.parameters.launch_s for p in self._phases(price.slices)
         )
+        if len(parts) > 1 and price.slices > 1:
+            parts, launch_s, sliced = self._in_slices(parts, price.slices), 0.0, True
+        phases = unfolding(parts, nbytes, self.ranks, self._resources) if parts else None
+        if phases is None:
+            return None
         found = Plan(launch_ns=round(max(launch_s, 0.0) * 1e9), phases=phases, ranks=len(self.ranks))
         expected_ns = self.demand(nbytes, np.zeros(len(self.ranks), np.int64)).alone_ns
         whole = Flow((), (expected_ns,), (Stage.of(expected_ns, np.zeros(0, np.int64), np.zeros(0)),))
         taken_ns, _, _ = alone(whole, found)
-        return found._replace(taken_ns=taken_ns) if abs(taken_ns - expected_ns) <= _CLOSE * expected_ns else None
+        longer = taken_ns / expected_ns - 1 if expected_ns else 0.0
+        if not -_CLOSE <= longer <= (_LONGER_IN_SLICES if sliced else _CLOSE):
+            return None
+        return found._replace(taken_ns=taken_ns)
+
+    def _in_slices(self, parts: Sequence[Part], slices: int) -> tuple[Part, ...]:
+        """Return phases in slices as the one table that they are carried out by; none if it has too many messages."""
+        messages = slices * sum(one.round.repeat * len(one.round.src) for part in parts for one in part.placed.each)
+        if self._schedule is None or messages > MOST_MESSAGES:
+            return ()
+        placement = self._slow.under(place(self._resources.cluster, self.ranks.tolist()))
+        figures = parts[0].model.parameters
+        return (Part(on(placement, rounds(self._schedule(slices)), parameters=figures)),)
 
     def _computed(self, nbytes: float, late_ns: Ints) -> Demand:
         left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)

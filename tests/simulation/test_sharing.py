@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import topology
+from overlap.cost.candidates import candidates
 from overlap.cost.select import plan
 from overlap.simulation import Conditions, Fabric
 from overlap.simulation.conditions import SlowWires
 from overlap.simulation.demand import Pricing
 from overlap.simulation.loads import Resources
 
-from .message_level import fair, finished_s
+from .message_level import Tabled, fair, finished_s
 
 MIB = 1 << 20
 
@@ -149,6 +150,26 @@ def test_any_mix_takes_what_its_messages_take(clusters, wires, seed):
     found, expected = np.array(shared_s(clusters[wires], starts)), np.array(finished_s(starts))
     begun = np.array([start_s for start_s, *_ in starts])
     assert found - begun == pytest.approx(expected - begun, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def sliced(tmp_path_factory):
+    file = tmp_path_factory.mktemp("machine") / "machine.toml"
+    file.write_text(MACHINE.format(shape="switch", devices=4, dims="").replace("slices = 1", "slices = 16"))
+    return topology.Cluster.load(file, nodes=2, ranks=8)
+
+
+@pytest.mark.parametrize("between", ["binomial", "chain"])
+@pytest.mark.parametrize("inside", ["mesh and binomial", "rdh and binomial", "ring and mesh"])
+def test_slices_in_a_pipeline_of_phases_wait_for_what_holds_up_each_of_them(sliced, inside, between):
+    """As a whole a broadcast got on as its busiest wire let it, at up to half of the time that its slices take."""
+    options, _ = candidates("broadcast", sliced, tuple(range(8)), 0, None, True, None, False, False)
+    one = next(each for each in options if each.label == f"hierarchical ({inside} inside nodes, {between} between)")
+    ring, slices = plan("all_reduce", 64 * MIB, sliced, algorithm="ring").option, one.price(16 * MIB).slices
+    assert slices > 1
+    found = shared_s(sliced, [(0.0, one, 16 * MIB), (0.0, ring, 64 * MIB)])
+    table = Tabled(one, slices, sliced)
+    assert found == pytest.approx(finished_s([(0.0, table, 16 * MIB), (0.0, ring, 64 * MIB)]), rel=0.01)
 
 
 LEVEL = """
