@@ -61,6 +61,18 @@ def test_the_share_that_a_step_sustains_is_in_all_rates_but_the_memorys():
     assert Device.of(cluster("trn2.48xlarge")) is None
 
 
+def test_a_limit_of_its_power_slows_a_chip_by_its_cube_root_and_its_memory_not_at_all():
+    chip = H100.machine.chip
+    limited = replace(chip, power_limit_w=replace(chip.power_w, value=500))
+    slower = Device.of(replace(H100, machine=replace(H100.machine, chip=limited)))
+    device, share = Device.of(H100), (500 / 700) ** (1 / 3)
+    assert slower.products["bf16"].flops_per_s == pytest.approx(device.products["bf16"].flops_per_s * share)
+    assert slower.attention_flops_per_s == pytest.approx(device.attention_flops_per_s * share)
+    assert slower.bytes_per_s == device.bytes_per_s
+    beyond = replace(chip, power_limit_w=replace(chip.power_w, value=900))
+    assert Device.of(replace(H100, machine=replace(H100.machine, chip=beyond))) == device
+
+
 def test_a_layer_takes_its_products_its_attention_and_its_element_wise_work():
     model = replace(load("llama-8b"), sequence=1024)
     device = replace(PLAIN, products={"bf16": Rate(flops_per_s=1e15, start_s=0.0)}, bytes_per_s=1e30)

@@ -196,6 +196,17 @@ def test_states_take_what_the_paper_on_zero_says(zero, gb):
     assert states / model.parameters * 7.5 == pytest.approx(gb, abs=0.06)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_states_of_hsdp_are_those_of_one_of_its_groups(zero):
+    model = load("llama-8b")
+    two, one = (
+        memory_of(model, Layout(dp=dp, global_batch=128, micro_batch=1, zero=zero, replicate=copies))
+        for dp, copies in ((128, 2), (64, 1))
+    )
+    states = [(each.weights, each.gradients, each.optimizer) for each in (two, one)]
+    assert states[0] == states[1]
+
+
 def test_activations_take_what_the_paper_on_checkpointing_says():
     # arXiv 2205.05198, table 2, of whose 34 sbh two are masks of dropout
     model = load("gpt3-175b")
