@@ -200,15 +200,18 @@ _overriding: ContextVar[Callable[[RunConfig], RunConfig] | None] = ContextVar("o
 def overriding(
     *, revise: Callable[[RunConfig], RunConfig] | None = None, watcher: Callable[[Timeline], None] | None = None
 ) -> Iterator[None]:
-    """Revise the configuration of every `run` in the block, after its arguments and the environment.
+    """Revise the configuration of every `run` in the block, after its arguments, the environment and outer blocks.
 
     Args:
         revise: Takes the requested configuration and returns the one to run.
         watcher: Takes the timeline of each run.
     """
 
+    outer = _overriding.get()
+
     def overrule(asked: RunConfig) -> RunConfig:
-        wanted = asked if revise is None else revise(asked)
+        wanted = asked if outer is None else outer(asked)
+        wanted = wanted if revise is None else revise(wanted)
         return wanted if watcher is None else replace(wanted, watcher=watcher)
 
     token = _overriding.set(overrule)

@@ -1,12 +1,14 @@
-"""Pace of long commands: what they do, how far they are and how long they will take, on stderr."""
+"""Pace of long commands: what they do, how far they are and how long they will take, on stderr; and their early end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
+from warnings import catch_warnings, filterwarnings
 
 from ..notice import notify
+from ..signals import obeying
 from ..units import format_s
 
 _FIRST_S = 2.0
@@ -16,7 +18,11 @@ _AGAIN_S = 10.0
 
 @contextmanager
 def pace(clock_s: Callable[[], float] = monotonic) -> Iterator[Callable[[int, int, str], None]]:
-    """Yield a function that takes how many pieces of work are done, of how many (0: unknown), and what comes next."""
+    """Yield a function that takes how many pieces of work are done, of how many (0: unknown), and what comes next.
+
+    Raises:
+        Terminated: If the process was told to end meanwhile; the user has been told.
+    """
     begun_s = clock_s()
     due_s, told = begun_s + _FIRST_S, False
 
@@ -31,6 +37,17 @@ def pace(clock_s: Callable[[], float] = monotonic) -> Iterator[Callable[[int, in
         share = f"{done} of {total} done in {format_s(gone_s)}{left}; " if total else ""
         notify(f"{share}{what}")
 
-    yield tell
+    try:
+        with catch_warnings(), obeying():
+            _ignore_interrupted()
+            yield tell
+    except (KeyboardInterrupt, SystemExit):
+        _ignore_interrupted()
+        raise
     if told:
         notify(f"done in {format_s(clock_s() - begun_s)}")
+
+
+def _ignore_interrupted() -> None:
+    """Ignore warnings of coroutines that an interrupt has kept from being awaited, also of those collected later."""
+    filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)

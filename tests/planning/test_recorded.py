@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import overlap
 from overlap.cli.simulate import fill, main
 from overlap.config import overriding
 from overlap.planning import Layout, load, train
-from overlap.planning.recorded import growth_of, play, tape_of
+from overlap.planning.recorded import classes_of, growth_of, play, tape_of
 from overlap.timeline import median_step, merged, read_trace, verdict_of, write_trace
 from tests.timeline import programs
 from tests.timeline.made import comm, compute, timeline_of
@@ -19,6 +20,7 @@ from tests.timeline.test_chakra import COLLECTIVE, COMPUTE, SEND, encoded, node,
 from tests.timeline.test_foreign import event, kineto
 
 slow = pytest.mark.slow
+COMMAND = sys.modules["overlap.cli.simulate.recorded"]  # its name is that of a function in the package
 RECV = 6
 DENSE = replace(load("llama-8b"), name="small", layers=2, sequence=1024)
 
@@ -271,3 +273,45 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         with pytest.raises(overlap.UsageError) as refused:
             command(*words)
         assert str(refused.value) == message
+
+
+def test_on_many_ranks_two_of_each_class_run_for_all_and_it_is_the_same(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    file = str(tmp_path / "run.json")
+    write_trace(recorded(mixed()), file)
+    shown = []
+    for most in (10_000_000, 100):
+        monkeypatch.setattr(COMMAND, "_MOVES_AT_MOST", most)
+        assert command("--on", "trn1.32xlarge", "--json", str(tmp_path / "found.json"), file) == 0
+        shown.append(json.loads((tmp_path / "found.json").read_text())["runs"])
+    few = capsys.readouterr().out
+    assert "8 of 32 ranks run, two for all that are like one of the trace" in " ".join(few.split())
+    everybody, stand_ins = (found[0] for found in shown)
+    for figure in ("step_ns", "compute_ns", "comm_ns", "exposed_ns", "queued_ns", "idle_ns"):
+        assert everybody[figure] == stand_ins[figure]
+
+
+def test_of_a_long_run_the_steps_around_the_median_one_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(COMMAND, "_MOVES_AT_MOST", 1)
+    file = str(tmp_path / "run.json")
+    write_trace(recorded(mixed()), file)
+    assert command("--on", "local", "--ranks", "8", file) == 0
+    assert "4 ranks of local, 1 of 3 steps, the median one" in " ".join(capsys.readouterr().out.split())
+
+
+def test_ranks_that_send_to_different_places_all_run():
+    async def program(rank):
+        if rank.rank < 2:
+            like = ((4,), "f4")
+            await (rank.send(np.zeros(4, "f4"), 1) if rank.rank == 0 else rank.recv(like, 0))
+        await rank.all_reduce(np.zeros(8, "f4"))
+
+    class Turned(type(growth_of(tape_of(recorded(program)), 16))):
+        def peer(self, rank, known):
+            return (super().peer(rank, known) + 4 * (rank > 8)) % self.ranks
+
+    tape = tape_of(recorded(program))
+    growth = growth_of(tape, 16)
+    assert classes_of(tape, growth) is not None
+    names = ("recorded", "ranks", "degree", "stride", "names", "stand_ins")
+    assert classes_of(tape, Turned(**{name: getattr(growth, name) for name in names})) is None

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from topology import TopologyError
 
 from ... import Virtual, run
+from ...config import RunConfig, overriding
 from ...errors import RankFailedError, UsageError
-from ...planning.recorded import Growth, Tape, growth_of, play, tape_of
+from ...planning.recorded import Growth, Move, Tape, classes_of, growth_of, play, tape_of
 from ...runtime.rank import Rank
+from ...simulation import Alike
 from ...timeline.files.merge import merged
 from ...timeline.files.tracefile import read_trace
+from ...timeline.measure.metrics import median_step
+from ...timeline.replay.prediction import around
+from ...timeline.spans import Timeline
 from ...units import format_ns, wrapped
 from ..output import field
 from ..pace import pace
@@ -21,7 +27,11 @@ from ..program import Program
 
 _ENDINGS = (".json", ".json.gz", ".et", ".et.gz")
 _LOOKED_AT = 256
-"""Moves of a rank between two looks at the clock."""
+"""Moves of ranks between two looks at the clock."""
+_MOVES_AT_MOST = 60_000
+"""Moves of all ranks that run: they take 12 s on a core that adds 10 million numbers in Python in 0.5 s."""
+_RANKS_PRICED = 100
+"""Ranks of a collective whose price takes as long as a move, for each rank that runs."""
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
 
 
@@ -58,42 +68,101 @@ def recorded(args: argparse.Namespace) -> Program:
         raise UsageError(f"{options[0]}: options come before the trace files")
     factor, names = _factor(args.compute), [name.strip() for name in args.grow.split(",")] if args.grow else []
     files = [args.script, *args.args]
-    tape = tape_of(merged([read_trace(file) for file in files]))
+    whole = merged([read_trace(file) for file in files])
+    timeline = _some(whole, _MOVES_AT_MOST)
+    known = timeline, tape_of(timeline)
 
     def program() -> dict[str, object]:
-        total = done = 0
+        laid: list[_Laid] = []
+
+        def revise(wanted: RunConfig) -> RunConfig:
+            laid.append(_laid(*known, wanted, names))
+            return laid[-1].told(wanted)
 
         async def main(rank: Rank) -> None:
-            growth = _laid(tape, rank.world_size, names, laid)
-            nonlocal total
-            total = total or sum(len(tape.moves[growth.like(each)]) for each in range(rank.world_size))
-            await play(rank, tape, growth, factor, moved=moved)
+            await play(rank, laid[-1].tape, laid[-1].growth, factor, moved=moved)
+
+        done = 0
 
         def moved() -> None:
             nonlocal done
             done += 1
             if not done % _LOOKED_AT:
-                tell(done, total, "simulating the operations of all ranks")
+                tell(done, laid[-1].moves, "simulating the operations of all ranks")
 
-        laid: dict[int, Growth] = {}
+        tape = known[1]
         try:
-            with pace() as tell:
+            with pace() as tell, overriding(revise=revise):
                 run(main, ranks=tape.world_size, cluster=tape.cluster or "local", clock=Virtual(shapes_only=True))
         except RankFailedError as error:
             if isinstance(error.cause, UsageError | TopologyError):
                 raise error.cause from None  # not the fault of a rank
             raise
-        for growth in laid.values():
-            print("\n".join(_described(files, tape, growth, factor)))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None  # what its ranks were doing is nothing of the user's
+        print("\n".join(_described(files, whole, laid[-1], factor)))
         return {}
 
     return program
 
 
-def _laid(tape: Tape, ranks: int, names: Sequence[str], known: dict[int, Growth]) -> Growth:
-    if ranks not in known:
-        known[ranks] = growth_of(tape, ranks, names)
-    return known[ranks]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Laid:
+    """A recorded run on the ranks of a cluster."""
+
+    tape: Tape  # Of the steps that are repeated
+    growth: Growth  # Of its ranks
+    classes: Callable[[int], int] | None  # Of ranks that behave alike, two of which run for all; None: all run
+
+    @property
+    def simulated(self) -> tuple[int, ...]:
+        """The ranks that run."""
+        ranks = range(self.growth.ranks)
+        return tuple(ranks) if self.classes is None else Alike.of(self.classes, len(ranks)).simulated
+
+    @property
+    def moves(self) -> int:
+        """How many moves all that run have together."""
+        return sum(len(self._of(rank)) for rank in self.simulated)
+
+    @property
+    def work(self) -> int:
+        """How many moves would take as long: pricing a collective of many ranks takes longer than running a few."""
+        if self.classes is None:
+            return self.moves
+        summed = sum(move.kind == "collective" for rank in self.simulated for move in self._of(rank))
+        return self.moves + summed * self.growth.ranks // _RANKS_PRICED
+
+    def _of(self, rank: int) -> Sequence[Move]:
+        return self.tape.moves[self.growth.like(rank)]
+
+    def told(self, wanted: RunConfig) -> RunConfig:
+        """Return a configuration in which ranks stand for others."""
+        if self.classes is None:
+            return wanted
+        return replace(wanted, virtual=replace(wanted.virtual or Virtual(), alike=self.classes))
+
+
+def _laid(timeline: Timeline, tape: Tape, wanted: RunConfig, names: Sequence[str]) -> _Laid:
+    """Lay a run on a cluster: two ranks stand for all that are alike, and fewer steps run, if that is too much."""
+    virtual = wanted.virtual or Virtual()
+    growth = growth_of(tape, wanted.ranks or tape.world_size, names)
+    all_of_it = _Laid(tape=tape, growth=growth, classes=None)
+    if all_of_it.moves <= _MOVES_AT_MOST:
+        return all_of_it
+    free = virtual.shapes_only and not virtual.alike and virtual.conditions.calm and virtual.faults is None
+    found = replace(all_of_it, classes=classes_of(tape, growth) if free else None)
+    if found.work <= _MOVES_AT_MOST or virtual.alike:
+        return found
+    fewer = _some(timeline, _MOVES_AT_MOST * len(timeline.spans) // found.work)
+    return found if fewer is timeline else replace(found, tape=tape_of(fewer))
+
+
+def _some(timeline: Timeline, most_spans: int) -> Timeline:
+    """Return the steps around the median one that have so many spans, if all have more."""
+    if len(timeline.spans) <= most_spans:
+        return timeline
+    return around(timeline, median_step(timeline), most_spans=most_spans, steps=len(timeline.steps()))
 
 
 def _factor(text: str | None) -> float:
@@ -103,13 +172,16 @@ def _factor(text: str | None) -> float:
     return float(match[1])
 
 
-def _described(files: Sequence[str], tape: Tape, growth: Growth, factor: float) -> list[str]:
+def _described(files: Sequence[str], whole: Timeline, laid: _Laid, factor: float) -> list[str]:
     """Return in words what was recorded, what the program does, and what is not known."""
+    tape, growth, steps = laid.tape, laid.growth, len(whole.steps())
     moves = [move for each in tape.moves.values() for move in each]
     computes, operations = (sum(m.kind in kinds for m in moves) for kinds in (("compute",), ("collective", "message")))
     several = f" and {len(files) - 1} more" if len(files) > 1 else ""
     where = f" of {tape.cluster}" if tape.cluster else ""
     step = f"{tape.steps} steps, the median one" if tape.steps else "the whole of it"
+    if tape.steps < steps:
+        step = f"{tape.steps} of {steps} steps, the median one"
     some = "" if len(tape.moves) == tape.world_size else f" ({len(tape.moves)} recorded)"
     ranks = "rank" if tape.world_size == 1 else "ranks"
     lines = wrapped(
@@ -122,6 +194,9 @@ def _described(files: Sequence[str], tape: Tape, growth: Growth, factor: float) 
     lines += field("as a program", told)
     if growth.ranks != tape.world_size:
         lines += field("not known", "which computes more ranks would share, such as the update of ZeRO: they stay")
+    if laid.classes is not None:
+        run_for = f"{len(laid.simulated)} of {growth.ranks} ranks run, two for all that are like one of the trace"
+        lines += field("for all ranks", f"{run_for}; --alike {growth.ranks} lets each run")
     for note in tape.notes:
         lines += field("not known", note)
     return lines

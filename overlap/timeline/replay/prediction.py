@@ -172,7 +172,7 @@ def advise(
     """
     tell, begun_s = progress or (lambda done, total, what: None), monotonic()
     at = median_step(timeline) if step is None else step
-    timeline = _around(timeline, at)
+    timeline = around(timeline, at, most_spans=_SPANS_AT_MOST, steps=_STEPS_AROUND)
     tell(0, 0, f"replaying {_named(at, timeline)} as it was")
     base = Baseline(timeline, at)
     found: dict[str, tuple[int, Change]] = {}
@@ -206,20 +206,27 @@ def _named(step: int | None, timeline: Timeline) -> str:
     return f"step {step} and {others} other{'s' * (others != 1)} ({spans})" if others else f"step {step} ({spans})"
 
 
-def _around(timeline: Timeline, step: int | None) -> Timeline:
-    """Return the steps around one: to replay all of a long run for each change would take minutes."""
-    steps, columns = timeline.steps(), timeline.columns
-    if step not in steps:
+def around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int) -> Timeline:
+    """Return the steps around one: to replay all of a long run would take minutes.
+
+    Args:
+        timeline: The run.
+        step: Is kept in any case; without it, all is.
+        most_spans: As many steps before it and after it are kept as have so many spans altogether.
+        steps: At most so many before it, and after it.
+    """
+    known, columns = timeline.steps(), timeline.columns
+    if step not in known:
         return timeline
     spans = dict(zip(*(found.tolist() for found in np.unique(columns.step, return_counts=True)), strict=True))
-    place, around = steps.index(step), _STEPS_AROUND
+    place, beside = known.index(step), min(steps, len(known))
     while True:
-        first = max(min(place - around, len(steps) - 2 * around - 1), 0)
-        kept = steps[first : first + 2 * around + 1]
-        if not around or sum(spans[each] for each in kept) <= _SPANS_AT_MOST:
+        first = max(min(place - beside, len(known) - 2 * beside - 1), 0)
+        kept = known[first : first + 2 * beside + 1]
+        if not beside or sum(spans[each] for each in kept) <= most_spans:
             break
-        around -= 1
-    if len(kept) == len(steps):
+        beside -= 1
+    if len(kept) == len(known):
         return timeline
     inside = np.isin(columns.step, kept)
     window = columns.start_ns[inside].min(), columns.end_ns[inside].max()

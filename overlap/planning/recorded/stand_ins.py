@@ -1,0 +1,42 @@
+"""Classes of ranks that behave alike in the simulation of a recorded run, so that two of each run for all. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from ...errors import UsageError
+from ...simulation import Alike
+from .growth import WORLD, Growth
+from .tape import Tape
+
+
+def classes_of(tape: Tape, growth: Growth) -> Callable[[int], int] | None:
+    """Return the class of each rank: the recorded rank that it is like; None if such ranks may differ.
+
+    They may where groups of some of them are no rows of a grid, or send to other places.
+
+    Args:
+        tape: The recorded run.
+        growth: The mapping of ranks to recorded ranks.
+    """
+    alike = Alike.of(growth.like, growth.ranks)
+    shifts: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    wanted = {
+        rank: {(m.kind, m.info.group, m.info.ranks) for m in moves if m.kind in ("collective", "message")}
+        for rank, moves in tape.moves.items()
+    }
+    try:
+        for rank in alike.simulated:
+            for kind, name, members in wanted[growth.like(rank)]:
+                if kind == "collective" and not (name == WORLD and len(members) == growth.recorded):
+                    alike.rows(growth.group(rank, name, members))
+        for rank in range(growth.ranks):
+            own = growth.like(rank)
+            for kind, _, members in wanted[own]:
+                if kind == "message":
+                    other = members[members[0] == own]
+                    shifts[own, other].add((growth.peer(rank, other) - rank) % growth.ranks)
+    except UsageError:
+        return None
+    return growth.like if all(len(each) == 1 for each in shifts.values()) else None
