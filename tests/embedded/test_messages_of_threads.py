@@ -14,6 +14,7 @@ import overlap
 from overlap.runtime.event_loop import Handover, Looks
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.peer_memory import Word
+from transports.shared_memory.slots import SLOTS, Places
 
 from .connecting import TIMEOUT_S, connected
 
@@ -217,9 +218,36 @@ def test_a_message_of_one_piece_is_read_at_once_by_a_thread(monkeypatch: pytest.
             if rank.all_reduce(np.array(bool(left)), op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
                 return
 
+    monkeypatch.setattr(Places, "put", lambda places, message: None)  # as if all slots were full
     monkeypatch.setattr(MemoryLink, "_fetch", fetching)
     connected(program, 2)
     assert set(left) == {0}
+
+
+def test_messages_that_fit_in_a_slot_leave_before_they_are_wanted() -> None:
+    """As many as there are slots, again and again; the next one waits for its receiver, and comes in its turn."""
+
+    def program(world: overlap.Connection) -> list[float]:
+        rank, found = world.rank, list[float]()
+        for turn in range(3):
+            sizes = [100_000 + 1_000 * number for number in range(SLOTS + 1)]
+            numbers = [10.0 * turn + number for number in range(SLOTS + 1)]
+            if rank.rank == 0:
+                sent = [rank.send(np.full(size, number), 1) for size, number in zip(sizes, numbers, strict=True)]
+                for one in sent[:SLOTS]:
+                    one.result(TIMEOUT_S)
+                assert not sent[SLOTS].done
+                meeting.wait(TIMEOUT_S)
+                sent[SLOTS].result(TIMEOUT_S)
+            else:
+                meeting.wait(TIMEOUT_S)
+                found += [float(rank.recv(np.empty(size), 0).result(TIMEOUT_S).mean()) for size in sizes]
+            meeting.wait(TIMEOUT_S)
+        return found
+
+    meeting = threading.Barrier(2)
+    expected = [10.0 * turn + number for turn in range(3) for number in range(SLOTS + 1)]
+    assert connected(program, 2) == [[], expected]
 
 
 def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pytest.MonkeyPatch) -> None:

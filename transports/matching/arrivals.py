@@ -21,7 +21,8 @@ class Arrival:
 
     number: int
     nbytes: int
-    payload: bytes | None = None
+    payload: bytes | memoryview | None = None
+    taken: Callable[[], None] | None = None  # Called once a payload in the sender's memory has been copied
     pushed: Receive | None = None
 
     @property
@@ -32,6 +33,8 @@ class Arrival:
     @property
     def held_bytes(self) -> int:
         """The memory that it takes."""
+        if self.taken is not None:
+            return 0
         return len(self.payload or b"") if self.pushed is None else self.nbytes
 
 

@@ -100,6 +100,16 @@ class Incoming:
         if self._early:
             self._catch_up()
 
+    def placed(self, number: int, lane: Lane, payload: memoryview, taken: Callable[[], None]) -> None:
+        """Take a message that lies in memory of the sender's, and call `taken` once it has been copied."""
+        if number != self._next_number or lane not in self.posted:
+            self._announced(number, lane, payload.nbytes, payload, taken)
+            return
+        self._next_number += 1
+        pop(self.posted, lane).take(payload, taken)
+        if self._early:
+            self._catch_up()
+
     def offer(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
         """Take the announcement of a long message."""
         self._announced(number, (src, dst, tag), nbytes, None)
@@ -179,11 +189,18 @@ class Incoming:
             del self.arrived[lane]
         return True
 
-    def _announced(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
+    def _announced(
+        self,
+        number: int,
+        lane: Lane,
+        nbytes: int,
+        payload: bytes | memoryview | None,
+        taken: Callable[[], None] | None = None,
+    ) -> None:
         self._check(number, lane)
         if len(self._early) + len(self._offers) >= self._limits.waiting:
             raise ProtocolError(f"more than {self._limits.waiting} messages wait to be received")
-        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload)
+        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload, taken=taken)
         self._catch_up()
 
     def _check(self, number: int, lane: Lane) -> None:
@@ -237,7 +254,9 @@ class Incoming:
 
     def _match(self, receive: Receive, arrival: Arrival) -> None:
         """Bring a receive and an arrival together."""
-        if arrival.payload is not None:
+        if arrival.payload is not None and arrival.taken is not None:
+            receive.take(memoryview(arrival.payload), arrival.taken)
+        elif arrival.payload is not None:
             self._budget.free(arrival.nbytes)
             receive.take(memoryview(arrival.payload))
         elif arrival.pushed is not None:

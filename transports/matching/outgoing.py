@@ -78,6 +78,12 @@ class Outgoing:
         self._next_number += 1
         return number
 
+    def placed(self) -> int:
+        """Return the number of a message that its receiver finds in memory of this side; nothing is due before it."""
+        number = self._next_number
+        self._next_number += 1
+        return number
+
     def whole(self, send: Send) -> bool:
         """Let a message of one chunk leave at once, with its announcement; False if it must queue.
 

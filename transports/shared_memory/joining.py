@@ -230,7 +230,6 @@ class Joining:
 
     def _peer(self, member: int, packets: socket.socket, pid: int, readable: bool, theirs: Segment, bell: int) -> Peer:
         assert self.segment is not None, "there are neighbours"
-        slots = None if readable else self._slots
         return Peer(
             socket=packets,
             pid=pid,
@@ -239,8 +238,8 @@ class Joining:
             bell=bell,
             packets_out=self._ring(self.segment, member),
             packets_in=self._ring(theirs, self.member),
-            outbox=slots and slots(self.segment, member),
-            inbox=slots and slots(theirs, self.member),
+            outbox=self._slots(self.segment, member),
+            inbox=self._slots(theirs, self.member),
         )
 
     def _slots(self, segment: Segment, reader: int) -> memoryview:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from heapq import heappop, heappush
 from threading import get_ident
 
@@ -24,11 +25,12 @@ from transports.matching import Lane, Limits, MessageKind, ProtocolError
 from transports.packets import Packets
 from transports.shared_memory.ordering import fence
 from transports.shared_memory.peer_memory import address_of, read
-from transports.shared_memory.ring import InRing, OutRing
+from transports.shared_memory.ring import InRing, OutRing, spare_words
 from transports.shared_memory.segment import Segment
-from transports.shared_memory.slots import SLOT_BYTES, Slots
+from transports.shared_memory.slots import SLOT_BYTES, Places, Slots
 
-#: Messages up to this length travel in a packet. Longer ones are read where they lie, which takes a packet back.
+#: Messages up to this length travel in a packet, longer ones in a slot if one is empty. Where slots are too small, or
+#: all of them full, messages are read where they lie, which takes a packet back.
 EAGER_BYTES = 64 << 10
 
 
@@ -39,9 +41,12 @@ class Kind(IntEnum):
     BYE = 64  #: nothing more will come
     FREED = 65  #: slot: its chunk has been copied
     TOLD = 66  #: three integers for boards, see `MemoryLink.hear_told`
+    PLACED = 67  #: number, src, dst, tag, nbytes, slot: all of a message lies there
 
 
-_PACKETS = Packets({MessageKind.OFFER: 7, MessageKind.CHUNK: 4, Kind.BYE: 0, Kind.FREED: 1, Kind.TOLD: 3})
+_PACKETS = Packets(
+    {MessageKind.OFFER: 7, MessageKind.CHUNK: 4, Kind.BYE: 0, Kind.FREED: 1, Kind.TOLD: 3, Kind.PLACED: 6}
+)
 pack, unpack = _PACKETS.pack, _PACKETS.unpack
 
 # Packets that are acted upon before other tasks may run: about 2 ms.
@@ -50,7 +55,9 @@ _PACKETS_AT_ONCE = 256
 # thread in the loop's place reads a whole piece at once: 1 MiB there and back takes 3.7 ms instead of 5.0 (busy cores).
 _AT_ONCE_BYTES = 256 << 10
 # What a thread acts on in the loop's place.
-_FOR_THREADS = (MessageKind.EAGER, MessageKind.OFFER, MessageKind.ACCEPT, MessageKind.TAKEN, MessageKind.CREDIT)
+_FOR_THREADS = (
+    MessageKind.EAGER, MessageKind.OFFER, MessageKind.ACCEPT, MessageKind.TAKEN, MessageKind.CREDIT, Kind.PLACED
+)  # fmt: skip
 _SETTLES_OFFER = (MessageKind.TAKEN, MessageKind.REFUSE, MessageKind.WITHDRAWN)
 _MIDDLE = 1 << 63  # priorities are sent as unsigned integers
 
@@ -66,8 +73,8 @@ class Peer:
     bell: int  # Descriptor that wakes the other process
     packets_out: memoryview  # Ring of the packets that leave
     packets_in: memoryview  # Ring of those that come
-    outbox: memoryview | None  # Slots for messages that leave, where memory may not be read
-    inbox: memoryview | None  # Slots in which it comes then
+    outbox: memoryview  # Slots for messages that leave
+    inbox: memoryview  # Slots in which they come
 
 
 def _limits(readable: bool) -> Limits:
@@ -109,7 +116,11 @@ class MemoryLink(Link):
         self._report = report
         self._packets_out, self._packets_in = OutRing(peer.packets_out), InRing(peer.packets_in)
         self._rings = False  # packets were written of which the other process may have to be told
-        self._out, self._in = Slots(peer.outbox), Slots(peer.inbox)
+        self._out, self._in = (Slots(None if peer.readable else memory) for memory in (peer.outbox, peer.inbox))
+        self._places_out, self._places_in = (
+            Places(memory, spare_words(words)) if peer.readable else None
+            for memory, words in ((peer.outbox, peer.packets_out), (peer.inbox, peer.packets_in))
+        )
         self._own: deque[bytes] = deque()  # packets that are not the engine's
         self._stuck: bytes | None = None  # a packet that the full ring did not take
         self._addresses: dict[int, tuple[int, int]] = {}  # of offers, by number; and their urgency
@@ -128,13 +139,23 @@ class MemoryLink(Link):
         self.settle()
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
-        """Send a small message in a packet, if nothing waits."""
+        """Send a small message in a packet, or a larger one in a slot, if nothing waits."""
         if self._stuck is not None or self._own or self._dead or self._settling or self.engine.outgoing.due:
             return False
+        if view.nbytes > EAGER_BYTES:
+            return self._place(lane, view)
         number = self.engine.outgoing.eager(view)
         if number is None:
             return False
         self._put(pack(MessageKind.EAGER, number, *lane), view)
+        self._ring()
+        return True
+
+    def _place(self, lane: Lane, view: memoryview) -> bool:
+        slot = None if self._places_out is None else self._places_out.put(view)
+        if slot is None:
+            return False
+        self._put(pack(Kind.PLACED, self.engine.outgoing.placed(), *lane, view.nbytes, slot))
         self._ring()
         return True
 
@@ -295,12 +316,21 @@ class MemoryLink(Link):
         elif kind == MessageKind.OFFER:
             self._addresses[fields[0]] = fields[5:]  # type: ignore[assignment]
             self.engine.hear(kind, fields[:5])
+        elif kind == Kind.PLACED:
+            self._hear_placed(*fields)
         elif kind == MessageKind.CHUNK:
             self._copy(*fields)
         elif kind == Kind.TOLD:
             self.hear_told(fields)
         else:
             self.engine.hear(kind, fields)
+
+    def _hear_placed(self, number: int, src: int, dst: int, tag: int, nbytes: int, slot: int) -> None:
+        places = self._places_in
+        if places is None:
+            raise ProtocolError(f"message {number} lies in a slot for pieces")
+        view = places.view(slot, nbytes)
+        self.engine.incoming.placed(number, (src, dst, tag), view, partial(places.emptied, slot))
 
     def _copy(self, number: int, offset: int, nbytes: int, slot: int) -> None:
         """Take a piece out of a slot."""

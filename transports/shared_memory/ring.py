@@ -15,10 +15,15 @@ RING_BYTES = 1 << 20
 
 _WORD = 8
 # The counts lie in cache lines of their own: by index of the word.
-_WRITTEN, _READ, _FULL = 0, 8, 16
+_WRITTEN, _READ, _FULL, _SPARE = 0, 8, 16, 24
 _HEAD_BYTES = 256
 _ROOM = RING_BYTES - _HEAD_BYTES
 _REST = (1 << 64) - 1  # stands for a length: the packet begins anew
+
+
+def spare_words(memory: memoryview) -> memoryview:
+    """Return words of a ring's memory that belong to no packet, for other news between the two processes."""
+    return memory[:_HEAD_BYTES].cast("Q")[_SPARE:]
 
 
 class OutRing:

@@ -33,9 +33,10 @@ class SharedMemory(MatchedTransport):
     """Joins the ranks of this process to those of other processes of this host, through memory.
 
     Messages of up to `memory_link.EAGER_BYTES` travel in packets, through rings of memory, and wait at the receiver if
-    it is late (up to `Limits.budget_bytes` for each pair of processes). The sender of a longer one names its address,
-    and the receiver reads it there in one copy, once it wants the message; where the system does not allow that, the
-    message goes through slots of memory that both map. A send of it returns when the receiver has taken all of it.
+    it is late (up to `Limits.budget_bytes` for each pair of processes). One of up to `slots.SLOT_BYTES` is copied into
+    a slot of memory that both map, as long as one is empty. The sender of any other names its address, and the receiver
+    reads it there in one copy, once it wants the message; where the system does not allow that, the message goes
+    through those slots piece by piece. A send of it returns when the receiver has taken all of it.
     Memory has no name and cannot outlive the processes that use it; the death of a process is noticed by the end of its
     socket.
 
