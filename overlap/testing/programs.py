@@ -27,6 +27,8 @@ import torch
 import torch.cuda.nccl
 import torch.multiprocessing
 
+import overlap
+
 from ..errors import OverlapError, UsageError
 from ..runtime.rank import Rank
 from ..torch.tensors import view_of
@@ -307,6 +309,8 @@ def _guarded(program: Program) -> Iterator[None]:
     finder = _Refusing()
     put = _Patches()
     put(os, "fork", _refuse_fork)
+    put(overlap, "run", _refuse_run)
+    put(overlap, "run_async", _refuse_run)
     put(builtins, "open", _opening(program))
     put(io, "open", _opening(program))
     put(torch, "save", _saving(program))
@@ -339,6 +343,13 @@ class _Patches:
 
         call.__name__, call.__doc__ = name, original.__doc__
         self.stack.enter_context(patch.object(owner, name, call))
+
+
+def _refuse_run(original: Callable[..., Any], *args: Any, **more: Any) -> None:
+    raise UsageError(
+        "ranks: the program starts ranks of its own by overlap.run; test its async function: `ranks.run(main, ranks=4)` "
+        "or @pytest.mark.ranks(4)"
+    )
 
 
 def _refuse_fork(original: Callable[..., Any]) -> int:

@@ -140,6 +140,10 @@ def uses_cuda():
     torch.ones(1).cuda()
 
 
+def runs_ranks_of_its_own():
+    overlap.run(None, ranks=2)
+
+
 def uses_mpi():
     import mpi4py  # noqa: F401
 
@@ -153,6 +157,10 @@ def uses_mpi():
         (says_nothing, "no communication: the program has ended, and no rank has issued any operation"),
         (forks, "the program forks, and a fork of this process would have all ranks; load data in the program's own"),
         (uses_cuda, r"in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available\(\)"),
+        (
+            runs_ranks_of_its_own,
+            "the program starts ranks of its own by overlap.run; test its async function",
+        ),
         (uses_mpi, "the program communicates by mpi4py, whose ranks are processes"),
     ],
 )
