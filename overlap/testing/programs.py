@@ -347,8 +347,8 @@ class _Patches:
 
 def _refuse_run(original: Callable[..., Any], *args: Any, **more: Any) -> None:
     raise UsageError(
-        "ranks: the program starts ranks of its own by overlap.run; test its async function: `ranks.run(main, ranks=4)` "
-        "or @pytest.mark.ranks(4)"
+        "ranks: the program starts ranks of its own by overlap.run; test its async function: "
+        "`ranks.run(main, ranks=4)` or @pytest.mark.ranks(4)"
     )
 
 
