@@ -187,6 +187,9 @@ class Replicated:
 class Sequential:
     """Layers one after the other, by name; the weights are a dict of the layers' weights.
 
+    A layer without weights, such as an activation, has no entry there or an empty one; the gradient of its weights that
+    its backward returns is not looked at, and may be None.
+
     With `parts`, the rows of the input are cut, and each layer issues all parts before the next layer issues any:
     so the collective of one part travels while the other is computed (Domino, arXiv 2409.15241). In backward, a layer's
     weights come after all of its inputs, so that their gradients hide the collectives.
@@ -224,7 +227,7 @@ class Sequential:
         await trio.lowlevel.checkpoint()
         xs, kept = self._cut(x), dict[str, list[object]]()
         for name, layer in self.layers.items():
-            passed = [await forward_of(layer, pick(w, (name,)), part) for part in xs]
+            passed = [await forward_of(layer, _weights(w, name), part) for part in xs]
             xs, kept[name] = [y for y, _ in passed], [each for _, each in passed]
         return self._join(xs), kept
 
@@ -249,13 +252,13 @@ class Sequential:
         return {name: self._second_halves(name, w, halves[name]) for name in reversed(self.layers)}
 
     def _first_halves(self, name: str, w: object, kept: object, dys: list[object]) -> tuple[list[object], list[Half]]:
-        layer, mine = self.layers[name], pick(w, (name,))
+        layer, mine = self.layers[name], _weights(w, name)
         parts = cast("Sequence[object]", pick(kept, (name,)))
         each = [first_half(layer, mine, part, dy) for part, dy in zip(parts, dys, strict=True)]
         return [dx for dx, _ in each], [half for _, half in each]
 
     def _second_halves(self, name: str, w: object, halves: list[Half]) -> object:
-        layer, mine = self.layers[name], pick(w, (name,))
+        layer, mine = self.layers[name], _weights(w, name)
         return add_up(self._work, mine, [second_half(layer, mine, half) for half in halves])
 
     def _cut(self, x: object) -> list[object]:
@@ -269,6 +272,11 @@ class Sequential:
         if self.parts == 1:
             return parts[0]
         return self.rank.compute(_joined, parts, self.axis, name="join", seconds=0.0)
+
+
+def _weights(w: object, name: str) -> object:
+    """Return the weights of a layer; an empty dict for a layer that `w` has none for."""
+    return {} if isinstance(w, Mapping) and name not in w else pick(w, (name,))
 
 
 def _joined(parts: Sequence[Array], axis: int) -> Array:

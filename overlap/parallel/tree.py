@@ -49,7 +49,10 @@ def flatten(params: object) -> dict[str, Array]:
     for path in _paths(params, ()):
         name, leaf = _joined(path), pick(params, path)
         if not isinstance(leaf, np.ndarray):
-            raise UsageError(f"params: {name!r} is of type {type(leaf).__name__}; every leaf must be a numpy array")
+            raise UsageError(
+                f"params: {name!r} is of type {type(leaf).__name__}; every leaf must be a numpy array"
+                f"{'; leave out what has no weights' if leaf is None else ''}"
+            )
         if leaf.dtype.kind in "biuOSUMm":
             raise UsageError(
                 f"params: {name!r} is {leaf.dtype}; a gradient is a mean, so parameters are floats or complex numbers: "
@@ -203,12 +206,12 @@ def add_up(work: MemoryWork, like: object, trees: Sequence[object]) -> object:
     Args:
         work: Issues the addition.
         like: A tree of that form: its size is the cost of the addition on the virtual clock.
-        trees: At least one.
+        trees: At least one; of a layer without weights they may be None.
     """
     if len(trees) == 1:
         return trees[0]
     moved_bytes = (len(trees) + 1) * _nbytes(like)
-    return work.compute(_total, list(trees), name="add gradients", moved_bytes=moved_bytes)
+    return work.compute(_total, list(trees), _form(like), name="add gradients", moved_bytes=moved_bytes)
 
 
 class RunningSum:
@@ -227,6 +230,7 @@ class RunningSum:
     def __init__(self, work: MemoryWork, like: object) -> None:
         self.count: int = 0
         self._work, self._moved_bytes = work, 3 * _nbytes(like)
+        self._form = _form(like)
         self._first: object = None
         self._own: object = None
         self._newest: object = None
@@ -244,20 +248,31 @@ class RunningSum:
         return self._newest
 
     def _add(self, first: object, tree: object) -> object:
-        if first is not None:
-            self._own = _total([first, tree])
+        if first is not None or self._own is None:
+            self._own = _total([first, tree], self._form)
         else:
             _add_into(self._own, tree)
         return self._own
 
 
-def _total(trees: Sequence[object]) -> object:
+def _form(like: object) -> object:
+    """Return a tree without its arrays; None where there are none."""
+    return mapped(lambda leaf: leaf if leaf is None else True, like)
+
+
+def _total(trees: Sequence[object], form: object) -> object:
     """Return the sum of trees of arrays, in their order, as new arrays; arrays without data stay so."""
     first = trees[0]
+    if first is None and not form:
+        return {}
     if isinstance(first, Mapping):
-        return {key: _total([pick(tree, (key,)) for tree in trees]) for key in first}
+        parts = form if isinstance(form, Mapping) else {}
+        return {key: _total([pick(tree, (key,)) for tree in trees], parts.get(key)) for key in first}
     if isinstance(first, (list, tuple)):
-        return [_total([pick(tree, (index,)) for tree in trees]) for index in range(len(first))]
+        form = form if isinstance(form, list) and len(form) == len(first) else [None] * len(first)
+        return [_total([pick(tree, (index,)) for tree in trees], form[index]) for index in range(len(first))]
+    if any(each is None for each in trees):
+        raise UsageError("backward: returned None for the gradient of weights; only a layer without weights may")
     arrays = cast("Sequence[Array]", trees)
     if has_no_data(arrays[0]):
         return arrays[0]
