@@ -48,32 +48,33 @@ def pop(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
 
 
 class Watchers:
-    """Callbacks by lane, for messages that no receive waits for."""
+    """Callbacks by lane, for messages that no receive waits for.
+
+    Attributes:
+        calls: The callbacks; no entry is empty.
+    """
 
     def __init__(self) -> None:
-        self._calls: dict[Lane, list[Callable[[], None]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
+        self.calls: dict[Lane, list[Callable[[], None]]] = {}
 
     def add(self, lane: Lane, wake: Callable[[], None]) -> None:
         """Call ``wake`` whenever a message of a lane has been announced that no receive waits for, and at the end."""
-        self._calls.setdefault(lane, []).append(wake)
+        self.calls.setdefault(lane, []).append(wake)
 
     def remove(self, lane: Lane, wake: Callable[[], None]) -> None:
         """Remove a callback that `add` added."""
-        self._calls[lane].remove(wake)
-        if not self._calls[lane]:
-            del self._calls[lane]
+        self.calls[lane].remove(wake)
+        if not self.calls[lane]:
+            del self.calls[lane]
 
     def wake(self, lane: Lane) -> None:
         """Call the callbacks of a lane."""
-        for wake in self._calls.get(lane, ()):
+        for wake in self.calls.get(lane, ()):
             wake()
 
     def wake_all(self) -> None:
         """Call all callbacks."""
-        for wake in tuple(chain.from_iterable(self._calls.values())):
+        for wake in tuple(chain.from_iterable(self.calls.values())):
             wake()
 
 

@@ -77,7 +77,7 @@ class Incoming:
     @property
     def wanted(self) -> bool:
         """Whether a call waits for a message that has not come, or not come whole."""
-        return bool(self.posted or self.filling or self._line or self.watchers)
+        return bool(self.posted or self.filling or self._line or self.watchers.calls)
 
     @property
     def held_bytes(self) -> int:

@@ -164,6 +164,12 @@ class MemoryLink(Link):
         self._again = True
         if self._settling:
             return
+        if not self._own and self._stuck is None and not self.engine.outgoing.due:  # as for most packets
+            if self._rings:
+                self._ring()
+            if self._changed is not None:
+                self._changed.set()
+            return
         self._settling = True
         try:
             while self._again and not self._dead:
@@ -239,7 +245,9 @@ class MemoryLink(Link):
     def takes_threads(self) -> bool:
         """Whether a thread that has the loop's place may send and take in packets: that wakes no task."""
         busy = self._settling or self._reading or self._dead or self._stuck is not None
-        return not busy and self.engine.gone is None and self._changed is None and not self.engine.incoming.watchers
+        return (
+            not busy and self.engine.gone is None and self._changed is None and not self.engine.incoming.watchers.calls
+        )
 
     def catch_up(self) -> bool:
         """Act on packets that have come, and read a piece of a long message."""

@@ -20,7 +20,7 @@ from ..match import Match
 from ..operation import Operation
 from .host_bytes import Sources, address_of, bytes_of, do_all, room_for, typed
 from .meeting import DONE, BoardRun, Meeting, Mode
-from .pulls import Pull, collected, gives, needed, pulls, reduced, rings
+from .pulls import Pull, collected, gives, needed, pulls, reduced, rings, unread
 from .workers import INLINE_BYTES
 
 # How far a rank has come: its input can be read; its slice is reduced; it reads no input any more.
@@ -138,12 +138,16 @@ class HostRun(BoardRun):
         self._arrive(place.where, Mode.MAPPED)
 
     def _lay(self, source: memoryview, view: memoryview) -> None:
-        """Copy the input to where the others can read it, but for a slice that nobody else reads."""
-        if not self._sliced(private=False):
+        """Copy the input to where the others can read it, but for a part that nobody else reads."""
+        start, stop = unread(self._call, self._position)
+        if self._sliced(private=False):
+            own = reduced(self._call, self._position)
+            start, stop = own.start, own.start + own.size
+        if start == stop:
             view[:] = source
             return
-        own, itemsize = reduced(self._call, self._position), source.nbytes // prod(self._call.shape or (1,))
-        first, last = own.start * itemsize, (own.start + own.size) * itemsize
+        itemsize = source.nbytes // prod(self._call.shape or (1,))
+        first, last = start * itemsize, stop * itemsize
         view[:first] = source[:first]
         view[last:] = source[last:]
 

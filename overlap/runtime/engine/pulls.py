@@ -38,6 +38,8 @@ class Move(NamedTuple):
 # Collectives whose result is the same on all ranks.
 _ALIKE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST)
 
+# Collectives in which each rank takes another part of an input.
+_CUTTING = (Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER, Collective.SCATTER)
 # Collectives in which a rank takes from one other.
 _FROM_ONE = (Collective.BROADCAST, Collective.SCATTER, Collective.PERMUTE)
 
@@ -113,6 +115,17 @@ def needed(call: Call, position: int) -> tuple[int, ...] | None:
         return None
     found = {who for pull in pulls(call, position) for who, _ in pull.sources} - {position}
     return None if len(found) == call.size - 1 else tuple(sorted(found))
+
+
+@lru_cache(maxsize=256)
+def unread(call: Call, position: int) -> tuple[int, int]:
+    """Return the range of its own input that no other rank reads, as its first element and the one after its last."""
+    if call.kind in _CUTTING:
+        for pull in pulls(call, position):
+            for who, start in pull.sources:
+                if who == position:
+                    return start, start + pull.size
+    return 0, 0
 
 
 def rings(call: Call, position: int) -> bool:
