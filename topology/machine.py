@@ -14,8 +14,8 @@ from .errors import parse_ranks
 from .figures import Amount, Collectives, Confidence, Duration, Factor, Share, Whole
 from .keys import ByName, Count, Counts, Index, Indices, Numbers, Pairs, Parsed, Words, wrong
 
-LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "ultraserver", "efa", "ethernet", "none"]
-WIRED = ("chip", "neuronlink", "roce", "nvlink", "ultraserver", "efa", "ethernet")
+LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "xgmi", "ultraserver", "efa", "ethernet", "none"]
+WIRED = ("chip", "neuronlink", "roce", "nvlink", "xgmi", "ultraserver", "efa", "ethernet")
 """The kinds of links that have figures: all but "self" and "none"."""
 
 Shape = Literal["none", "ring", "chain", "torus", "grid", "full", "switch", "links"]

@@ -137,7 +137,9 @@ def parse(table: Table, *, where: str) -> Machine:
     collectives = table.get("collectives", {})
     rest = {key: value for key, value in table.items() if key != "collectives"}
     try:
-        given = {"collectives": _collectives(collectives, where)}
+        wires = table.get("wires")
+        link = wires.get("link") if isinstance(wires, dict) else None
+        given = {"collectives": _collectives(collectives, where, link)}
         machine = record(Machine, rest, "", where, given=given)
         _check(machine)
     except ValueError as error:
@@ -145,20 +147,34 @@ def parse(table: Table, *, where: str) -> Machine:
     return machine
 
 
-def _collectives(table: object, where: str) -> Collectives:
-    """Read `[collectives]`; `host_copies` and `between_nodes` begin with its own keys, and replace some of them."""
+def _collectives(table: object, where: str, link: object) -> Collectives:
+    """Read `[collectives]`; `host_copies` and `between_nodes` begin with its own keys, and replace some of them.
+
+    Args:
+        table: What the file says there.
+        where: Name of the file.
+        link: Kind of the wires inside a node.
+    """
     key = "collectives"
     if not isinstance(table, dict):
         return record(Collectives, table, key, where)
     parts = {name: table[name] for name in Collectives.__slots__ if name in table}
     if isinstance(library := parts.get("library"), dict):
         parts["library"] = _library(library)
+        _check_library(parts["library"], link)
     usual = {name: value for name, value in table.items() if name not in parts}
     given = {"usual": record(Overheads, usual, key, where)}
     for name in ("host_copies", "between_nodes"):
         if isinstance(parts.get(name), dict):
             parts[name] = _merged(usual, parts[name])
     return record(Collectives, parts, key, where, given=given)
+
+
+_UNLISTED = {
+    "oneccl": "for GPUs its documents name one algorithm, topo, and do not describe it",
+    "hccl": "no list of its algorithms on Gaudi is published",
+}
+"""Libraries whose algorithms are not known, and why not."""
 
 
 def _library(table: Table) -> Table:
@@ -169,24 +185,22 @@ def _library(table: Table) -> Table:
         return rest
     known = sorted(path.stem for path in (_DATA / "libraries").glob("*.toml"))
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"collectives.library.use: expected one of {', '.join(known)}, found {name!r}")
+        why = f": {_UNLISTED[name.lower()]}" if isinstance(name, str) and name.lower() in _UNLISTED else ""
+        raise ValueError(f"collectives.library.use: expected one of {', '.join(known)}, found {name!r}{why}")
     path = _DATA / "libraries" / f"{name}.toml"
     return _merged(_parsed(path.read_text(encoding="utf-8"), path.name), rest)
 
 
-def _check_library(machine: Machine) -> None:
-    """Refuse a library that the machine cannot run."""
-    library = machine.collectives.library
-    if library and library.wires and machine.wires.link not in library.wires:
-        raise ValueError(
-            f"collectives.library: {library.name} runs over {' or '.join(library.wires)} inside a node, and wires.link "
-            f"is {machine.wires.link!r}"
-        )
+def _check_library(table: Table, link: object) -> None:
+    """Refuse a library that the machine cannot run, before figures of another library seem wrong."""
+    wires = table.get("wires")
+    if isinstance(wires, list) and wires and link not in wires:
+        name, kinds = table.get("name", "the machine's library"), " or ".join(map(str, wires))
+        raise ValueError(f"collectives.library: {name} runs over {kinds} inside a node, and wires.link is {link!r}")
 
 
 def _check(machine: Machine) -> None:
     """Refuse tables that contradict each other."""
-    _check_library(machine)
     if machine.fabric and machine.network is None:
         raise ValueError("fabric: expected a [network], whose nodes its switches join, found none")
     kinds = tuple(link.kind for link in machine.links)

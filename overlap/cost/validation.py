@@ -191,7 +191,7 @@ def _classes(collectives: Sequence[Judged]) -> tuple[Class, ...]:
         assert isinstance(row.of, Measurement)
         machine = cluster_of(row.of.machine, strict=False).machine
         name = f"{machine.chip.name}, {_place(row.of)}"
-        found.setdefault((name, row.of.dtype, machine.wires.link != "nvlink"), []).append(row)
+        found.setdefault((name, row.of.dtype, machine.wires.link not in ("nvlink", "xgmi")), []).append(row)
     return tuple(
         Class(
             name=name,

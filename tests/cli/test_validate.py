@@ -80,7 +80,7 @@ def test_check_tells_by_the_exit_code(overlap, monkeypatch):
 def test_an_unknown_machine(overlap):
     code, out, err = overlap("calibrate", "--published", "--machine", "trn9")
     assert (code, out) == (2, "")
-    assert "nothing is published of 'trn9'; known are a3mega.toml, dl1.24xlarge, h100ib.toml, inf2.xlarge, p4d" in err
+    assert "nothing is published of 'trn9'; known are a3mega.toml, dl1.24xlarge, h100ib.toml, inf2.xlarge, mi3" in err
 
 
 def test_a_machine_to_which_every_row_was_fitted(overlap):

@@ -27,6 +27,7 @@ FACTS = [
     ("p6-b200.48xlarge", 8, 8, 7, 900e9, 8, 50e9),
     ("u-p6e-gb200x36", 36, 36, 35, 900e9, 36, 50e9),
     ("u-p6e-gb200x72", 72, 72, 71, 900e9, 72, 50e9),
+    ("mi300x", 8, 8, 7, 64e9, 8, 50e9),
     ("trn3-gen1", 256, 64, 63, 704e9, 64, 25e9),
     ("trn3-gen2", 576, 144, 143, 704e9, 144, 25e9),
 ]
@@ -41,7 +42,7 @@ def test_figures(name, ranks, devices, wires, wire_rate, nics, nic_rate):
     if wire_rate is not None:
         assert cluster.bandwidth_bytes_per_s(cluster.machine.wires.link) == wire_rate
     if nic_rate is not None:
-        assert cluster.bandwidth_bytes_per_s("efa") == nic_rate
+        assert cluster.bandwidth_bytes_per_s(cluster.machine.network.link) == nic_rate
 
 
 def test_every_documented_machine_and_the_local_one_are_there():

@@ -44,6 +44,13 @@ def test_every_machine_of_neuron_says_what_its_library_has(name):
     assert not library.speaks_of("broadcast")
 
 
+def test_mi300x_has_what_rccl_has():
+    library = topology.cluster("mi300x").machine.collectives.library
+    assert library.runs("all_reduce", ("hierarchical", "multi_ring", "ring"))
+    assert not library.runs("all_reduce", ("mesh",))
+    assert library.runs("all_to_all", ("mesh",))
+
+
 def test_an_older_version_has_fewer_algorithms(load):
     library = load('[collectives.library]\nversion = "2.8"\n').machine.collectives.library
     assert names(library, "all_reduce") == {"ring", "tree"}
@@ -61,7 +68,15 @@ def test_an_older_version_has_fewer_algorithms(load):
         ("trn1.32xlarge", 'use = "nccl"\ngeneration = "hopper"\nprocessor = "amd"',
          "ours.toml: collectives.library: NCCL runs over nvlink inside a node, and wires.link is 'neuronlink'"),
         ("p5.48xlarge", 'use = "nncl"',
-         "ours.toml: collectives.library.use: expected one of nccl, neuronx, found 'nncl'"),
+         "ours.toml: collectives.library.use: expected one of nccl, neuronx, rccl, found 'nncl'"),
+        ("p5.48xlarge", 'use = "oneccl"',
+         "ours.toml: collectives.library.use: expected one of nccl, neuronx, rccl, found 'oneccl': for GPUs its "
+         "documents name one algorithm, topo, and do not describe it"),
+        ("dl1.24xlarge", 'use = "HCCL"',
+         "ours.toml: collectives.library.use: expected one of nccl, neuronx, rccl, found 'HCCL': no list of its "
+         "algorithms on Gaudi is published"),
+        ("p5.48xlarge", 'use = "rccl"',
+         "ours.toml: collectives.library: RCCL runs over xgmi inside a node, and wires.link is 'nvlink'"),
         ("p5.48xlarge", 'generation = "volta"',
          "ours.toml: collectives.library.generation: expected one of ampere, hopper, blackwell, found 'volta'"),
         ("p5.48xlarge", 'version = "new"',
