@@ -152,6 +152,10 @@ class Execution(Looking):
             self.waiting.watch(self)
         return self.waits
 
+    def _dozed(self) -> bool:
+        """Look for the last time; False if there is more to read of what others wait for."""
+        return super()._dozed() and not any(starter.news(peer) for peer, starter in self._station.starters.items())
+
     def _end(self, error: BaseException | None) -> None:
         """Tell the end, once."""
         ended, self._ended = self._ended, None
