@@ -34,6 +34,11 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 EXIT_PIPE = 141  # 128 + SIGPIPE
 
+_FOR_OTHERS = (
+    "torch's store finds its port in use, because `overlap run` listens there; start this program with torchrun: "
+    "`overlap run` is for programs that call overlap.run"
+)
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # errors of a full file, perhaps the one behind stdout
 
 _PACKAGES = (sys.modules[__package__.partition(".")[0]], topology, transports, trio, outcome)
@@ -74,6 +79,8 @@ def report(error: BaseException, *, command: bool = True) -> int:
         return _say(_place(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE)
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
         return _say(str(error), EXIT_FAILED)  # its message is complete
+    if _wants_our_port(error):
+        return _say(_place(error, command, above=f"{os.sep}torch{os.sep}") + _FOR_OTHERS, EXIT_FAILED)
     if isinstance(error, SystemExit):
         return _exit_code(error)
     if not _says_all(cause):
@@ -83,6 +90,12 @@ def report(error: BaseException, *, command: bool = True) -> int:
     # A rank that exits with 0 has failed too: it has left the others.
     told = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
     return _say(told, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
+
+
+def _wants_our_port(error: BaseException) -> bool:
+    """Whether torch's store cannot listen, because the launcher listens there; `torch` need not be installed."""
+    taken = type(error).__name__ == "DistNetworkError" and "EADDRINUSE" in str(error)
+    return taken and "OVERLAP_NODE_RANK" in os.environ and f"port: {os.environ.get('MASTER_PORT')}," in str(error)
 
 
 def _says_all(cause: BaseException) -> bool:
@@ -125,12 +138,18 @@ def _exit_code(end: SystemExit) -> int:
     return EXIT_FAILED
 
 
-def _place(error: BaseException, command: bool) -> str:
-    """Return "file:line: " of the program's innermost frame, or nothing if no program runs."""
+def _place(error: BaseException, command: bool, *, above: str = "") -> str:
+    """Return "file:line: " of the program's innermost frame, or nothing if no program runs.
+
+    Args:
+        error: The error.
+        command: See `report`.
+        above: Part of the paths of files that the program has called, whose frames do not count either.
+    """
     frames: list[FrameSummary] = list(extract_tb(error.__traceback__))
     if command:
         frames = list(dropwhile(lambda frame: "runpy" not in frame.filename, frames))
-    frames = [frame for frame in frames if _is_users(frame)]
+    frames = [frame for frame in frames if _is_users(frame) and not (above and above in frame.filename)]
     if not frames:
         return ""
     path = frames[-1].filename

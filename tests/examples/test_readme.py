@@ -2,6 +2,8 @@
 
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import overlap
@@ -37,3 +39,14 @@ def test_the_program_that_connects_prints_what_is_said(tmp_path: Path) -> None:
         script.write_text(program.replace("29470", str(probe.getsockname()[1])))
     ranks = [Python(script, me, cwd=tmp_path) for me in range(2)]
     assert [rank.communicate(timeout=60)[0].strip() for rank in ranks] == [printed] * 2
+
+
+def test_on_two_processes_it_prints_one_verdict(tmp_path: Path) -> None:
+    [program] = re.findall(r"## A training loop.*?```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    small = program.replace("(512, 512)", "(16, 16)").replace("(2, 512, 512)", "(2, 16, 16)")
+    script = tmp_path / "train.py"
+    script.write_text(small.replace("range(20)", "range(12)"))
+    words = ["-m", "overlap", "run", "--processes", "2", "--ranks", "4", "--no-prefix", str(script)]
+    run = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert len(re.findall(r"^step [\d.]+ \ws", run.stdout, re.MULTILINE)) == 1, run.stdout

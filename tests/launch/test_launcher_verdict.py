@@ -5,6 +5,7 @@ from threading import Thread
 import pytest
 
 from overlap.errors import PeerFailedError, RankFailedError, StallError
+from overlap.launch.report import report
 from overlap.launch.verdict import Ending, card, culprit, exit_code, oom_kills
 from overlap.processes.status import (
     LONGEST_BYTES,
@@ -279,3 +280,26 @@ def test_kills_for_want_of_memory_are_counted(tmp_path, groups, file, text, coun
 
 def test_without_control_groups_none_are_counted(tmp_path):
     assert oom_kills(tmp_path) == 0
+
+
+# -- programs that are not ours ----------------------------------------------------------------------------------
+
+
+class DistNetworkError(RuntimeError):
+    """Stands for torch's."""
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_torchs_store_that_wants_the_launchers_port_is_told_in_a_sentence(ours, monkeypatch, capsys):
+    monkeypatch.setenv("MASTER_PORT", "29500" if ours else "29501")
+    monkeypatch.setenv("OVERLAP_NODE_RANK", "0")
+    said = (
+        "The server socket has failed to listen. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: x"
+    )
+    with pytest.raises(DistNetworkError) as caught:
+        raise DistNetworkError(said)
+    assert report(caught.value, command=False) == 1
+    told = capsys.readouterr().err
+    assert ("start this program with torchrun" in told) == ours
+    assert ("Traceback" in told) == (not ours)
+    assert "test_launcher_verdict.py:" in told or not ours
