@@ -28,6 +28,15 @@ ROOT = Path(__file__).resolve().parents[1]
 HOUSES = ("overlap", "transports", "topology")
 LANGUAGES = {".py": "python", ".sh": "sh", ".yaml": "yaml", ".toml": "toml"}
 
+_FUTURE = ("done", "result", "exception", "wait", "add_done_callback", "cancel", "cancelled")
+USED = {
+    "overlap.Future": _FUTURE,
+    "overlap.CollectiveFuture": ("op", "name", "call_site", "src", *_FUTURE),
+    "overlap.ComputeFuture": ("name", "call_site", *_FUTURE),
+    "overlap.Stream": ("name", "priority", "window", "rank"),
+}
+"""Members that the reference shows of classes whose other members are for streams, engines and worlds."""
+
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 _TITLE = re.compile(r"^<!-- file: (\S+) -->\n\n```(\w+)$", re.M)
 
@@ -58,7 +67,17 @@ def page_of_package(package: str, names: list[str]) -> str:
     told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     first, _, rest = told.partition("\n\n")
     code = f"\n\n```text\n{rest}\n```" if rest else ""
-    return "\n\n".join([f"# {package}", first + code, *(f"::: {package}.{name}" for name in names)])
+    return "\n\n".join([f"# {package}", first + code, *(_entry(package, name) for name in names)])
+
+
+def _entry(package: str, name: str) -> str:
+    """Return the directive of a public name; of a class that programs do not make, with the members that they use."""
+    members = USED.get(f"{package}.{name}")
+    if members is None:
+        return f"::: {package}.{name}"
+    return (
+        f"::: {package}.{name}\n    options:\n      merge_init_into_class: false\n      members: [{', '.join(members)}]"
+    )
 
 
 def commands() -> dict[str, str]:

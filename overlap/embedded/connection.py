@@ -73,13 +73,42 @@ class Connection:
     # -- groups ------------------------------------------------------------------------------------------------------
 
     def group(self, ranks: Sequence[int], *, name: str | None = None) -> Group:
-        """Make a group of ranks, in that order; every member must make the same call. No communication."""
+        """Make a group of ranks, in that order; every member must make the same call. No communication.
+
+            pair = connection.group([0, 1], name="pair")
+
+        Args:
+            ranks: World ranks, this one among them.
+            name: For messages and timelines; by default the ranks.
+
+        Returns:
+            The group, as this rank sees it.
+
+        Raises:
+            UsageError: If a rank is unknown or named twice, or this rank is not among them.
+        """
         return self.rank.group(ranks, name=name)
 
     def split(
         self, color: int | None, key: int = 0, *, within: Group | None = None, name: str | None = None
     ) -> Group | None:
-        """Cut the world, or a group, into one group for each color; see `Group.split`. Waits for all its ranks."""
+        """Cut the world, or a group, into one group for each color. A collective, which waits for all its ranks.
+
+            rows = connection.split(connection.rank.rank // 4)
+
+        Args:
+            color: Ranks of one color form a group; with None, this rank is in none.
+            key: Where this rank stands in its group; by default in the order of the group that is cut.
+            within: The group that is cut; by default the world.
+            name: Of the groups, for messages and timelines.
+
+        Returns:
+            The group of this rank's color; None without a color.
+
+        Raises:
+            UsageError: If `color` or `key` is no integer of 64 bits, or this is the thread of the event loop.
+            PeerFailedError: If the world has ended, also meanwhile.
+        """
         whole = within or self.rank.world
 
         async def cut() -> Group | None:
@@ -88,7 +117,16 @@ class Connection:
         return self.run(cut)
 
     def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Await `function(*args)` in the thread of the event loop, and return what it returns.
+        """Await `function(*args)` in the thread of the event loop.
+
+            total = connection.run(train, connection.rank)
+
+        Args:
+            function: An async function, such as the `main` of `overlap.run`.
+            args: Its arguments.
+
+        Returns:
+            What it returns.
 
         Raises:
             UsageError: On that thread.
@@ -125,7 +163,11 @@ class Connection:
             raise self._failure
 
     def fail(self, error: BaseException) -> None:
-        """End the world: every other rank gets an error that names this rank and its error. Returns when it is over."""
+        """End the world: every other rank gets an error that names this rank and its error. Returns when it is over.
+
+        Args:
+            error: Why.
+        """
         if self._forked or self._ended.is_set():
             return
         self._told = True

@@ -76,6 +76,10 @@ class Future(Generic[T_co]):
     not cancel the operation. `future[i]` is the future of an item of the result. Futures may be passed to
     `rank.compute` and to collectives in place of values.
 
+        total = rank.all_reduce(x)  # under way
+        scaled = rank.compute(np.multiply, total, 0.5)  # begins when the sum is there
+        print(await scaled)
+
     Threads that do not run its event loop, such as those of computes, use `result(timeout)`, `exception(timeout)`,
     `wait(timeout)` and `add_done_callback`, as in `concurrent.futures`. Programs on asyncio await it as well.
     """
@@ -128,7 +132,18 @@ class Future(Generic[T_co]):
         return cast(T_co, value)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error of the operation, or None if it went well; waits and raises as `result` does."""
+        """Return the error of the operation, waiting for its end as `result` does.
+
+        Args:
+            timeout: Seconds to wait at most; by default as long as it takes.
+
+        Returns:
+            The error; None if it went well.
+
+        Raises:
+            trio.WouldBlock: On the thread of an event loop, if the operation has not ended.
+            TimeoutError: If it has not ended in time.
+        """
         _, failure = self._settled(timeout)
         if failure is None:
             return None
@@ -136,7 +151,17 @@ class Future(Generic[T_co]):
         return failure.error
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return whether it has ended, well or badly, waiting for that at most `timeout` seconds, as `result` does."""
+        """Wait for its end, good or bad, as `result` does.
+
+        Args:
+            timeout: Seconds to wait at most; by default as long as it takes.
+
+        Returns:
+            Whether it has ended.
+
+        Raises:
+            trio.WouldBlock: On the thread of an event loop, if the operation has not ended.
+        """
         try:
             self._settled(timeout)
         except TimeoutError:
@@ -146,7 +171,10 @@ class Future(Generic[T_co]):
     def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
         """Call `callback(future)` once it is done: at once if it is, else on the event loop's thread.
 
-        It must not block. An error that it raises is logged, and changes nothing.
+            future.add_done_callback(lambda done: print(done.result()))
+
+        Args:
+            callback: Must not block. An error that it raises is logged, and changes nothing.
         """
         call = partial(_call_back, callback, self)
         with _LOCK:

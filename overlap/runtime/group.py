@@ -82,7 +82,16 @@ class Group(Calls):
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
 
     def group(self, ranks: Sequence[int], *, name: str | None = None) -> Group:
-        """Make a sub-group of group ranks `ranks`, in that order; every member must make the same call.
+        """Make a sub-group of group ranks, in that order; every member must make the same call. No communication.
+
+            first = group.group([0, 1])  # on these two ranks only
+
+        Args:
+            ranks: Ranks of this group, this one among them.
+            name: For messages and timelines; by default the world ranks.
+
+        Returns:
+            The group, as this rank sees it.
 
         Raises:
             UsageError: If a rank is unknown or named twice, or this rank is not among them.

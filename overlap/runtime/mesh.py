@@ -12,6 +12,9 @@ from .group import Group
 class Mesh:
     """One rank's place in a grid of all ranks, row-major: the last axis runs fastest.
 
+        mesh = rank.mesh(dp=2, tp=4)
+        await mesh["tp"].all_reduce(x)
+
     Make one with `rank.mesh(dp=2, tp=4)`; every rank makes the same call. No communication. The group of an axis is
     `mesh["tp"]`: the ranks that differ along it only; that of several is `mesh["dp", "tp"]`.
 
@@ -39,6 +42,9 @@ class Mesh:
 
         Args:
             axis: One, or a tuple of several, in any order: its ranks are in the order of the world's.
+
+        Returns:
+            The group, as this rank sees it.
 
         Raises:
             UsageError: If there is no such axis.

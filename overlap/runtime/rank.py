@@ -284,7 +284,21 @@ class Rank(Calls):
         return self._streams.open(name, priority=priority, window=window)
 
     def group(self, ranks: Sequence[int], *, name: str | None = None) -> Group:
-        """Make a group of world ranks, in that order; every member must make the same call. No communication."""
+        """Make a group of world ranks, in that order; every member must make the same call. No communication.
+
+            evens = rank.group(range(0, rank.world_size, 2), name="evens")  # on these ranks only
+
+        Args:
+            ranks: World ranks, this one among them.
+            name: For messages and timelines; by default the ranks.
+
+        Returns:
+            The group, as this rank sees it.
+
+        Raises:
+            UsageError: If a rank is unknown or named twice, or this rank is not among them.
+            topology.TopologyError: If the cluster has no such groups.
+        """
         return self.world.group(ranks, name=name)
 
     async def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group | None:

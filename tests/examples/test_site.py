@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import overlap
 from overlap.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -79,3 +80,13 @@ def test_a_build_without_the_extra_says_so(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(sys, "argv", ["build.py"])
     assert build.main() == 2
     assert capsys.readouterr().err == 'the site needs mkdocs, material, mkdocstrings: pip install ".[docs]"\n'
+
+
+def test_the_reference_shows_no_inside_of_futures_and_streams() -> None:
+    page = build.page_of_package("overlap", ["CollectiveFuture", "Group"])
+    assert "members: [op, name, call_site, src, done, " in page
+    assert page.endswith("::: overlap.Group")
+    for name, members in build.USED.items():
+        told = getattr(overlap, name.removeprefix("overlap."))
+        declared = {each for base in told.__mro__ for each in (*vars(base), *getattr(base, "__annotations__", ()))}
+        assert declared >= set(members)
