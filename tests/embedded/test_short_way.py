@@ -12,9 +12,11 @@ import trio
 import overlap
 from overlap.collectives.kinds import Collective
 from overlap.runtime import event_loop as handover_module
+from overlap.runtime.engine import on_host
 from overlap.runtime.engine.looking import Looking
 from overlap.runtime.engine.on_board import SmallRun
 from overlap.runtime.engine.on_host import HostRun
+from overlap.runtime.engine.workers import Workers
 from overlap.runtime.event_loop import Handover
 from overlap.runtime.future import call_anywhere
 from overlap.runtime.operation import CollectiveFuture
@@ -193,6 +195,32 @@ def test_what_a_worker_has_done_is_followed_up_there(monkeypatch: pytest.MonkeyP
 
     connected(program, 2)
     assert any(name.startswith("overlap-reduce") for name in followed_by)
+
+
+def test_a_thread_that_waits_does_what_workers_have_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only some ranks take anything, and cores are idle."""
+    helped, help_ = list[str](), Workers.help
+
+    def helping(workers: Workers) -> bool:
+        done = help_(workers)
+        if done:
+            helped.append(threading.current_thread().name.split("-")[0])
+        return done
+
+    def program(world: overlap.Connection) -> None:
+        rank, x = world.rank, np.empty(8 * SIZES["read"])
+        while True:  # until it has happened once; the time-out bounds it
+            x[...] = 1.0 if rank.rank == 0 else 0.0
+            assert (rank.broadcast(x, out=x).result(TIMEOUT_S) == 1.0).all()
+            whole = rank.gather(x, 1).result(TIMEOUT_S)
+            assert whole is None or (whole == 1.0).all()
+            if rank.all_reduce(np.array(bool(helped)), op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
+                return
+
+    monkeypatch.setattr(Workers, "help", helping)
+    monkeypatch.setattr(on_host, "_CORES", 2)
+    connected(program, 2)
+    assert set(helped) == {POOL}
 
 
 def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from math import prod
@@ -16,13 +17,15 @@ from transports.common import PAYLOAD_BYTES, Place
 from ...collectives.call import Call
 from ...collectives.kinds import BROADCAST, SCATTER, Collective
 from ...collectives.reduce import Array
+from ..event_loop import Handover
 from ..match import Match
 from ..operation import Operation
 from .host_bytes import Sources, address_of, bytes_of, do_all, room_for, typed
 from .meeting import DONE, BoardRun, Meeting, Mode
-from .pulls import Pull, collected, gives, needed, pulls, reduced, rings, unread
+from .pulls import Pull, collected, gives, needed, pulls, reduced, rings, takers, unread
 from .workers import INLINE_BYTES
 
+_CORES = os.cpu_count() or 1
 # How far a rank has come: its input can be read; its slice is reduced; it reads no input any more.
 _ARRIVED, _SLICED, _DONE = 1, 2, DONE
 #: Inputs up to here are copied into mapped memory rather than read where they are. Measured on 2 and 4 processes: at
@@ -242,8 +245,8 @@ class HostRun(BoardRun):
         target = self._slice_target() if slicing else self._target
         here = self._call.work_bytes * (2 if slicing or self._call.size > 2 else self._call.size) <= INLINE_BYTES
         cut = (pull for whole in parts for pull in ([whole] if here else self._cut(whole)) if pull.size)
-        work = [partial(self._take, pull, cast("Array", target)) for pull in cut]
-        if here:
+        work = [partial(self._take, pull, cast("Array", target)) for pull in cut if not self._is_there(pull)]
+        if here or not work:
             try:
                 self._meeting.common.workers.quiet.run(do_all, work)
             except Exception as error:
@@ -253,6 +256,19 @@ class HostRun(BoardRun):
             return
         self._working = True
         self._meeting.common.workers.submit(work, self._worked_there, priority=self._operation.urgency)
+
+    def _is_there(self, pull: Pull) -> bool:
+        """Whether what is taken is this rank's own input, and lies where it belongs."""
+        own = self._in_place and self._phase < _SLICED and not self._call.shared
+        return own and pull.sources == ((self._position, pull.start),)
+
+    def look_here(self, handover: Handover, longest_s: float | None) -> None:
+        """Look, and do some of the workers' pieces, where so few ranks have any that cores are idle."""
+        workers, call = self._meeting.common.workers, self._call
+        super().look_here(handover, longest_s)
+        while self._working and 2 * takers(call) <= _CORES and workers.help():
+            if not self._working:
+                super().look_here(handover, longest_s)
 
     def _worked_there(self, error: BaseException | None) -> None:
         """Go on in the thread that did the last piece, if the loop sleeps: it need not be woken for every step."""
