@@ -15,7 +15,7 @@ from overlap.cost.flat import PlanRequest, flat_options
 from overlap.cost.geometry import Geometry
 from overlap.cost.library import library_options
 from overlap.cost.maxplus import cost
-from overlap.cost.measurements import COLLECTIVES, STARTS, cluster_of
+from overlap.cost.measurements import COLLECTIVES, STARTS, cluster_of, of_version
 from overlap.cost.parameters import itemsize_of, measured
 from overlap.cost.select import plan
 from overlap.errors import UsageError
@@ -41,6 +41,7 @@ def scaled(figures):
 def priced_s(row, change=None):
     """Return the best time of what the machine's library has, with one figure of the model changed."""
     machine = cluster_of(row.machine)
+    machine = of_version(machine, row.version) if row.version else machine
     ranks = row.group or tuple(range(row.ranks))
     spans = len({machine.place(rank).node for rank in ranks}) > 1
     known = parameters(machine, peer_direct=row.peer_direct, networked=spans)
