@@ -16,6 +16,7 @@ Ray 2.60 or later: `pip install ".[ray]"`. Tested with 2.60.
 #   gang       one attempt: actors in a placement group, watched and ended whole
 #   placement  the placement group, and what it waits for
 #   actors     the actors: a member of a gang each, and the store
+#   train      OverlapConfig: workers of Ray Train as ranks
 
 try:
     import ray as _ray  # noqa: F401
@@ -24,7 +25,23 @@ except ImportError as error:
 
     raise ImportError(f"overlap.ray needs Ray 2.60 or later: {install_command('ray')}") from error
 
+from typing import TYPE_CHECKING
+
 from .actors import RayStore, store
-from .door import run
+
+if TYPE_CHECKING:
+    from .door import run
 
 __all__ = ["RayStore", "run", "store"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .door import run  # not at the top: only drivers need it, and every actor imports this module
+
+    return run
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

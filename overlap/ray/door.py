@@ -110,7 +110,7 @@ def run_wanted(
     def held(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
         if not ray.is_initialized():
             ray.init(log_to_driver=True, logging_level="warning")
-        store = _own_store(spec, runtime_env)
+        store = _own_store(spec)
         try:
             yield RayGang(resources=each, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env, store=store).once
         finally:
@@ -124,10 +124,9 @@ def run_wanted(
     )  # fmt: skip
 
 
-def _own_store(spec: GangSpec, runtime_env: Mapping[str, Any] | None) -> RayStore:
+def _own_store(spec: GangSpec) -> RayStore:
     """Return the store of a job; its name is taken as long as the job runs."""
-    more = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
     try:
-        return made_store(f"job/{spec.job}", **more)
+        return made_store(f"job/{spec.job}")
     except ValueError as error:
         raise name_is_taken(spec) from error

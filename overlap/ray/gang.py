@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,16 +13,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..engines.attempts import in_one_line_of
 from ..engines.gang import GangOutcome, GangSpec, MemberEnd
+from ..engines.home import taken
 from ..engines.verdict import failure, lost_member
 from ..notice import notify
 from .actors import MemberActor, RayStore, left_behind
-from .placement import Placement, gone, placed
+from .placement import Placement, gone, here, placed
 
 # From the first failure to the hard end of the actors that have not ended by themselves.
 GRACE_S = 10.0
 # Of calls that any actor answers at once, unless its machine is gone.
 _ANSWER_S = 5.0
-_LEFT_BEHIND_S = 5.0
+# Of a task that needs a new process, which takes Ray 15 s on a crowded machine.
+_LEFT_BEHIND_S = 30.0
 _POLL_S = 0.5
 _MISSING_MODULE = re.compile(r"No module named '([^']+)'")
 
@@ -51,11 +53,11 @@ class RayGang:
         ) as placement:
             actors = [self._actor(spec, member, placement) for member in range(spec.members)]
             try:
-                watch = _Watch(spec, actors, [actor.run.remote(self.store) for actor in actors])
-                outcome = watch.outcome()
+                running = [actor.run.remote(self.store) for actor in actors]
+                outcome = _Watch(spec, actors, placement.nodes, running).outcome()
                 return self._with_files(spec, outcome, actors, placement)
             finally:
-                _end(actors)
+                _end(actors, [node in self.without for node in placement.nodes])
 
     def _actor(self, spec: GangSpec, member: int, placement: Placement) -> Any:
         more = {} if self.runtime_env is None else {"runtime_env": dict(self.runtime_env)}
@@ -70,8 +72,8 @@ class RayGang:
             return outcome
         nodes = {placement.nodes[member] for member in outcome.lost}
         self.without.update(lost := gone(nodes))
-        files: dict[str, bytes] = {}
-        for node in sorted(nodes.difference(lost)):
+        files = taken(spec.token)  # of this machine
+        for node in sorted(nodes.difference(lost, here() if files else ())):
             near = [member for member in outcome.ends if placement.nodes[member] == node]
             if near:
                 files.update(_answer(actors[near[0]].left_behind.remote(), _ANSWER_S) or {})
@@ -87,11 +89,12 @@ class RayGang:
 class _Watch:
     """Waits for the ends of all members, and once one has failed only for as long as the others may need."""
 
-    def __init__(self, spec: GangSpec, actors: Sequence[Any], running: Sequence[Any]) -> None:
-        self._spec, self._actors = spec, actors
+    def __init__(self, spec: GangSpec, actors: Sequence[Any], nodes: Sequence[str], running: Sequence[Any]) -> None:
+        self._spec, self._actors, self._nodes = spec, actors, nodes
         self._pending = {answer: member for member, answer in enumerate(running)}
         self._ends: dict[int, MemberEnd] = {}
         self._lost: dict[int, str] = {}
+        self._homeless: set[int] = set()
         self._until_s: float | None = None
         self._has_met = True
 
@@ -107,7 +110,8 @@ class _Watch:
             f"did not end within {GRACE_S:g} s, and is killed" if self._has_met else "had met no other, and was ended"
         )
         for member in self._pending.values():
-            self._lost[member] = "is gone" if member in self._blamed() else late
+            known = "is gone" if member in self._blamed() else late
+            self._lost[member] = "is gone, and its node with it" if member in self._homeless else known
         return GangOutcome(ends=self._ends, lost=self._lost)
 
     def _look(self) -> None:
@@ -121,6 +125,9 @@ class _Watch:
         if self._until_s is None and self._has_failed():
             self._has_met = self._met()
             self._until_s = time.monotonic() + (GRACE_S if self._has_met else 0.0)
+        if self._until_s is not None:
+            lost = gone({self._nodes[member] for member in self._pending.values()})
+            self._homeless = {member for member in self._pending.values() if self._nodes[member] in lost}
 
     def _has_failed(self) -> bool:
         return bool(self._lost) or any(end.results is None for end in self._ends.values())
@@ -129,14 +136,24 @@ class _Watch:
         """Whether the world had come to life, so that its processes tell each other of failures."""
         if any(end.begun_s for end in self._ends.values()):
             return True
-        others = [self._actors[member] for member in self._pending.values()]
-        return bool(others) and bool(_answer(others[0].lives.remote(), _ANSWER_S))
+        asked = [self._actors[member].lives.remote() for member in self._pending.values()]
+        while asked:
+            done, asked = ray.wait(asked, num_returns=1, timeout=_ANSWER_S)
+            if not done:
+                return False
+            if (lives := _answer(done[0], _ANSWER_S)) is not None:
+                return bool(lives)
+        return False
 
     def _is_over(self) -> bool:
         """Whether only those are missing that will tell nothing."""
         if self._until_s is None:
             return False
-        return time.monotonic() >= self._until_s or self._blamed().issuperset(self._pending.values())
+        return time.monotonic() >= self._until_s or self._gone().issuperset(self._pending.values())
+
+    def _gone(self) -> set[int]:
+        """Return the members that will tell nothing; the others have often named only one of those of a lost node."""
+        return self._blamed() | self._homeless
 
     def _blamed(self) -> set[int]:
         """Return the members that the others have lost."""
@@ -158,13 +175,11 @@ def _answer(asked: Any, limit_s: float) -> Any:
         return None
 
 
-def _end(actors: Iterable[Any]) -> None:
-    """End actors at once, and return when Ray knows it."""
-    told: list[Callable[[], Any]] = []
+def _end(actors: Sequence[Any], homeless: Sequence[bool]) -> None:
+    """End actors at once, and return when Ray knows it of those whose nodes are there."""
     for actor in actors:
         ray.kill(actor, no_restart=True)
-        told.append(actor.lives.remote)
-    answers = [tell() for tell in told]
+    answers = [actor.lives.remote() for actor, gone in zip(actors, homeless, strict=True) if not gone]
     if answers:
         ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_S)
 

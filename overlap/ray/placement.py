@@ -113,6 +113,13 @@ def _free(without: Collection[str]) -> dict[str, dict[str, float]]:
     return {names.get(node, node[:6]): dict(free) for node, free in available.items() if node not in without}
 
 
+def here() -> set[str]:
+    """Return the nodes on the machine of this process."""
+    own = ray.get_runtime_context().get_node_id()
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    return {node for node, address in addresses.items() if address == addresses.get(own)}
+
+
 def gone(nodes: Collection[str]) -> list[str]:
     """Return the nodes that do not run any more; Ray itself notices some of them only seconds later."""
     known = {node["NodeID"]: node for node in ray.nodes()}
