@@ -15,8 +15,9 @@ from ..embedded.rendezvous import answer_key, ask_key
 from ..engines.demand import awaited
 from ..engines.gang import GangOutcome, GangSpec, MemberEnd
 from ..engines.verdict import lost_member
+from ..errors import UsageError
 from .data import holders, shared_out
-from .tasks import here_key, left_behind, live
+from .tasks import here_key, imports_of_ours, left_behind, live
 from .variables import known, removed
 
 # From the first failure to the moment at which the driver stops waiting for the others.
@@ -41,6 +42,7 @@ class DaskGang:
         deadline_s = time.monotonic() + self.wait_s
         with placing(self.client, spec, self.wait_s) as placed:
             chosen = self._chosen(spec, deadline_s)
+            self._check_imports(chosen)
             watch = _Watch(self.client, spec, chosen, self._submitted(spec, chosen))
             try:
                 watch.until_all_run(max(0.1, deadline_s - time.monotonic()))
@@ -72,6 +74,14 @@ class DaskGang:
         held = [worker for at in self._held() for worker in at]
         best = sorted(there, key=lambda worker: (-held.count(worker), there[worker], worker))[: spec.members]
         return sorted(best, key=lambda worker: (there[worker], worker))
+
+    def _check_imports(self, chosen: Sequence[str]) -> None:
+        told = self.client.run(imports_of_ours(), workers=list(chosen), on_error="return")
+        for worker, refused in told.items():
+            if isinstance(refused, str):
+                raise UsageError(
+                    f"worker {worker} cannot import overlap: {refused}; install it, and what it needs, on every worker"
+                )
 
     def _known(self) -> dict[str, str]:
         """Return the usable workers and their hosts."""

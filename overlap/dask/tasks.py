@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import cloudpickle
@@ -36,6 +36,25 @@ def live(spec: GangSpec, member: int, partitions: Sequence[dict[int, object]] | 
     with suppress(OSError, TimeoutError):  # the scheduler is gone, and all of it
         removed(store.touched, client)
     return end
+
+
+def imports_of_ours() -> Callable[[], Awaitable[str | None]]:
+    """Return a function for workers that says why one cannot import this module, or None. Dask pickles it by value.
+
+    A worker that cannot read a task ends its connection to the scheduler, and says nothing.
+    """
+
+    async def refused() -> str | None:
+        import asyncio
+        import importlib
+
+        try:
+            await asyncio.to_thread(importlib.import_module, "overlap.dask.tasks")
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    return refused
 
 
 def here_key(spec: GangSpec, member: int) -> str:

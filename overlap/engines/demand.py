@@ -47,14 +47,14 @@ def awaited(what: str, limit_s: float, ready: Callable[[float], bool], missing: 
         if ready(max(0.0, min(told_s, limit_s) - waited_s)):
             return
         waited_s = time.monotonic() - begun
+        if waited_s >= told_s:
+            notify(f"{what}: waiting for resources, up to {limit_s:.3g} s: {missing()}")
+            told_s += EVERY_S
         if waited_s >= limit_s:
             lacking = missing()
             raise ResourcesError(
-                f"{what}: not there within {limit_s:g} s: {lacking}", missing=lacking, waited_s=limit_s
+                f"{what}: not there within {limit_s:.3g} s: {lacking}", missing=lacking, waited_s=limit_s
             )
-        if waited_s >= told_s:
-            notify(f"{what}: waiting for resources, up to {limit_s:g} s: {missing()}")
-            told_s += EVERY_S
 
 
 def lacking(demands: Sequence[Mapping[str, float]], nodes: Mapping[str, Mapping[str, float]]) -> str:

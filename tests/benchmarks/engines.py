@@ -5,10 +5,12 @@ Two node processes of this machine; drivers are programs of their own.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import time
@@ -48,6 +50,31 @@ async def main(rank):
 begun = time.time()
 ray.init(logging_level="error")
 tell(max(overlap.ray.run(main, ranks=8, ranks_per_actor=int(sys.argv[1]), strategy="SPREAD")) - begun)
+"""
+)
+
+# The same with actors that are up and have imported all: what is ours of a start, without the processes of Ray.
+_MEETING = (
+    _BEGIN
+    + """
+import ray
+import overlap.ray
+
+@ray.remote(num_cpus=1)
+class Worker:
+    def ready(self):
+        return os.getpid()
+
+    def meet(self, rank, size):
+        with overlap.connect(rank, size, store=overlap.ray.store("benchmark")) as world:
+            world.rank.all_reduce(np.ones(1)).result()
+            return time.time()
+
+ray.init(logging_level="error")
+workers = [Worker.options(scheduling_strategy="SPREAD").remote() for _ in range(8)]
+ray.get([worker.ready.remote() for worker in workers])
+begun = time.time()
+tell(max(ray.get([worker.meet.remote(rank, 8) for rank, worker in enumerate(workers)])) - begun)
 """
 )
 
@@ -107,12 +134,26 @@ async def main(rank):
 
 def figures(sampling: Sampling) -> Iterator[Figure | str]:
     """Measure how fast worlds start on Ray, how fast losses are named and replaced, and the steps between."""
-    cluster = RayCluster(head_cpus=RANKS, cpus=RANKS)
-    try:
-        with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, _compiling_once(f"{folder}/bytecode"):
+        cluster = RayCluster(head_cpus=RANKS, cpus=RANKS)
+        try:
+            ran(cluster.address, Path(folder), _START, "4")  # the first one compiles what it imports
             yield from _figures(cluster, Path(folder), sampling)
+        finally:
+            cluster.close()
+
+
+@contextmanager
+def _compiling_once(folder: str) -> Iterator[None]:
+    """Let processes keep their bytecode where Python may not write it: each would compile for 0.6 s."""
+    before = dict(os.environ)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", folder)
+    try:
+        yield
     finally:
-        cluster.close()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[Figure | str]:
@@ -121,6 +162,8 @@ def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[
         starts = [1e9 * ran(cluster.address, folder, _START, str(each)).told for _ in times]
         text = f"ray.init to the first all_reduce, {RANKS} ranks, {RANKS // each} actors"
         yield time_of(f"engines/start{RANKS // each}", text, Times.of(starts), _START_AIM_NS)
+    meetings = [1e9 * ran(cluster.address, folder, _MEETING).told for _ in times]
+    yield time_of("engines/meeting", f"  of it {RANKS} actors that are up, by overlap.connect", Times.of(meetings))
     losses = [1e9 * ran(cluster.address, folder, _LOSS).told for _ in times]
     yield time_of("engines/loss", "a killed actor named on the driver", Times.of(losses), _LOSS_AIM_NS)
     yield time_of(
@@ -132,12 +175,12 @@ def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[
 
 
 def _replaced(cluster: RayCluster, folder: Path) -> float:
-    """Return how long it takes from the loss of a node to the first step of the next attempt."""
+    """Return how long it takes from the loss of a node to the first step of the next attempt; another node is there."""
+    cluster.nodes.insert(0, cluster.add())
     with driving(cluster.address, folder / "replaced", _REPLACED) as driver:
         driver.said(r"kept 0 3 ")
         lost_s = time()
         cluster.lose(cluster.nodes.pop())
-        cluster.nodes.append(cluster.add())
         found = driver.said(r"kept 1 \d+ (\S+)")
     return 1e9 * (float(re.sub(r"[^0-9.]", "", found[1])) - lost_s)
 

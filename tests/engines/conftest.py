@@ -18,7 +18,7 @@ def ray_cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="session")
 def dask_cluster() -> Iterator[DaskCluster]:
-    """Three workers; tests that lose one get another from its nanny."""
+    """Four workers; tests that lose one get another from its nanny."""
     cluster = DaskCluster()
     yield cluster
     cluster.close()

@@ -7,11 +7,11 @@ from typing import Any
 
 from .rays import Witness
 
-WORKERS = 3
+WORKERS = 4  # as many as the example has ranks
 
 
 class DaskCluster:
-    """Three workers of two threads each; nannies start new ones for those that are killed."""
+    """Workers of two threads each; nannies start new ones for those that are killed."""
 
     def __init__(self) -> None:
         self._witness = Witness("tests.engines.dasks")
@@ -40,8 +40,11 @@ def on_worker() -> list[str]:
 
 def main() -> None:
     """Tell the address of the scheduler, or what gangs have left, at each line of input."""
+    import dask
     from distributed import Client, LocalCluster
 
+    # After 15 s a local cluster gives up a worker that its nanny starts again, which takes longer on a busy machine.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"})
     with (
         LocalCluster(n_workers=WORKERS, threads_per_worker=2, dashboard_address=None) as cluster,
         Client(cluster) as client,

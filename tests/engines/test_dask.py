@@ -24,7 +24,7 @@ def tell(value):
     print("TOLD", json.dumps(value), flush=True)
 
 client = distributed.Client(os.environ["DASK_ADDRESS"])
-client.wait_for_workers(3)
+client.wait_for_workers(4)
 """
 
 
@@ -67,7 +67,7 @@ async def main(rank, partitions, more):
     total = await rank.all_reduce(np.array([own + more]))
     return sorted(partitions), int(total[0]), distributed.get_worker().address
 
-told = overlap.dask.run(client, main, 1, ranks=6, ranks_per_worker=2, data=data)
+told = overlap.dask.run(client, main, 1, ranks=8, ranks_per_worker=2, data=data)
 after = client.who_has(distributed.futures_of(data))
 keys = [future.key for future in distributed.futures_of(data)]
 near = [address in before[keys[number]] for numbers, _, address in told for number in numbers]
@@ -75,7 +75,7 @@ tell([[numbers for numbers, _, _ in told], [total for _, total, _ in told], near
 """)  # fmt: skip
     numbers, totals, near, unmoved = driver.told
     assert sorted(number for each in numbers for number in each) == list(range(12))
-    assert totals == [sum(range(48)) + 6] * 6
+    assert totals == [sum(range(48)) + 8] * 8
     assert near == [True] * 12
     assert unmoved
     assert until(lambda: dask_cluster.left() == NOTHING)
@@ -168,12 +168,12 @@ def hold(path):
 path, workers = os.path.abspath("over"), client.scheduler_info(n_workers=-1)["workers"]
 held = [client.submit(hold, path, workers=[each], pure=False) for each in workers]
 with ThreadPoolExecutor(4) as pool:
-    told = list(pool.map(lambda number: overlap.dask.run(client, main, number, ranks=3), range(4)))
+    told = list(pool.map(lambda number: overlap.dask.run(client, main, number, ranks=4), range(4)))
 open(path, "w").close()
 distributed.wait(held)
 tell(told)
 """)  # fmt: skip
-    assert driver.told == [[number] * 3 for number in range(4)]
+    assert driver.told == [[number] * 4 for number in range(4)]
 
 
 def test_too_few_workers_are_told_and_waited_for_up_to_a_limit(dask_cluster: DaskCluster, tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_too_few_workers_are_told_and_waited_for_up_to_a_limit(dask_cluster: Das
 async def main(rank):
     pass
 
-overlap.dask.run(client, main, ranks=5, wait_s=2, name="big")
+overlap.dask.run(client, main, ranks=6, wait_s=5, name="big")
 """)  # fmt: skip
-    assert re.search(r"overlap: job 'big', 5 workers: waiting .*: 2 more workers; there are 3", driver.err)
-    assert re.search(r"ResourcesError: job 'big', 5 workers: not there within .*: 2 more workers", driver.err)
+    assert re.search(r"overlap: job 'big', 6 workers: waiting .*: 2 more workers; there are 4", driver.err)
+    assert re.search(r"ResourcesError: job 'big', 6 workers: not there within .*: 2 more workers", driver.err)
     assert until(lambda: dask_cluster.left() == NOTHING)
 
 
@@ -240,6 +240,7 @@ async def main(rank):
     await rank.barrier()
     import gc
     from overlap.processes.identity import RendezvousConfig
+    gc.collect()  # workers have had other gangs
     return [each.secret.hex() for each in gc.get_objects() if isinstance(each, RendezvousConfig)]
 
 found = overlap.dask.run(client, main, ranks=2, trace="run.json")
@@ -301,6 +302,55 @@ tell([
         "UsageError: max_restarts: expected 0 or more, got -1",
         "UsageError: name: expected 1 to 27 printable characters, got ''",
     ]
+    assert until(lambda: dask_cluster.left() == NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("before", "sentence"),
+    [
+        (
+            "import sys; sys.path.insert(0, 'lacking')",
+            "worker tcp://.* cannot import overlap: ModuleNotFoundError: No module named 'numpy'; install it",
+        ),
+        (
+            "import importlib.metadata as m; v = m.version; m.version = lambda n: '9.9' if n == 'overlap' else v(n)",
+            r"process 0 has overlap 9\.9 on .*, and the driver has overlap 0\.1\.0 on .*: install one version",
+        ),
+    ],
+    ids=["no numpy", "another version"],
+)
+def test_a_worker_that_differs_is_told_in_a_sentence(
+    dask_cluster: DaskCluster, tmp_path: Path, before: str, sentence: str
+) -> None:
+    (tmp_path / "lacking" / "numpy").mkdir(parents=True)
+    (tmp_path / "lacking" / "numpy" / "__init__.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'numpy'\")"
+    )
+    driver = dask_ran(dask_cluster, tmp_path, """
+import subprocess
+
+command = f"{sys.argv[1]}; from distributed.cli.dask_worker import main; main()"
+options = [os.environ["DASK_ADDRESS"], "--name", "odd", "--no-nanny", "--nthreads", "1", "--no-dashboard"]
+odd = subprocess.Popen([sys.executable, "-c", command, *options])
+
+async def main(rank):
+    pass
+
+def address():
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return [each for each, told in workers.items() if told["name"] == "odd"]
+
+try:
+    while not address():
+        time.sleep(0.1)
+    overlap.dask.run(client, main, ranks=1, workers=address())
+except overlap.OverlapError as error:
+    tell(str(error))
+finally:
+    odd.terminate()
+    odd.wait()
+""", before)  # fmt: skip
+    assert re.search(sentence, driver.told), driver.told
     assert until(lambda: dask_cluster.left() == NOTHING)
 
 
