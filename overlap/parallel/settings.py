@@ -85,11 +85,22 @@ def group_of(rank: Rank, group: Group | None) -> Group:
     """Return the group that was meant: all ranks, if none was given.
 
     Raises:
-        UsageError: If it is no group.
+        UsageError: If it is no group, or the rank is none.
     """
+    check_is_rank(rank)
     if group is not None and not isinstance(group, Group):
         raise UsageError(f"group: expected one, such as rank.group([0, 1]) or mesh['dp'], got {group!r}")
     return group or rank.world
+
+
+def check_is_rank(rank: object) -> None:
+    """Refuse anything but a rank where a program has to pass its own.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    if not isinstance(rank, Rank):
+        raise UsageError(f"rank: expected the rank that main() is given, got one of type {type(rank).__name__}")
 
 
 def check_count(argument: str, value: object, *, least: int = 1) -> None:

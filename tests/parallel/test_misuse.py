@@ -55,6 +55,23 @@ def test_what_is_no_group(make):
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_what_is_no_rank(make):
+    async def program(rank):
+        make(rank.world, params(), optimizer=ADAM)
+
+    assert refused(program) == ["rank: expected the rank that main() is given, got one of type Group"]
+
+
+def test_checkpoints_of_a_model(tmp_path):
+    """They are of a rank; `save` and `restore` take the model."""
+
+    async def program(rank):
+        parallel.Checkpoints(parallel.DataParallel(rank, params(), optimizer=ADAM), tmp_path)
+
+    assert refused(program) == ["rank: expected the rank that main() is given, got one of type DataParallel"]
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_parameters_that_have_no_mean(make):
     async def program(rank):
         make(rank, params() | {"count": np.zeros(1, np.int64)}, optimizer=ADAM)

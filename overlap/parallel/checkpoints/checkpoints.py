@@ -20,7 +20,7 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
 from ...timeline.recording import call_site
-from ..settings import group_of
+from ..settings import check_is_rank, group_of
 from ..work import users_frame
 from .files import (
     DamagedError,
@@ -142,6 +142,7 @@ class Checkpoints:
         Raises:
             UsageError: If no folder is known, `keep` is no number from 1, or both a part and cuts are given.
         """
+        check_is_rank(rank)
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UsageError(f"keep: expected a whole number from 1, got {keep!r}")
         if folder is not None and not isinstance(folder, (str, os.PathLike)):
