@@ -75,9 +75,12 @@ class SpanningMessages(SpanningCommunicator):
         """Compare another process's call with ours, or answer a receiver; False if ours has not come to it yet."""
         if said.call.dtype is not None:
             return super().hear(seq, said) if self._counted else True
+        if self.key.ends[0] not in self._local:
+            self._learn_nothing(seq)
+            return True
         if self._counted and seq >= self.count:
             return False
-        self._shared.answer(self.key, self.name, seq, self.past(seq) if self._counted else None)
+        self._shared.answer(self.key, seq, self.past(seq) if self._counted else None, said)
         return True
 
     def _gone(self, seq: int) -> set[int]:
@@ -88,6 +91,16 @@ class SpanningMessages(SpanningCommunicator):
         """Forget a match once its end is over, and everything once nothing is under way."""
         super().ended(match, operation)
         self._rest()
+
+    def _learn_nothing(self, seq: int) -> None:
+        """Fail a receive here that has asked what comes, for its sender does not know any more."""
+        match = self._matches.get(seq)
+        if match is not None and match.first is not None:  # the sender has nothing under way that would fail too
+            Communicator.fail_one(self, match, match.first, Failure(_forgotten(self.key, self.name, seq)))
+
+    def earlier(self) -> Iterator[tuple[int, Called]]:
+        """Find the numbers and calls that it remembers, but for the last one."""
+        return ((seq, called) for seq, called in sorted(self._past.values()) if seq != self.count - 1)
 
     @property
     def at_rest(self) -> bool:
@@ -130,6 +143,9 @@ class SpanningCommunicators(Communicators):
         self.lost_count: bool = False
         self._resting: deque[SpanningMessages] = deque()
         self._at_rest: OrderedDict[int, _AtRest] = OrderedDict()
+        self._earlier: OrderedDict[tuple[int, int], Called] = (
+            OrderedDict()
+        )  # of messages at rest: those before the last
         self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
@@ -157,13 +173,14 @@ class SpanningCommunicators(Communicators):
                 "a tree of arrays or (shape, dtype), or name the source"
             )
 
-    def answer(self, key: Key, name: str, seq: int, sent: Called | None) -> None:
-        """Tell a receiver that asks what a rank here has sent, or that nobody knows any more."""
+    def answer(self, key: Key, seq: int, sent: Called | None, asked: Voice) -> None:
+        """Tell a receiver that has `asked` what a rank here has sent, or its own question: nobody knows any more."""
+        sent = sent or self._earlier.get((key.id, seq))
         if sent is not None:
             rank, call, place = sent
             self._others.tell_call(key.id, (seq,), Voice(rank=rank, call=call, call_site=call_site(*place)))
-            return
-        self._others.tell_failed_end(key.id, seq, key.ends[0], _forgotten(key, name, seq))
+        else:
+            self._others.tell_call(key.id, (seq,), asked._replace(rank=key.ends[0]))
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
         """Fail all that is under way in a group and all that is to come, here and elsewhere."""
@@ -194,6 +211,9 @@ class SpanningCommunicators(Communicators):
                 count=communicator.count,
                 last=communicator.last,
             )
+            self._earlier.update(((communicator.id, seq), called) for seq, called in communicator.earlier())
+            while len(self._earlier) > _COUNTED:
+                self._earlier.popitem(last=False)
             if len(self._at_rest) > _COUNTED:
                 self._at_rest.popitem(last=False)
                 self.lost_count = True
@@ -206,15 +226,14 @@ class SpanningCommunicators(Communicators):
         rested = self._at_rest.get(communicator_id)
         asked = said.call.dtype is None
         if asked and rested is None and self.lost_count:
-            unknown = UsageError("like: after so many tags a sender no longer knows what it sent; pass like= to recv")
-            self._others.tell_failed_end(communicator_id, seq, min(self._local), unknown)
+            self._others.tell_call(communicator_id, (seq,), said._replace(rank=min(self._local)))
             return True
         if rested is None or rested.last is None or seq != rested.count - 1:
             if asked and rested is not None and seq < rested.count:
-                self.answer(rested.key, rested.name, seq, None)
+                self.answer(rested.key, seq, None, said)
             return rested is not None and seq < rested.count
         if asked:
-            self.answer(rested.key, rested.name, seq, rested.last)
+            self.answer(rested.key, seq, rested.last, said)
             return True
         rank, call, place = rested.last
         if not call.agrees(said.call):

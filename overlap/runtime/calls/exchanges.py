@@ -273,9 +273,9 @@ class Exchanges(Issues):
             A future of the array or tree.
 
         Raises:
-            UsageError: At the call: such a `like`, `src` or `tag` cannot be received.
+            UsageError: At the call: such a `like`, `src` or `tag` cannot be received. At the await: without `like`, the
+                sender no longer knows what it sent, which it does of its last 256 messages of a tag.
             CollectiveMismatchError: At the await: the sender's array or tree has another shape, dtype or form.
-            PeerFailedError: At the await: the sender failed; or, without `like`, it no longer knows what it sent, which
-                it does of its last 256 messages of a tag.
+            PeerFailedError: At the await: the sender failed.
         """
         return self._issuer.receive(like, src, tag, stream, priority, name, timeout_s, call_site)
