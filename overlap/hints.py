@@ -76,7 +76,7 @@ def hint_of(error: BaseException) -> str | None:
         known = (each for each in dir(error.obj) if not each.startswith("_"))
         name = error.name or "_"
         meant = None if name.startswith("_") else close_name(name, known, _OTHER_ATTRIBUTES)
-        return f"did you mean {meant}?" if meant else None
+        return f"did you mean {meant}?" if meant and meant != name else None  # a future has every name of an array
     if isinstance(error, RuntimeError) and str(error) == "no running event loop":
         return _ASYNCIO
     return None

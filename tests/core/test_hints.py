@@ -34,6 +34,15 @@ def test_other_attributes_have_no_hint(name):
     assert notes_of(main) == []
 
 
+def test_an_attribute_that_a_future_lacks_on_purpose_has_no_hint():
+    """Its message says what to do; its name is right."""
+
+    async def main(rank):
+        rank.all_reduce(np.ones(3)).shape  # noqa: B018
+
+    assert notes_of(main) == []
+
+
 @pytest.mark.parametrize(("argument", "hint"), [("operation", "did you mean op=?"), ("async_op", "no async_op")])
 def test_a_misspelt_argument_of_a_call_is_told_with_the_right_one(argument, hint):
     async def main(rank):
