@@ -7,6 +7,7 @@ import pytest
 import trio
 
 import overlap
+from overlap import PeerFailedError
 from transports.common import OPERATIONS
 
 from .companies import by_shared_memory, run_far
@@ -63,6 +64,26 @@ def test_who_gives_much_waits_for_rows_and_no_longer(elements: int) -> None:
 
     told = [1000.0 * root + number for root in range(3) for number in range(2 * OPERATIONS + 5)]
     assert run_far(main, 3, 1, wires=by_shared_memory) == [told] * 3
+
+
+def test_an_operation_that_fails_keeps_no_row() -> None:
+    """Rank 1 has come to it, and is never done with it; more than all rows are used after that."""
+
+    def fail() -> Any:
+        raise ValueError("no input")
+
+    async def main(rank: overlap.Rank) -> list[float]:
+        await rank.all_reduce(np.ones(1))
+        failed = rank.broadcast(rank.compute(fail) if rank.rank == 0 else np.zeros(1))
+        with pytest.raises((ValueError, PeerFailedError)):
+            await failed
+        found = []
+        for number in range(3 * OPERATIONS):
+            x = np.full(1, float(number) if rank.rank == 0 else -1.0)
+            found.append(float((await rank.broadcast(x, out=x))[0]))
+        return found
+
+    assert run_far(main, 2, 1, wires=by_shared_memory)[1] == [float(number) for number in range(3 * OPERATIONS)]
 
 
 def inputs(block: int) -> list[Any]:
