@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 
 from .flow import Flow, Occupancy
-from .sharing import rates
+from .sharing import Rates
 
 _key = attrgetter("key")
 
@@ -29,6 +29,7 @@ class Fluid:
         self._due: dict[int, list[Flow]] = {}  # by the instant at which they are due, unless they have changed since
         self._heap: list[int] = []  # of these instants
         self._unfair: dict[Flow, None] = {}  # flows whose rate must be found anew
+        self._rates = Rates()
 
     def __repr__(self) -> str:
         return f"<Fluid: {len(self._flows)} flows>"
@@ -167,7 +168,7 @@ class Fluid:
             else:
                 crowd, scarce = self._occupancy.crowd(flow)
                 done.update(crowd)
-                for each, rate in zip(crowd, rates(crowd, scarce), strict=True):
+                for each, rate in zip(crowd, self._rates.of(crowd, scarce), strict=True):
                     self._turn(each, now_ns, rate)
 
     def _turn(self, flow: Flow, now_ns: int, rate: float) -> None:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..collectives.placement import Floats
-from .flow import Flow
+from .flow import Flow, Stage
 
 _User: TypeAlias = tuple[int, float, float]  # flow, its share of a resource, and the messages that share the resource
 
@@ -27,18 +27,41 @@ _NOTHING = 1e-12
 _FEW = 200
 
 
-def rates(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
-    """Return how fast flows get on that need scarce resources.
+# Crowds whose rates are remembered: the microbatches of a step make the same ones again and again.
+_REMEMBERED = 1 << 12
 
-    Of flows whose turn it is, all rates rise together until a flow reaches its cap or a resource is used up; the flows
-    concerned stay where they are and the others rise on. Each rises in proportion to what its messages would get of the
-    resource that holds it back most, if all who need a resource were to share it.
 
-    Args:
-        flows: Those that need any of them, oldest first.
-        scarce: Numbers of the resources that can be used up at all.
+class Rates:
+    """Rates of crowds, found once for flows in the same stages.
+
+    What a crowd's flows need says which resources are scarce, so that their stages, their limits and their turns are
+    all that rates depend on.
     """
-    return (few if len(flows) * len(scarce) <= _FEW else many)(flows, scarce)
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[list[float], list[Stage]]] = {}
+
+    def of(self, flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
+        """Return how fast flows get on that need scarce resources.
+
+        Of flows whose turn it is, all rates rise together until a flow reaches its cap or a resource is used up; the
+        flows concerned stay where they are and the others rise on. Each rises in proportion to what its messages would
+        get of the resource that holds it back most, if all who need a resource were to share it.
+
+        Args:
+            flows: Those that need any of them, oldest first.
+            scarce: Numbers of the resources that they overfill together.
+        """
+        if len(flows) * len(scarce) <= _FEW:
+            return few(flows, scarce)
+        key = tuple((id(flow.stage), flow.cap) for flow in flows), tuple(map(tuple, _turns(flows)))
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            # Stages are kept as well: the identity of an object is its own only while it lives.
+            known = self._known[key] = many(flows, scarce), [flow.stage for flow in flows]
+        return known[0]
 
 
 def few(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:

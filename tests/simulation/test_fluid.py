@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.simulation import fluid
+from overlap.simulation import sharing
 from overlap.simulation.flow import Flow, Stage, quantised
 from overlap.simulation.fluid import Fluid
-from overlap.simulation.sharing import few, many
+from overlap.simulation.sharing import Rates, few, many
 
 
 def flow(name, marks_ns, needs, **turn):
@@ -234,15 +234,37 @@ def test_one_by_one_and_at_once_give_the_same_bits(flows):
     assert few(flows, range(5)) == many(flows, range(5))
 
 
+def test_a_crowd_that_comes_again_is_not_worked_out_again(monkeypatch):
+    """Only if its flows are in the same stages, with the same limits and turns."""
+    found = []
+
+    def counting(flows, scarce):
+        found.append(len(flows))
+        return many(flows, scarce)
+
+    monkeypatch.setattr(sharing, "many", counting)
+    monkeypatch.setattr(sharing, "_FEW", 0)
+    crowd = [flow(name, 100, {0: 1.0}) for name in "abc"]
+    again = [Flow((each.key, "again"), [100], [each.stage]) for each in crowd]
+    rates = Rates()
+    assert rates.of(crowd, [0]) == rates.of(again, [0]) == many(crowd, [0])
+    assert found == [3]
+    again[0].cap = 0.1
+    assert rates.of(again, [0]) == many(again, [0]) != rates.of(crowd, [0])
+    again[0].cap, again[1].priority = 1.0, 1
+    assert rates.of(again, [0]) == many(again, [0]) != rates.of(crowd, [0])
+    assert found == [3] * 3
+
+
 def test_who_shares_nothing_scarce_is_left_alone(monkeypatch):
     """What happens on some wires costs those nothing who are on others."""
     shared = []
 
-    def counting(flows, scarce):
+    def counting(self, flows, scarce):
         shared.append((sorted(each.key[0] for each in flows), sorted(scarce)))
         return few(flows, scarce)
 
-    monkeypatch.setattr(fluid, "rates", counting)
+    monkeypatch.setattr(Rates, "of", counting)
     found = play(
         *((0, flow(name, 100, {0: 1.0})) for name in "ab"),
         *((10, flow(name, 100, {1: 1.0, 2: 0.1})) for name in "cd"),
