@@ -309,10 +309,12 @@ class SpanningCommunicator(Communicator):
         self.fail_here(seq, error)
 
     def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
-        """Fail our ends of operation `seq`, and of all to come if it is over or nobody has come to it."""
+        """Fail our ends of operation `seq`, and of all later ones if it is over here or nobody has come to it."""
         match = self._matches.get(seq)
         if match is None:
             self._broken = error
+            for later in [each for number, each in self._matches.items() if number > seq and each.error is None]:
+                self._fail(later, error)
         elif match.error is None:
             self._fail(match, error)
 

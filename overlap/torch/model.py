@@ -186,6 +186,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
             future.result()
             if source is not tensor:
                 tensor.copy_(source)
+        self.group.barrier(name="first weights", call_site=site).result()  # the first rank hears if others differ
 
     def _kept(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return the optimizer; its state is that of the last step whenever it is read or replaced."""
