@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from ..errors import UsageError
@@ -20,8 +22,8 @@ _DESCRIPTION = """\
 Say which rank ended a run, where it was, and what it waited for; then show every rank.
 
 Every process keeps a flight record: the last operations of its ranks, in a file that outlives it however it ends. It
-is removed when the run ends well. Of several machines, bring the files together first. A run that still goes on, or
-hangs, can be looked at as well: reading disturbs nobody.
+is removed when its world ends well; those of attempts that were started again stay. Of several machines, bring the
+files together first. A run that still goes on, or hangs, can be looked at as well: reading disturbs nobody.
 """
 
 _EPILOG = """\
@@ -49,11 +51,19 @@ def main(args: argparse.Namespace) -> int:
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
     ranks, nodes = _counted(first.world_size, "rank"), _counted(first.processes, "node")
-    print(f"job {first.job}{attempt}: {ranks}, {nodes}")
+    print(", ".join([f"job {first.job}{attempt}: {ranks}", nodes, *_origin(first)]))
     print("\n".join([*verdict(world), "", *table(world, most_rows=1 << 30 if args.all else MOST_ROWS)]))
     if others:
         print(f"(of {others + 1} runs in these files this is the last; name the files of another to see that)")
     return 0
+
+
+def _origin(flight: Flight) -> Iterator[str]:
+    """Say of which program a run is, and when it began, as far as its record says so."""
+    if flight.script:
+        yield flight.script
+    with suppress(OverflowError, ValueError, OSError):  # no instant
+        yield f"begun {datetime.fromtimestamp(flight.started_ns // 10**9)}"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""`overlap run --max-restarts N`: starts a failed world again, and removes the flight records of ended attempts."""
+"""`overlap run --max-restarts N`: starts a failed world again."""
 
 from __future__ import annotations
 
@@ -21,20 +21,12 @@ from ..flight.folder import ENDING, default_folder
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
-from ..launch.verdict import culprit
 from ..processes.messages import Present
 from ..processes.roll_call import RollCall, answer_roll_call, call_roll
 
 
 def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
-    """Launch a world, and again after failures; a run that ends well leaves no flight records."""
-    pids: list[int] = []
-
-    def once(attempt: LaunchSpec) -> LaunchOutcome:
-        outcome = trio.run(launch, attempt)
-        pids.extend(ending.pid for ending in outcome.endings)
-        return outcome
-
+    """Launch a world, and again after failures; the flight records of failed attempts stay."""
     assert config.max_restarts
     fewest = getattr(config.nnodes, "fewest", config.nnodes)
     elastic = config.node_rank is not None and fewest != config.nnodes
@@ -50,13 +42,7 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         signs=lambda pid: last_signs_of(pid, config.flight_dir),
         agree=partial(_agree, config) if elastic else None,
     )
-    outcome = launch_again(what, restarts, once)
-    if outcome.asked is None and culprit(outcome.endings) is None:
-        for file in _of(records, pids):
-            file.unlink(missing_ok=True)
-        with suppress(OSError):  # the folder holds other records, or does not exist
-            records.rmdir()
-    return outcome
+    return launch_again(what, restarts, lambda attempt: trio.run(launch, attempt))
 
 
 def _agree(config: RunConfig, what: LaunchSpec, attempt: int) -> LaunchSpec:

@@ -1,6 +1,7 @@
 """Starting a world again: what is said of each attempt, when it gives up, and that training ends with the same bits."""
 
 import os
+import re
 import signal
 import socket
 from dataclasses import replace
@@ -309,7 +310,10 @@ def test_without_a_state_the_step_that_was_reached_is_the_progress(tmp_path):
     assert ended.returncode == 0, ended.stderr
     told = [line.partition(": the process (pid ")[0] for line in ended.stderr.splitlines()]
     assert told == [f"overlap: restart {n} of 4, from the beginning (no --state-dir)" for n in range(1, 5)]
-    assert not (tmp_path / "records").exists()
+    attempts = [int(re.findall(r"-attempt(\d)-", path.name)[0]) for path in (tmp_path / "records").iterdir()]
+    assert sorted(attempts) == [0, 1, 2, 3]  # those that failed
+    told = interpreters.run("-m", "overlap", "autopsy", "records", cwd=tmp_path, timeout=LIMIT_S).stdout
+    assert re.match(r"job \S+, attempt 3: 2 ranks, 1 node, further.py, begun \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\n", told)
 
 
 ELASTIC = """
