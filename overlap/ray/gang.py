@@ -196,6 +196,8 @@ def why(error: Exception) -> str:
         return f"has no Python environment: {_first_lines(text)}"
     if "node has died" in text or "node was terminated" in text:
         return "is gone, and its node with it"
+    if "actor is temporarily unavailable" in text:
+        return "does not answer any more: it is gone, or its node is"
     if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in text:
         return "was killed by Ray, because its node ran low on memory"
     if "worker process has died" in text:

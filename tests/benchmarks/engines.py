@@ -163,7 +163,7 @@ def _figures(cluster: RayCluster, folder: Path, sampling: Sampling) -> Iterator[
         text = f"ray.init to the first all_reduce, {RANKS} ranks, {RANKS // each} actors"
         yield time_of(f"engines/start{RANKS // each}", text, Times.of(starts), _START_AIM_NS)
     meetings = [1e9 * ran(cluster.address, folder, _MEETING).told for _ in times]
-    yield time_of("engines/meeting", f"  of it {RANKS} actors that are up, by overlap.connect", Times.of(meetings))
+    yield time_of("engines/meeting", f"  {RANKS} actors that are up meet by overlap.connect", Times.of(meetings))
     losses = [1e9 * ran(cluster.address, folder, _LOSS).told for _ in times]
     yield time_of("engines/loss", "a killed actor named on the driver", Times.of(losses), _LOSS_AIM_NS)
     yield time_of(

@@ -399,6 +399,10 @@ def test_an_example_runs_unchanged(ray_cluster: RayCluster, tmp_path: Path) -> N
             "has no module 'numpy': its Python environment differs from the driver's",
         ),
         ("The actor died because its node has died.", "is gone, and its node with it"),
+        (
+            "The actor 1a is unavailable: The actor is temporarily unavailable: RpcError: Socket closed",
+            "does not answer any more: it is gone, or its node is",
+        ),
         ("the node running low on memory", "was killed by Ray, because its node ran low on memory"),
         ("The actor is dead: its worker process has died.", "has died: it was killed, or has crashed"),
         ("\n\tat line 3\nsomething else\nand more", "has ended: something else and more"),
