@@ -236,7 +236,9 @@ def check_kills(job, tmp_path, kills, *options):
     told = [line for line in lines if line.startswith("overlap: restart ")]
     assert [line.split()[2:5] for line in told] == [[str(n), "of", f"{kills},"] for n in range(1, kills + 1)]
     assert all(" was killed by SIGKILL" in line for line in told)
-    assert not (tmp_path / "killed" / "records").exists()  # nothing remains of a run that ended well
+    stays = [path.name for path in (tmp_path / "killed" / "records").iterdir()]
+    attempts = {int(re.findall(r"-attempt(\d+)-", name)[0]) for name in stays}
+    assert attempts == {*range(kills)}  # of the attempt that ended well nothing stays
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
