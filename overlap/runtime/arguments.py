@@ -44,11 +44,10 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
             dtype, shape = operation.source.dtype, operation.source.shape
             operation.call = call(kind.text, None, dtype, shape, 2, 0, (), (), False, False, None, form)
             return
-        if kind is not P2P and isinstance(x, (dict, list, tuple)) and is_tree(x):  # known only now: it was a future
+        if isinstance(x, dict):  # known only now: it was a future
             raise UsageError(
-                f"x: the future that {operation.op} at {operation.call_site} was given has become a {type(x).__name__} "
-                f"of arrays; give it an item, such as future[{next(iter(x)) if isinstance(x, dict) else 0!r}], "
-                "one call for each, or await it first"
+                f"x: the future that {operation.op} at {operation.call_site} was given has become a dict; give it an "
+                f"item, such as future[{next(iter(x), 'w')!r}], one call for each, or await it first"
             )
         operation.changed = changes(x)
         x = as_input(x)
