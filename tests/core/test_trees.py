@@ -161,7 +161,8 @@ def test_a_future_that_becomes_a_dict_is_told_with_the_line_of_the_call() -> Non
             await total
         return str(caught.value).replace("tests/core/", "")  # where the tests run in that folder, it is not there
 
-    told = f"x: the future that all_reduce at test_trees.py:{main.__code__.co_firstlineno + 1} was given has become a dict"
+    line = main.__code__.co_firstlineno + 1
+    told = f"x: the future that all_reduce at test_trees.py:{line} was given has become a dict"
     assert run(main, 2) == [f"{told}; give it an item, such as future['w'], one call for each, or await it first"] * 2
 
 
