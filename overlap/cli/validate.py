@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from topology import cluster
-
-from ..cost.measurements import Measurement
+from ..cost.measurements import Measurement, cluster_of
 from ..cost.validation import validate
 from ..errors import UsageError
 from ..planning.validation import Judged, judge, published, record
@@ -83,7 +81,7 @@ def _collectives(chip: str | None) -> list[Line]:
     found: dict[str, tuple[list[float], list[float]]] = {}
     for row in validate().collectives:
         assert isinstance(row.of, Measurement)
-        machine = cluster(row.of.machine, strict=False).machine
+        machine = cluster_of(row.of.machine, strict=False).machine
         if chip not in (None, machine.chip.name):
             continue
         place = "across nodes" if " x" in row.of.machine else "one node"

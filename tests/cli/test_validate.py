@@ -1,6 +1,8 @@
-"""`overlap calibrate --published`: what it prints and returns."""
+"""`overlap calibrate --published` and `overlap validate`: what they print and return."""
 
 import json
+
+import pytest
 
 from overlap.cli.calibrate import published as command
 from overlap.cost import validation
@@ -86,3 +88,12 @@ def test_an_unknown_machine(overlap):
 def test_a_machine_to_which_every_row_was_fitted(overlap):
     out = overlap("calibrate", "--published", "--machine", "dl1.24xlarge x4")[1]
     assert "\nGaudi, across nodes         float32      0                    4    0.0%    0.1%  all fitted\n" in out
+
+
+@pytest.mark.slow
+def test_all_collectives_are_predicted_whatever_folder_one_is_in(overlap, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = overlap("validate", "collectives")
+    assert (code, err) == (0, "")
+    assert "collectives, H100, across nodes, float32" in out  # of machines that are files of ours, too
+    assert "collectives, Trainium2, one node, float32" in out
