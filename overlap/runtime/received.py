@@ -24,7 +24,7 @@ from .trees import filled, leaves_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a receive that is given no single array fills."""
+    """The arrays that a receive fills where it is not given a single one."""
 
     tree: object = None  # As the caller gave it; None: what the sender sends
     leaves: Sequence[object] = ()  # Of the tree

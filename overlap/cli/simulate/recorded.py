@@ -122,12 +122,12 @@ class _Laid:
 
     @property
     def moves(self) -> int:
-        """How many moves all that run have together."""
+        """The number of moves of all ranks that run."""
         return sum(len(self._of(rank)) for rank in self.simulated)
 
     @property
     def work(self) -> int:
-        """How many moves would take as long: pricing a collective of many ranks takes longer than running a few."""
+        """The number of moves that would take as long: a collective of many ranks takes longer to price than to run."""
         if self.classes is None:
             return self.moves
         summed = sum(move.kind == "collective" for rank in self.simulated for move in self._of(rank))

@@ -258,7 +258,7 @@ class HostRun(BoardRun):
         self._meeting.common.workers.submit(work, self._worked_there, priority=self._operation.urgency)
 
     def _is_there(self, pull: Pull) -> bool:
-        """Whether what is taken is this rank's own input, and lies where it belongs."""
+        """Whether a pull takes this rank's own input, which lies in the result already."""
         own = self._in_place and self._phase < _SLICED and not self._call.shared
         return own and pull.sources == ((self._position, pull.start),)
 
