@@ -57,7 +57,8 @@ def judge(
 def _ended(record: Record, error: BaseException) -> Verdict:
     """Return why a run ended."""
     cause = error.cause if isinstance(error, RankFailedError) else error
-    rank = error.rank if isinstance(error, RankFailedError) else -1
+    rank = error.rank if isinstance(error, RankFailedError) else -1  # -1: before any rank, or around all
+    ranks, who = ((rank,), f"rank {rank}") if rank >= 0 else ((), "the world")
     chain = list(_causes(cause))
     if isinstance(cause, RuntimeError) and rank in record.troubles:  # C++ has passed it on as text
         chain += _causes(record.troubles[rank])
@@ -66,7 +67,7 @@ def _ended(record: Record, error: BaseException) -> Verdict:
             told = why_mismatched(record, each.group, each.seq, each.ranks)
             return told or Verdict(kind="mismatch", text=str(each), ranks=each.ranks, lines=each.call_sites)
         if isinstance(each, RealTimeError):
-            return Verdict(kind="never ends", text=str(each), ranks=(rank,) if rank >= 0 else ())
+            return Verdict(kind="never ends", text=str(each), ranks=ranks)
         if isinstance(each, PeerLostError):
             return Verdict(kind="rank lost", text=str(each), ranks=(each.culprit,))
         if isinstance(each, (StallError, RankLeftError, DeadlineError)):
@@ -74,11 +75,11 @@ def _ended(record: Record, error: BaseException) -> Verdict:
             if told is not None:
                 return told
             kind = "stall" if not isinstance(each, DeadlineError) else "deadline"
-            return Verdict(kind=kind, text=str(each), ranks=(rank,) if rank >= 0 else ())
+            return Verdict(kind=kind, text=str(each), ranks=ranks)
     place = next(filter(None, map(where, [cause, *chain])), "")
     line = place.removeprefix(" at ")
     return Verdict(
-        kind="crash", text=f"rank {rank} failed{place}: {in_one_line(only(cause))}", ranks=(rank,),
+        kind="crash", text=f"{who} failed{place}: {in_one_line(only(cause))}", ranks=ranks,
         lines=(line,) if line else (),
     )  # fmt: skip
 

@@ -95,6 +95,13 @@ def test_an_assertion_of_a_rank_is_raised_as_it_is_with_the_verdict_beside_it() 
     assert "crash: rank 1 failed at test_marker.py:" in caught.value.__notes__[0]
 
 
+def test_ranks_that_a_cluster_has_no_place_for_are_told_as_it_tells_them() -> None:
+    with pytest.raises(
+        RanksFailed, match=r"^crash: the world failed: TopologyError: group 0-62 of 63 ranks is not legal"
+    ):
+        marked(asserting, ranks=63, cluster="trn2.48xlarge x16")
+
+
 async def endless(rank: overlap.Rank) -> None:
     while True:
         await rank.barrier()
