@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,21 +89,7 @@ def place(cluster: Cluster, ranks: Sequence[int] | None = None) -> Placement:
     return _OnCluster(cluster, group)
 
 
-def shifted(cluster: Cluster, wires: Ints, units: Ints) -> Ints:
-    """Return the wires that sit in other units as some do in theirs.
-
-    Args:
-        cluster: The machine; all of its units (nodes, or UltraServers) are whole.
-        wires: (wires,) Numbers of directed wires.
-        units: (units,) How many units further on.
-
-    Returns:
-        (units, wires) Numbers of the wires there.
-    """
-    return _numbering(cluster).shifted(wires, units)
-
-
-class _Numbering:
+class Numbering:
     """Numbers for the wires of a cluster.
 
     First come the wires inside devices, then the two halves of each way into the network: both follow from the
@@ -168,7 +155,15 @@ class _Numbering:
         return self._number[link]
 
     def shifted(self, wires: Ints, units: Ints) -> Ints:
-        """Return the wires that sit in other units as some do in theirs, as (units, wires)."""
+        """Return the wires that sit in other units as some do in theirs.
+
+        Args:
+            wires: (wires,) Numbers of wires; all units (nodes, or UltraServers) of the cluster are whole.
+            units: (units,) How many units further on.
+
+        Returns:
+            (units, wires) Numbers of the wires there.
+        """
         cluster, servers = self.cluster, self.cluster.servers
         chip = servers * cluster.ranks_per_node * cluster.ranks_per_device
         nic = servers * (self.first_link - self.first_nic) // cluster.nodes
@@ -237,9 +232,16 @@ def _ends(link: Link) -> tuple[tuple[str, int, int], ...]:
     return tuple((port.role, port.node, port.index) for port in (link.src, link.dst))
 
 
-@lru_cache(maxsize=32)
-def _numbering(cluster: Cluster) -> _Numbering:
-    return _Numbering(cluster)
+# A number means a wire as long as anyone has it: plans that are remembered must never meet a second numbering.
+_numberings: WeakValueDictionary[Cluster, Numbering] = WeakValueDictionary()
+
+
+def numbering(cluster: Cluster) -> Numbering:
+    """Return the numbers of a cluster's wires: the same ones as long as a placement or a caller keeps them."""
+    found = _numberings.get(cluster)
+    if found is None:
+        found = _numberings[cluster] = Numbering(cluster)
+    return found
 
 
 class _OnCluster(Placement):
@@ -255,9 +257,9 @@ class _OnCluster(Placement):
         self.memory_bytes_per_s = memory.value if memory else None
 
     @cached_property
-    def _of(self) -> _Numbering:
+    def _of(self) -> Numbering:
         """Found out when a message is looked at first: a group as large as the world has many wires."""
-        return _numbering(self._cluster)
+        return numbering(self._cluster)
 
     def wires(self) -> Wires:
         return self._of.wires()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from topology import Cluster
 
-from ..collectives.placement import Floats, Ints, shifted
+from ..collectives.placement import Floats, Ints, numbering
 from ..cost.option import Part
 from ..cost.placed import PlacedRound
 
@@ -39,7 +39,7 @@ class Resources:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+        self.cluster, self._numbering = cluster, numbering(cluster)
         places = [cluster.place(rank) for rank in range(cluster.world_size)]
         # Ranks of the plain machine have a core each, and one memory for all of a node.
         several = cluster.machine.devices is not None
@@ -103,7 +103,7 @@ class Resources:
             step[resources >= level.first] = self.ranks_per_unit // level.ranks
         moved: Ints = resources + np.multiply.outer(units, step)
         servers = units * (nodes // self.cluster.servers or 1)
-        moved[:, wire] = self.wires(shifted(self.cluster, resources[wire] - self._first_wire, servers))
+        moved[:, wire] = self.wires(self._numbering.shifted(resources[wire] - self._first_wire, servers))
         return moved
 
     def kind_and_number(self, resource: int) -> tuple[str, int]:

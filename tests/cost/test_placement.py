@@ -70,3 +70,15 @@ def test_a_star_has_one_way_up_and_one_down_for_each_rank():
         "switch -> rank 0",
     ]
     assert star.wires().latency_s[routes.wire].tolist() == [1e-6, 0.0, 1e-6, 0.0]
+
+
+def test_numbers_of_wires_last_as_long_as_what_was_placed():
+    machine = "trn2.48xlarge"
+    first = place(topology.cluster(machine), range(0, 16, 4))
+    wires = first.routes(np.arange(3), np.arange(1, 4)).wire
+    named = [first.describe(wire) for wire in wires.tolist()]
+    for nodes in range(2, 50):
+        place(topology.cluster(machine, nodes=nodes), (0, 4)).routes(np.array([0]), np.array([1]))
+    backwards = place(topology.cluster(machine), range(63, -1, -1))
+    backwards.routes(np.arange(63), np.arange(1, 64))  # other wires are used first
+    assert [backwards.describe(wire) for wire in wires.tolist()] == named
