@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..runtime.group import Group
 from .schedules import Action, Kind, PipelineSchedule
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ..runtime.stream import Stream
     from .tree import Array
 
+Boundary: TypeAlias = "Like | Mapping[str, Boundary] | tuple[Boundary, ...]"
+"""Shape and dtype of the array that passes between two stages, or a tree of these."""
+
 
 class StagePassing:
     """Outputs and gradients of one batch on their way between the stages of a pipeline.
@@ -20,12 +23,12 @@ class StagePassing:
     Args:
         group: The ranks of the pipeline.
         schedule: Tells the rank of each stage.
-        boundaries: Shape and dtype of a microbatch between a stage and the next one.
+        boundaries: Shapes and dtypes of a microbatch between a stage and the next one.
         stream: Of the messages.
     """
 
     def __init__(
-        self, group: Group, schedule: PipelineSchedule, boundaries: Sequence[Like], stream: str | Stream
+        self, group: Group, schedule: PipelineSchedule, boundaries: Sequence[Boundary], stream: str | Stream
     ) -> None:
         self._group, self._schedule, self._boundaries, self._stream = group, schedule, boundaries, stream
         self._here: dict[tuple[Kind, int, int], object] = {}  # values between two stages of this rank
@@ -40,7 +43,7 @@ class StagePassing:
             return self._here.pop((kind, stage, microbatch))
         source = _source(kind, stage)
         return self._group.recv(
-            self._boundaries[min(source, stage)],
+            cast("Like", self._boundaries[min(source, stage)]),
             self._schedule.owners[source],
             self._tag(kind, stage, microbatch),
             stream=self._stream,
@@ -54,7 +57,7 @@ class StagePassing:
             kind: Forward, or backward.
             stage: Where it is needed.
             microbatch: Of the action.
-            value: An array, or a future of one.
+            value: An array or a tree of arrays, or a future of either.
         """
         if self.stays(stage):
             self._here[kind, stage, microbatch] = value

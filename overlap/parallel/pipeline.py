@@ -25,7 +25,7 @@ from .work import MemoryWork, users_frame
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..runtime.calls.shapes import Like
+    from .passing import Boundary
     from .schedules import PipelineSchedule
 
 Batch: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object] | None"
@@ -84,7 +84,7 @@ class Pipeline:
         params: Mapping[int, object],
         *,
         loss: Callable[..., tuple[object, object]] | IssuedLoss,
-        boundary: Like | Sequence[Like],
+        boundary: Boundary | Sequence[Boundary],
         group: Group | None = None,
         model: Model | None = None,
         loss_cost: Cost | None = None,
@@ -101,7 +101,8 @@ class Pipeline:
             loss: From the last stage's output and the microbatch's target to the gradient of that output, and the loss:
                 means over the microbatch. It runs on the compute stream, behind the last forward. Or an object that
                 issues it, such as `VocabularyLoss`.
-            boundary: Shape and dtype of one microbatch between stages; a list, if they differ.
+            boundary: Shape and dtype of one microbatch between stages, or a dict or tuple of such pairs if a tree of
+                arrays passes; a list of as many as lie between stages, if they differ.
             group: The ranks of the pipeline, such as `mesh["pp"]`; by default all.
             model: Keeps the weights, by the names "stage.name" that a dict of `params` gives them, and takes their
                 gradients. By default they stay as they are, and `run` returns the gradients.
@@ -122,7 +123,7 @@ class Pipeline:
         self.layers, self.params, self.model = dict(layers), dict(params), model
         self.names: dict[int, dict[str, Path]] = {stage: leaves(each) for stage, each in params.items()}
         self.loss, self.loss_cost = loss, dict(loss_cost or {})
-        self.boundaries: list[Like] = self._boundaries(boundary)
+        self.boundaries: list[Boundary] = self._boundaries(boundary)
         self.stream, self.work = rank.stream("pipeline"), MemoryWork(rank)
         self._ahead = ahead
         self._under_way: deque[Future[object]] = deque()
@@ -197,13 +198,13 @@ class Pipeline:
                 "backward_input and backward_weights"
             )
 
-    def _boundaries(self, boundary: Like | Sequence[Like]) -> list[Like]:
+    def _boundaries(self, boundary: Boundary | Sequence[Boundary]) -> list[Boundary]:
         between = self.schedule.stages - 1
         if isinstance(boundary, list):
             if len(boundary) != between:
                 raise UsageError(f"boundary: {len(boundary)} were given; {between} lie between {between + 1} stages")
             return boundary
-        return [cast("Like", boundary)] * between
+        return [cast("Boundary", boundary)] * between
 
 
 @runtime_checkable
@@ -288,9 +289,11 @@ class Pass:
     def _shared(self, both: tuple[object, object]) -> tuple[object, object]:
         """Return the gradient for the mean over the batch, so that microbatches only have to be added up."""
         dy, loss = both
-        array = cast("NDArray[Any]", dy)
-        count = self._schedule.microbatches
-        return (array if has_no_data(array) or count == 1 else array / np.asarray(count, array.dtype)), loss
+        return rebuild(dy, {name: self._share(pick(dy, path)) for name, path in leaves(dy).items()}), loss
+
+    def _share(self, dy: object) -> object:
+        array, count = cast("NDArray[Any]", dy), self._schedule.microbatches
+        return array if has_no_data(array) or count == 1 else array / np.asarray(count, array.dtype)
 
     def _layer(self, stage: int) -> Layer:
         return self._pipeline.layers[stage]

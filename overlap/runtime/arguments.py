@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ from .context import Arrays
 from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_input, as_output, changes
 from .operation import CollectiveFuture, Members
-from .received import NO_ROOM, room_for
+from .received import NO_ROOM, new_array, room_for
 from .trees import is_tree, message_of
 
 if TYPE_CHECKING:
@@ -183,17 +182,16 @@ def _in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
 
 
 def receive_like(like: object, arrays: Arrays) -> object:
-    """Return what a receive fills: the array given, a new one of (shape, dtype), or the room for a tree or anything.
+    """Return what a receive fills: an array, a new one of (shape, dtype), or the room for a tree or for anything.
 
     Raises:
         UsageError: If it is none of these.
     """
     if isinstance(like, tuple):
         try:
-            shape, dtype = like
-            like = arrays.empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
+            like = new_array(like, arrays)
         except (TypeError, ValueError) as error:
-            if is_tree(like):
+            if is_tree(like) or any(isinstance(item, (dict, list, tuple)) for item in like[-1:]):
                 return room_for(like, arrays)
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
     elif type(like) is not np.ndarray:

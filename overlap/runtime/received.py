@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import index
 from typing import Any, cast
 
 import numpy as np
@@ -12,21 +13,21 @@ import numpy as np
 from ..collectives.call import Call, call
 from ..collectives.kinds import P2P
 from ..collectives.reduce import Array
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..timeline.recording import RawMatch
 from .context import Arrays
 from .forms import Absent, parsed, text_of
 from .future import Failure
 from .memory.foreign import as_output
 from .operation import CollectiveFuture
-from .trees import filled, leaves_of
+from .trees import filled, leaves_of, with_items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """The arrays that a receive fills where it is not given a single one."""
 
-    tree: object = None  # As the caller gave it; None: what the sender sends
+    tree: object = None  # As the caller gave it, with an array for each (shape, dtype); None: what the sender sends
     leaves: Sequence[object] = ()  # Of the tree
     arrays: Sequence[Array] = ()  # The memory of each leaf
     views: Sequence[Array] = ()  # Of the memory of each leaf; they stay writable
@@ -38,12 +39,13 @@ NO_ROOM = Room(call=call(P2P.text, None, None, None, 2))
 """Any array or tree."""
 
 
-def room_for(tree: object, arrays: Arrays) -> Room:
-    """Return the room of a tree of writable arrays.
+def room_for(like: object, arrays: Arrays) -> Room:
+    """Return the room of a tree of writable arrays, or of (shape, dtype) for new ones.
 
     Raises:
         UsageError: If a leaf has no memory that may be written, or the tree is too large for one message.
     """
+    tree = _with_arrays(like, arrays)
     leaves = leaves_of(tree)
     if not leaves:
         raise UsageError("like: there is no array in it")
@@ -59,6 +61,26 @@ def room_for(tree: object, arrays: Arrays) -> Room:
         packed=arrays.empty(shape, dtype),
         call=call(P2P.text, None, dtype, shape, 2, 0, (), (), False, False, None, text_of(tree, found, "like")),
     )
+
+
+def new_array(pair: tuple[Any, Any], arrays: Arrays) -> Array:
+    """Return a new array of a (shape, dtype).
+
+    Raises:
+        TypeError: If there can be no such array; or `ValueError`.
+    """
+    shape, dtype = pair
+    return arrays.empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
+
+
+def _with_arrays(like: object, arrays: Arrays) -> object:
+    """Return a tree with a new array in place of each (shape, dtype)."""
+    if isinstance(like, tuple) and len(like) == 2 and isinstance(like[1], (str, type, np.dtype)):
+        try:
+            return new_array(like, arrays)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"like: expected an array or (shape, dtype), got {shown(like)}: {error}") from error
+    return with_items(like, lambda item: _with_arrays(item, arrays))
 
 
 class Received(CollectiveFuture[object]):

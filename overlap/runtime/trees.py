@@ -151,11 +151,16 @@ def _leaves(tree: object) -> Iterator[object]:
         yield from _leaves(item)
 
 
+def with_items(tree: object, function: Callable[[object], object]) -> object:
+    """Return a dict, list or tuple with `function` applied to its items; anything else as it is."""
+    if isinstance(tree, dict):
+        return {key: function(item) for key, item in tree.items()}
+    return _like(tree, [function(item) for item in tree]) if isinstance(tree, (list, tuple)) else tree
+
+
 def _form(tree: object) -> object:
     """Return the tree without its arrays, which need not live on for its form."""
-    if isinstance(tree, dict):
-        return {key: _form(item) for key, item in tree.items()}
-    return _like(tree, [_form(item) for item in tree]) if isinstance(tree, (list, tuple)) else None
+    return with_items(tree, _form) if isinstance(tree, _FORMS) else None
 
 
 def _rebuilt(form: object, values: Iterator[tuple[int, object]]) -> object:

@@ -97,6 +97,32 @@ def test_a_tree_fills_the_arrays_it_is_given(way: str) -> None:
     assert world(main, way)[1] == (True, True, True, 0)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tree_of_shapes_and_dtypes_makes_new_arrays(way: str) -> None:
+    room = np.zeros(4, np.int32)
+    like = {
+        "layer": (((2, 3), float), room),
+        "list": [((0, 3), np.float64), {3: ((), "f4")}],
+        "narrow": (2, ml_dtypes.bfloat16),
+        "large": ([70_000], np.dtype(int)),
+    }
+    layers = (((2,), "f8"), ((), np.int16))  # of two, as a pair has
+
+    async def main(rank: R) -> Any:
+        if rank.rank == 0:
+            await rank.send(tree(), 1)
+            await rank.send((np.ones(2), np.int16(3)), 1)
+            return None
+        got = await rank.recv(like, 0)
+        return (
+            same(got, expected()),
+            got["layer"][1] is room,
+            same(await rank.recv(layers, 0), (np.ones(2), np.int16(3))),
+        )
+
+    assert world(main, way)[1] == (True, True, True)
+
+
 @pytest.mark.parametrize("way", ["direct", "by_sockets"])
 def test_the_arrays_of_a_tree_are_read_only_while_they_are_received(way: str) -> None:
     async def main(rank: R) -> bool:
@@ -311,6 +337,8 @@ def test_after_more_tags_than_are_counted(monkeypatch: pytest.MonkeyPatch) -> No
         ("w", "like: expected an array"),
         ({}, "like: there is no array in it"),
         ({"w": 3}, "like: expected an array, got int"),
+        ({"w": (3, 4)}, "like: expected an array, got int; a result needs memory that can be written"),
+        ({"w": ((2,), "flot")}, "like: expected an array or (shape, dtype), got ((2,), 'flot')"),
         ([np.ones((2, 2)).T], "like: must be C-contiguous"),
     ],
 )

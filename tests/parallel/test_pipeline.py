@@ -381,6 +381,47 @@ def test_a_batch_that_cannot_be_meant_is_told(batch: tuple[object, object], rank
     assert (seen[0].rank, str(seen[0].cause)) == (rank, told)
 
 
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+def test_trees_pass_between_stages(name: str) -> None:
+    """Values and their gates pass from stage to stage, and their gradients back from the loss."""
+
+    def forward(w: Array, both: dict[str, Array]) -> tuple[dict[str, Array], object]:
+        return {"x": both["x"] @ w, "gate": both["gate"] * 2}, both["x"]
+
+    def backward_input(w: Array, x: Array, dy: dict[str, Array]) -> tuple[dict[str, Array], object]:
+        return {"x": dy["x"] @ w.T, "gate": dy["gate"] * 2}, (x, dy["x"])
+
+    def backward_weights(w: Array, kept: tuple[Array, Array]) -> Array:
+        return kept[0].T @ kept[1]
+
+    def loss(y: dict[str, Array], target: Array) -> tuple[dict[str, Array], float]:
+        left = y["x"] * y["gate"] - target
+        return {"x": 2 * left * y["gate"] / left.size, "gate": 2 * left * y["x"] / left.size}, float((left**2).mean())
+
+    schedule = schedules.make(name, ranks=2, microbatches=4)
+    weights = [b.draw(stage, b.WIDTH, b.WIDTH) for stage in range(2)]
+    x, target = b.batch(0)
+    microbatches = [{"x": part, "gate": part + 1} for part in np.split(x, 4)]
+
+    async def main(rank: overlap.Rank) -> tuple[float, Array]:
+        layer = Local(rank, forward, backward_input=backward_input, backward_weights=backward_weights)
+        shape = (b.ROWS // 4, b.WIDTH)
+        pipeline = build(
+            rank, schedule, layers={rank.rank: layer}, params={rank.rank: weights[rank.rank]}, loss=loss,
+            boundary={"x": (shape, np.float64), "gate": (shape, float)},
+        )  # fmt: skip
+        passed = await pipeline.run(microbatches, target)
+        gradients = passed.gradients[rank.rank]
+        return await passed.loss(), await gradients if isinstance(gradients, overlap.Future) else gradients
+
+    (one, first), (two, second) = run(main, 2)
+    y = {"x": x @ weights[0] @ weights[1], "gate": (x + 1) * 4}
+    dy, expected = loss(y, target)
+    assert one == two == pytest.approx(expected)
+    assert np.allclose(second, (x @ weights[0]).T @ dy["x"])
+    assert np.allclose(first, x.T @ (dy["x"] @ weights[1].T))
+
+
 def test_another_shape_than_the_boundary_says_is_told_with_both() -> None:
     async def main(rank: overlap.Rank) -> None:
         await (await build(rank, TWO, boundary=((4, 7), np.float64)).run(*b.batch(0))).loss()

@@ -57,6 +57,9 @@ async def exchanges(rank: overlap.Rank) -> None:
     assert_type(await room, "dict[str, NDArray[np.float32]]")
     assert room.src == before
     await sent
+    sent = rank.send({"w": F32}, after)
+    assert_type(await rank.recv({"w": (4, np.float32)}, before), "dict[str, NDArray[np.generic]]")
+    await sent
     sent = rank.send(F32, after)
     assert np.array_equal(await rank.recv(src=before), F32)
     await sent

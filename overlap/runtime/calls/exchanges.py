@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ...collectives.kinds import ALL_TO_ALL, BARRIER, PERMUTE
@@ -224,6 +224,11 @@ class Exchanges(Issues):
 
     @overload
     def recv(
+        self, like: Mapping[str, Like], src: int | None = ..., tag: int = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[dict[str, Array]]: ...
+
+    @overload
+    def recv(
         self, like: Out, src: int | None = ..., tag: int = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[Out]: ...
 
@@ -232,6 +237,7 @@ class Exchanges(Issues):
         self, like: Arrays, src: int | None = ..., tag: int = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[Arrays]: ...
 
+    # Any: only the sender knows whether an array or a tree comes, and `object` would make every caller cast.
     @overload
     def recv(
         self, like: None = ..., src: int | None = ..., tag: int = ..., **options: Unpack[Options]
@@ -262,10 +268,10 @@ class Exchanges(Issues):
             w = await rank.recv(like=w, src=0)  # into an array that is there
 
         Args:
-            like: A writable array, or a dict, list or tuple of such arrays, which are filled and returned, and belong
-                to the operation until then; `(shape, dtype)` for a new array; None for what the sender sent. None
-                cannot be combined with `src=None` where ranks of the group live in several processes. A named tuple
-                comes as a tuple unless `like` has one, as classes do not travel.
+            like: A writable array, which is filled and returned, and belongs to the operation until then;
+                `(shape, dtype)` for a new array; a dict, list or tuple of either, at any depth; None for what the
+                sender sent. None cannot be combined with `src=None` where ranks of the group live in several processes.
+                A named tuple comes as a tuple unless `like` has one, as classes do not travel.
             src: Group rank of the sender; None for any.
             tag: From 0 to 2**24 - 1.
 
