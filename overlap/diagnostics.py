@@ -70,7 +70,7 @@ def tellable(error: BaseException) -> BaseException:
         return error if same else BaseExceptionGroup(error.message, told).with_traceback(error.__traceback__)
     if isinstance(error, GeneratorExit):
         frames = extract_tb(error.__traceback__)
-        if not frames or frames[-1].filename.startswith(_TASKS):  # thrown in by a loop that closes the task
+        if frames and frames[-1].filename.startswith(_TASKS):  # thrown in by a loop that closes the task
             return error
         return RuntimeError("the program raised GeneratorExit").with_traceback(error.__traceback__)
     try:
@@ -100,14 +100,15 @@ def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
 def where(error: BaseException) -> str:
     """Return " at file:line" of the innermost frame of the program; if it has none, of any but ours and Python's.
 
-    An operation's error that others have heard of before its own rank has been given it is where it was issued.
+    An operation's error that others have heard of before its own rank has been given it is where it was issued. Python
+    puts another error in the place of a StopIteration, whose frames are those of its cause.
     """
     if isinstance(error, BaseExceptionGroup):
         return where(error.exceptions[0]) or _where(error)
     if isinstance(error, RemoteError):
         return error.place
     issued = f" at {os.path.basename(error.call_site)}" if isinstance(error, (NonFiniteError, DeadlineError)) else ""
-    return _where(error) or issued
+    return _where(error) or issued or (_where(error.__cause__) if isinstance(error.__cause__, StopIteration) else "")
 
 
 def _where(error: BaseException) -> str:

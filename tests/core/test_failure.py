@@ -414,8 +414,13 @@ class Unshowable(Exception):
             ExceptionGroup("two", [ValueError("one"), Unshowable()]),
             "ValueError: one, and 1 more",
         ),
+        (
+            BaseExceptionGroup("two", [ValueError("one"), GeneratorExit()]),
+            "ValueError: one, and 1 more",
+        ),
+        (StopIteration(), "RuntimeError: coroutine raised StopIteration"),
     ],
-    ids=["GeneratorExit", "unshowable", "group"],
+    ids=["GeneratorExit", "unshowable", "group", "group with GeneratorExit", "StopIteration"],
 )
 def test_errors_that_nurseries_cannot_hold_are_told_like_others(error: BaseException, told: str, path: str) -> None:
     async def main(rank: R) -> None:
