@@ -198,13 +198,17 @@ _overriding: ContextVar[Callable[[RunConfig], RunConfig] | None] = ContextVar("o
 
 @contextmanager
 def overriding(
-    *, revise: Callable[[RunConfig], RunConfig] | None = None, watcher: Callable[[Timeline], None] | None = None
+    *,
+    revise: Callable[[RunConfig], RunConfig] | None = None,
+    watcher: Callable[[Timeline], None] | None = None,
+    pulse: Callable[[int, int | None], None] | None = None,
 ) -> Iterator[None]:
     """Revise the configuration of every `run` in the block, after its arguments, the environment and outer blocks.
 
     Args:
         revise: Takes the requested configuration and returns the one to run.
         watcher: Takes the timeline of each run.
+        pulse: Takes, again and again, the instant of virtual time in ns, and the step that a rank began last.
     """
 
     outer = _overriding.get()
@@ -212,7 +216,8 @@ def overriding(
     def overrule(asked: RunConfig) -> RunConfig:
         wanted = asked if outer is None else outer(asked)
         wanted = wanted if revise is None else revise(wanted)
-        return wanted if watcher is None else replace(wanted, watcher=watcher)
+        wanted = wanted if watcher is None else replace(wanted, watcher=watcher)
+        return wanted if pulse is None else replace(wanted, pulse=pulse)
 
     token = _overriding.set(overrule)
     try:

@@ -209,6 +209,8 @@ def _simulate(
             size, placed, algorithm=wanted.algorithm, check=wanted.check, steps=KeptSteps.given(wanted.trace_steps)
         )
         clock.kernel.on_stall = world.deadlock
+        if wanted.pulse is not None:
+            clock.beat(wanted.pulse)
         try:
             return await world.live(main, args, wanted.timeout_s)
         finally:

@@ -431,3 +431,5 @@ class Settings:
     virtual: Virtual | None = option(variable=False)
     wires: Wires | None = option(variable=False, check=check_wires)
     watcher: Callable[[Timeline], None] | None = option(variable=False)
+    # Called again and again in virtual time, with the instant in ns, and the step that a rank began last, or None.
+    pulse: Callable[[int, int | None], None] | None = option(variable=False)

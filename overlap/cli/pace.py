@@ -17,8 +17,10 @@ _AGAIN_S = 10.0
 
 
 @contextmanager
-def pace(clock_s: Callable[[], float] = monotonic) -> Iterator[Callable[[int, int, str], None]]:
+def pace(clock_s: Callable[[], float] = monotonic) -> Iterator[Callable[[int, int, str], bool]]:
     """Yield a function that takes how many pieces of work are done, of how many (0: unknown), and what comes next.
+
+    The function returns whether it has told the user.
 
     Raises:
         Terminated: If the process was told to end meanwhile; the user has been told.
@@ -26,16 +28,17 @@ def pace(clock_s: Callable[[], float] = monotonic) -> Iterator[Callable[[int, in
     begun_s = clock_s()
     due_s, told = begun_s + _FIRST_S, False
 
-    def tell(done: int, total: int, what: str) -> None:
+    def tell(done: int, total: int, what: str) -> bool:
         nonlocal due_s, told
         now_s = clock_s()
         if now_s < due_s:
-            return
+            return False
         due_s, told = now_s + _AGAIN_S, True
         gone_s = now_s - begun_s
         left = f", about {format_s(gone_s * (total - done) / done)} left" if done and total else ""
         share = f"{done} of {total} done in {format_s(gone_s)}{left}; " if total else ""
         notify(f"{share}{what}")
+        return True
 
     try:
         with catch_warnings(), obeying():

@@ -69,7 +69,7 @@ _rank_of = attrgetter("rank")
 
 
 def _nothing() -> None:
-    """Nobody waits for the limit."""
+    """Nobody waits for the limit, or counts instants."""
 
 
 def _no_more() -> bool:
@@ -87,6 +87,7 @@ class Kernel:
             None if it has set things moving itself, by a cancellation say.
         on_idle: called when every task is blocked and nothing is due but deadlines of Trio. It returns whether it has
             set things moving.
+        on_instant: called when the clock has jumped to where something is due.
     """
 
     clock: VirtualClock
@@ -96,6 +97,7 @@ class Kernel:
         self.clock, self.lineage = VirtualClock(), Lineage()
         self.on_stall = on_stall
         self.on_idle: Callable[[], bool] = _no_more
+        self.on_instant: Callable[[], None] = _nothing
         self._due: dict[int, list[Timer]] = {}  # by instant and order
         self._keys: list[int] = []  # a heap
         self._limit_ns: int | None = None
@@ -226,6 +228,7 @@ class Kernel:
             if deadline_ns is None or due_ns <= deadline_ns:
                 time_ns = due_ns
                 self.clock.jump(time_ns)
+                self.on_instant()
                 self._carry_out(batch)
         assert time_ns is not None
         if time_ns == deadline_ns:

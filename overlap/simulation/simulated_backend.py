@@ -125,6 +125,8 @@ class SimulatedBackend(Backend):
         self._computes: dict[int, SimulatedCompute] = {}
         self._alike: Alike | None = None
         self._size = cluster.world_size
+        self._newest_step: int | None = None  # That a rank has begun
+        self._pulse: Callable[[int, int | None], None] | None = None
         self._notes: dict[tuple[object, int], dict[int, list[int]]] = {}
         fabric = Fabric(
             cluster,
@@ -150,8 +152,16 @@ class SimulatedBackend(Backend):
         self.kernel.limit(self.kernel.now_ns + round(timeout_s * 1e9), stop)
 
     def meta(self) -> dict[str, str]:
-        """Return the assumptions."""
-        return self.assumptions.meta()
+        """Return the assumptions, and whether the peak of the device has mattered."""
+        return self.assumptions.meta() | ({"peak": "used"} if self._starts.rated else {})
+
+    def beat(self, pulse: Callable[[int, int | None], None]) -> None:
+        """Call `pulse` with each instant and the newest step: when something is due, and when a rank begins a step."""
+        self._pulse, self.kernel.on_instant = pulse, self._beat
+
+    def _beat(self) -> None:
+        if self._pulse is not None:
+            self._pulse(self.now_ns(), self._newest_step)
 
     def now_ns(self) -> int:
         """Return the present instant, from 0."""
@@ -225,6 +235,8 @@ class SimulatedBackend(Backend):
 
     def step_begins(self, context: RankContext) -> None:
         """Let the rank's program start, which takes its time."""
+        self._newest_step = context.step
+        self._beat()
         cost_ns = round(self.startup.before_s(self._size) * 1e9)
         if cost_ns:
             self._computes[context.rank].start_program(cost_ns)

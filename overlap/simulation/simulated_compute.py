@@ -36,6 +36,7 @@ class Starts:
     def __init__(self, traffic: Traffic, costs: ComputeCosts, conditions: Conditions, doom: Doom | None) -> None:
         self.traffic, self.kernel, self.costs, self.conditions = traffic, traffic.kernel, costs, conditions
         self.doom = doom
+        self.rated = False  # whether a compute was priced by the peak of the device
         self.alone: bool = traffic.fabric.interference.off
         replayed = costs.profile.replayed if costs.profile else None
         self.replaying: Callable[[Which, int], Call] | None = replayed.player() if replayed else None
@@ -81,7 +82,9 @@ class SimulatedCompute(ComputeStream):
         Raises:
             UsageError: If nothing says so, or a figure cannot be meant.
         """
-        return self._starts.costs.duration_ns(name, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+        cost_ns, limit = self._starts.costs.duration_ns(name, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+        self._starts.rated = self._starts.rated or (bool(flops) and limit != "seconds")
+        return cost_ns, limit
 
     def submit(self, operation: ComputeFuture[object]) -> None:
         """Append a function."""

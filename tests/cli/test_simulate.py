@@ -3,9 +3,13 @@
 import json
 import re
 import sys
+from functools import partial
+from itertools import count
 
 import pytest
 
+from overlap.cli import simulate as command
+from overlap.cli.pace import pace
 from overlap.cli.simulate.page import exact
 from overlap.cost.select import plan
 from overlap.simulation import Profile
@@ -76,8 +80,8 @@ trn1.32xlarge, 8 ranks, virtual time
       hidden      {exact(comm_ns)}, overlap ratio 50.0%
       exposed     {exact(comm_ns)}, {comm_ns / step_ns:.1%} of the step
     idle          0.000000 ms
-  busiest         all_reduce of 4 MiB float32 on 8 ranks (kangaring), 2 times,
-                  {exact(2 * comm_ns)} in all
+  busiest         all_reduce of 4 MiB float32 on 8 ranks, kangaring (2 rings), 2
+                  times, {exact(2 * comm_ns)} in all
   extrapolated    1 of 1 kinds of communication: all_reduce of 4 MiB float32 on
                   8 ranks
   simulated in    0.00 s"""
@@ -87,6 +91,49 @@ trn1.32xlarge, 8 ranks, virtual time
     assert lines[2].startswith("8 like 3 compute │█████")
     assert verdict.startswith(f"step {step_ns / 1e3:.4g} us: compute 2000, exposed ")
     assert all(len(line) <= 60 for line in [*lines, *verdict.splitlines()])
+
+
+def test_the_page_has_the_whole_name_of_an_algorithm(overlap, script):
+    out = overlap("simulate", "--cluster", "trn1.32xlarge x2", "--shapes-only", script(TRAIN))[1]
+    found = plan("all_reduce", 1 << 22, cluster("trn1.32xlarge x2"))
+    assert found.detail
+    assert f"on 64 ranks, {found.algorithm} ({found.detail}), 2 times, " in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "cost", "told"),
+    [
+        ((), "flops=1e9", True),
+        ((), "seconds=0.001", False),
+        (("--dtype", "float32"), "flops=1e9", False),
+        (("--dtype", "fp32"), "flops=1e9", False),
+    ],
+)
+def test_arrays_of_another_dtype_than_the_peak_are_told(overlap, script, options, cost, told):
+    out = overlap("simulate", *WHERE, *options, script(TRAIN.replace("seconds=0.001", cost)))[1]
+    assert ("; arrays are float32: --dtype float32 takes the peak of that" in " ".join(out.split())) is told
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ((), "; if they all do equal work, --shapes-only --alike 1 runs two of them for all"),
+        (("--shapes-only",), "; if they all do equal work, --alike 1 runs two of them for all"),
+        (("--alike", "1"), ""),
+        (("--jitter", "0.1"), ""),
+    ],
+)
+def test_a_slow_simulation_tells_how_far_it_is(overlap, script, monkeypatch, options, hint):
+    monkeypatch.setattr(command, "pace", partial(pace, map(float, count(0, 3)).__next__))
+    code, _, err = overlap("simulate", *WHERE, *options, script(TRAIN))
+    assert code == 0
+    first, *others, last = err.splitlines()
+    assert first == f"overlap: simulating 8 ranks: 0 ns of virtual time, step 0 has begun{hint}"
+    told = [
+        re.fullmatch(r"overlap: simulating 8 ranks: (.*) of virtual time, step ([012]) has begun", x) for x in others
+    ]
+    assert {each[2] for each in told} == {"0", "1", "2"}
+    assert last.startswith("overlap: done in ")
 
 
 def test_what_was_published_is_no_extrapolation(overlap, script):
@@ -190,7 +237,7 @@ def test_figures_are_exact_and_add_up(simulated, script):
     assert (run["world_size"], run["steps"], run["overlap_ratio"]) == (8, 3, 0.5)
     assert run["busiest"] == {
         "shape": {"op": "all_reduce", "nbytes": 1 << 22, "dtype": "float32", "ranks": 8},
-        "algorithms": ["kangaring"],
+        "algorithms": ["kangaring (2 rings)"],
         "count": 2,
         "transfer_ns": 2 * comm_ns,
         "wait_ns": 0,

@@ -17,11 +17,12 @@ from ...notice import notify
 from ...units import wrapped
 from ..options import add_options, check_width, values
 from ..output import STDOUT, as_json, output_path, result_path, written
+from ..pace import pace
 from ..program import Program, add_program, named, told_traces
 from .page import assumptions, described, drawing, page
 from .recorded import add_recorded, is_recorded, recorded
 from .setting import PARAMETERS, checked
-from .simulation import SAMPLES, Simulation, simulate
+from .simulation import SAMPLES, Simulation, simulate, telling
 from .sweep import Point, SweepRow, axes, best, csv_text, json_rows, points, sweep, table
 from .training import add_training, asks_for_training, simulate_training
 
@@ -93,7 +94,11 @@ def _once(args: argparse.Namespace) -> int:
     setting, program, trace = checked(values(args, PARAMETERS)), _program(args), output_path(args.trace)
     aside = redirect_stdout(sys.stderr) if args.json == STDOUT else nullcontext()
     with aside, told_traces(args.trace, trace, verdict=False):
-        simulation = simulate(program, setting, trace=trace)
+        if is_recorded(args):  # which says itself how far it is
+            simulation = simulate(program, setting, trace=trace)
+        else:
+            with pace() as tell:
+                simulation = simulate(program, setting, trace=trace, pulse=telling(tell))
     if args.json != STDOUT:
         _show(args, simulation)
     told = args.json is None or written(as_json(_found(simulation)), args.json, option="--json")

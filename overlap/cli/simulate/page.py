@@ -10,6 +10,7 @@ from topology import Cluster
 
 from ...config import RunConfig
 from ...simulation import AlikeBy, Profile
+from ...simulation.compute_cost import short_dtype
 from ...timeline.draw.view import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, format_ns, wrapped
@@ -29,7 +30,7 @@ def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
         *wrapped(f"{_machine(request)}, {_ranks(outcome.world_size)}, virtual time", rest="  "),
-        *field("assumed", "; ".join(assumptions(request))),
+        *field("assumed", "; ".join([*assumptions(request), *_other_peak(outcome, request)])),
         *field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
         *field("  compute", f"{exact(row.compute_ns)}"),
         *field("  communication", f"{exact(row.comm_ns)}"),
@@ -80,6 +81,16 @@ def assumptions(request: RunConfig) -> list[str]:
     ]
 
 
+def _other_peak(outcome: StepSummary, request: RunConfig) -> list[str]:
+    """Say which arrays are of another dtype than the peak that computes are priced by."""
+    assert request.virtual is not None
+    peak = request.virtual.dtype
+    others = sorted({shape.dtype for shape in outcome.shapes if "float" in shape.dtype} - {peak})
+    if not outcome.rated or not others or short_dtype(peak) in map(short_dtype, others):
+        return []
+    return [f"arrays are {' and '.join(others)}: --dtype {others[-1]} takes the peak of that"]
+
+
 def _alike(alike: AlikeBy) -> list[str]:
     if not alike:
         return []
@@ -90,7 +101,7 @@ def _alike(alike: AlikeBy) -> list[str]:
 def _told(busiest: Busiest) -> str:
     waited = f" after {format_ns(busiest.wait_ns)} of waiting for the last rank" if busiest.wait_ns else ""
     times = "once" if busiest.count == 1 else f"{busiest.count} times"
-    how = f" ({', '.join(busiest.algorithms)})" if any(busiest.algorithms) else ""
+    how = f", {', '.join(busiest.algorithms)}" if any(busiest.algorithms) else ""
     return f"{shape_text(busiest.shape)}{how}, {times}, {exact(busiest.transfer_ns)} in all{waited}"
 
 

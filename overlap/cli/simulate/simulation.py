@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
-from topology import Cluster
+from topology import Cluster, TopologyError
 
 from ...config import RunConfig, imposed, overriding
 from ...cost.parameters import measured
-from ...errors import UsageError
+from ...cost.select import plan, size_class
+from ...errors import ScheduleError, UsageError
 from ...timeline.measure.metrics import Breakdown, breakdowns, median_step, windows_of
 from ...timeline.span import CollectiveInfo, Span
 from ...timeline.spans import Timeline
+from ...units import format_ns
 from ..program import Program, as_main
 from .setting import revised
 
@@ -39,7 +42,7 @@ class Busiest:
     """The shape whose operations together took the most time on a rank."""
 
     shape: Shape  # The shape
-    algorithms: tuple[str, ...]  # Their algorithms
+    algorithms: tuple[str, ...]  # Their algorithms, with what those are made of
     count: int  # Their number
     transfer_ns: int  # Their time after the last rank had come
     wait_ns: int  # Their time of waiting for the last rank
@@ -58,6 +61,7 @@ class StepSummary:
     busiest: Busiest | None  # Of the longest rank; None without communication
     shapes: tuple[Shape, ...]  # Everything that was communicated in the step, on any rank
     extrapolated: tuple[Shape, ...]  # Those outside published measurements
+    rated: bool  # Whether computes were priced by the peak of the device
     samples: float | None  # That a step trains on, if the program says so
 
     @property
@@ -97,9 +101,13 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
         step=step,
         steps=len(timeline.steps()),
         longest=longest,
-        busiest=_busiest(span.info for span in spans if span.rank == longest.rank),
+        busiest=_busiest(
+            (span.info for span in spans if span.rank == longest.rank),
+            partial(_label, cluster, peer_direct=timeline.meta.get("peer direct") != "no"),
+        ),
         shapes=shapes,
         extrapolated=tuple(each for each in shapes if not _measured(cluster, each)),
+        rated="peak" in timeline.meta,
         samples=samples,
     )
 
@@ -113,7 +121,7 @@ def _communicated(timeline: Timeline, step: int | None) -> Iterable[Span]:
     return (s for s in comm if s.rank in windows and windows[s.rank][0] <= s.start_ns < windows[s.rank][1])
 
 
-def _busiest(infos: Iterable[CollectiveInfo | None]) -> Busiest | None:
+def _busiest(infos: Iterable[CollectiveInfo | None], label: Callable[[CollectiveInfo], str]) -> Busiest | None:
     by_shape: dict[Shape, list[CollectiveInfo]] = {}
     for info in infos:
         if info is not None:
@@ -123,11 +131,23 @@ def _busiest(infos: Iterable[CollectiveInfo | None]) -> Busiest | None:
     shape, same = min(by_shape.items(), key=lambda item: (-_transfer_ns(item[1]), item[0]))
     return Busiest(
         shape=shape,
-        algorithms=tuple(sorted({info.algorithm for info in same})),
+        algorithms=tuple(sorted({label(info) for info in {info.algorithm: info for info in same}.values()})),
         count=len(same),
         transfer_ns=_transfer_ns(same),
         wait_ns=sum(info.last_rank_wait_ns for info in same),
     )
+
+
+def _label(cluster: Cluster, info: CollectiveInfo, *, peer_direct: bool) -> str:
+    """Return the algorithm of an operation with what it is made of; of a message, or an unknown one, just the name."""
+    dtype, nbytes = info.dtype or "uint8", size_class(info.nbytes)
+    try:
+        found = plan(
+            info.op, nbytes, cluster, info.ranks or None, dtype=dtype, algorithm=info.algorithm, peer_direct=peer_direct
+        )
+        return found.option.label
+    except (ScheduleError, TopologyError, UsageError):
+        return info.algorithm
 
 
 def _transfer_ns(infos: Iterable[CollectiveInfo]) -> int:
@@ -161,13 +181,20 @@ class Simulation:
     wall_s: float  # Seconds of real time that it took
 
 
-def simulate(program: Program, setting: Mapping[str, Any], *, trace: str | None = None) -> Simulation:
+def simulate(
+    program: Program,
+    setting: Mapping[str, Any],
+    *,
+    trace: str | None = None,
+    pulse: Callable[[RunConfig, int, int | None], None] | None = None,
+) -> Simulation:
     """Run a program once.
 
     Args:
         program: Runs it.
         setting: Values of `setting.checked`, which win over the program.
         trace: Where to write the timelines.
+        pulse: Called again and again with the configuration of the run, the instant in ns, and the newest step.
 
     Raises:
         UsageError: If it simulates nothing, or what it says of its samples cannot be meant.
@@ -182,15 +209,43 @@ def simulate(program: Program, setting: Mapping[str, Any], *, trace: str | None 
     def watch(timeline: Timeline) -> None:
         seen.append((requests[-1], timeline))
 
+    def beat(now_ns: int, step: int | None) -> None:
+        assert pulse is not None
+        pulse(requests[-1], now_ns, step)
+
     begun_s = perf_counter()
     wanted = RunConfig.from_environment().changed("--trace", trace=trace)
-    with imposed(wanted), as_main(), overriding(revise=revise, watcher=watch):
+    with imposed(wanted), as_main(), overriding(revise=revise, watcher=watch, pulse=pulse and beat):
         names = _run(program)
     wall_s = perf_counter() - begun_s
     if not seen:
         raise UsageError("simulate: the program did not call overlap.run, so there is nothing in virtual time")
     samples = _samples(names.get(SAMPLES))
     return Simulation(runs=tuple(_judged(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
+
+
+def telling(tell: Callable[[int, int, str], bool]) -> Callable[[RunConfig, int, int | None], None]:
+    """Return a `pulse` that tells how far a simulation is, and once how it would take less time."""
+    hinted = False
+
+    def pulse(request: RunConfig, now_ns: int, step: int | None) -> None:
+        nonlocal hinted
+        assert isinstance(request.cluster, Cluster)
+        ranks = request.ranks or request.cluster.world_size
+        hint = "" if hinted else _shorter(request, ranks)
+        begun = "" if step is None else f", step {step} has begun"
+        hinted = tell(0, 0, f"simulating {ranks} ranks: {format_ns(now_ns)} of virtual time{begun}{hint}") or hinted
+
+    return pulse
+
+
+def _shorter(request: RunConfig, ranks: int) -> str:
+    virtual = request.virtual
+    assert virtual is not None
+    if ranks <= 2 or virtual.alike or virtual.faults or not virtual.conditions.calm:
+        return ""
+    options = "--alike 1" if virtual.shapes_only else "--shapes-only --alike 1"
+    return f"; if they all do equal work, {options} runs two of them for all"
 
 
 def _judged(request: RunConfig, timeline: Timeline, samples: float | None) -> SimulatedRun:

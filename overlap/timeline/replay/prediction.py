@@ -152,7 +152,7 @@ _WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams hav
 _COMPUTES = 1  # of the critical path, tried at half their time
 _SHORT = frozenset({"float16", "bfloat16"})
 
-Progress: TypeAlias = Callable[[int, int, str], None]
+Progress: TypeAlias = Callable[[int, int, str], object]
 """Takes how many pieces of work are done, how many there are, and what comes next."""
 
 
