@@ -92,9 +92,8 @@ class Choices:
         A full comparison takes ten times as long.
         """
         choose = partial(choose, programs_only=self._programs_only)
-        alike = congruence(self._cluster, members)
-        key = chosen_by, alike
-        known = None if alike is None else self._best.get(key)
+        key = chosen_by, congruence(self._cluster, members)
+        known = self._best.get(key)
         if known is not None:
             return choose(algorithm=known)
         found = choose()

@@ -7,7 +7,8 @@ order. A flow that is never held up reaches its marks at exactly its start plus 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -116,15 +117,16 @@ _WIDE = 48
 
 
 class Occupancy:
-    """The loads of all resources, and who needs them."""
+    """The loads of all resources, and who needs them. A resource is scarce if its flows, all at rate 1, overfill it."""
 
     def __init__(self) -> None:
         self._load = array("d")  # by resource: what its flows would take at rate 1
         self._loads: Floats = np.frombuffer(self._load)  # a view of that memory
         self._users: dict[int, dict[Flow, None]] = {}  # flows with few needs
+        self._few = 0  # how many of these need anything
         self._wide: dict[Flow, None] = {}  # flows with many needs
-        self._scarce: set[int] = set()  # resources that all flows at rate 1 would overfill
-        self._changed: set[int] = set()  # resources that are or were scarce and have other flows now
+        self._changed: set[int] = set()  # resources that are or were scarce, and have other flows with few needs now
+        self._changed_wide: list[Ints] = []  # the same of flows with many needs
 
     @property
     def loads(self) -> dict[int, float]:
@@ -135,7 +137,7 @@ class Occupancy:
     @property
     def changed(self) -> bool:
         """Whether somebody must share anew."""
-        return bool(self._changed)
+        return bool(self._changed or self._changed_wide)
 
     def add(self, flow: Flow) -> None:
         """Let a flow ask for what its stage needs."""
@@ -143,9 +145,12 @@ class Occupancy:
         if stage.most >= len(self._load):
             self._grow(stage.most + 1)
         if len(stage.needs) >= _WIDE:
-            self._add_many(flow)
+            self._wide[flow] = None
+            self._loads[stage.resources] += stage.shares
+            self._note_wide(stage.resources[self._loads[stage.resources] > 1])
             return
         load, users = self._load, self._users
+        self._few += bool(stage.needs)
         for number, share in stage.needs.items():
             of_it = users.get(number)
             if of_it is None:
@@ -153,66 +158,56 @@ class Occupancy:
             load[number] += share
             of_it[flow] = None
             if load[number] > 1:
-                self._scarce.add(number)
                 self._changed.add(number)
 
     def _grow(self, least: int) -> None:
         self._load = array("d", self._load.tobytes() + bytes(8 * max(least - len(self._load), len(self._load))))
         self._loads = np.frombuffer(self._load)
 
-    def _add_many(self, flow: Flow) -> None:
-        stage = flow.stage
-        self._wide[flow] = None
-        after = self._loads[stage.resources] + stage.shares
-        self._loads[stage.resources] = after
-        scarce = stage.resources[after > 1].tolist()
-        self._scarce.update(scarce)
-        self._changed.update(scarce)
+    def _note_wide(self, scarce: Ints) -> None:
+        if len(scarce):
+            self._changed_wide.append(scarce)
 
     def remove(self, flow: Flow) -> None:
         """Let a flow ask no more for what its stage needs."""
         stage = flow.stage
         if len(stage.needs) >= _WIDE:
-            self._remove_many(flow)
+            del self._wide[flow]
+            self._note_wide(stage.resources[self._loads[stage.resources] > 1])
+            self._loads[stage.resources] -= stage.shares
             return
         load, users = self._load, self._users
+        self._few -= bool(stage.needs)
         for number, share in stage.needs.items():
-            scarce = load[number] > 1
+            if load[number] > 1:
+                self._changed.add(number)
             load[number] -= share
             del users[number][flow]
-            if scarce:
-                self._changed.add(number)
-                if load[number] <= 1:
-                    self._scarce.discard(number)
-
-    def _remove_many(self, flow: Flow) -> None:
-        stage = flow.stage
-        del self._wide[flow]
-        before = self._loads[stage.resources]
-        after = before - stage.shares
-        self._loads[stage.resources] = after
-        scarce = before > 1
-        self._changed.update(stage.resources[scarce].tolist())
-        self._scarce.difference_update(stage.resources[scarce & (after <= 1)].tolist())
 
     def crowded(self) -> dict[Flow, None]:
         """Return the flows on scarce resources whose users have changed."""
-        return self._users_of(self._changed & self._scarce) if self._changed else {}
+        if not self.changed:
+            return {}
+        few = [number for number in self._changed if self._load[number] > 1]
+        return self._users_of(few, [numbers[self._loads[numbers] > 1] for numbers in self._changed_wide])
 
     def free(self, flow: Flow) -> bool:
         """Return whether a flow needs nothing that is scarce."""
-        return flow.stage.needs.keys().isdisjoint(self._scarce)
+        if flow in self._wide:
+            return not (self._loads[flow.stage.resources] > 1).any()
+        return not any(self._load[number] > 1 for number in flow.stage.needs)
 
     def others(self, flow: Flow) -> list[Flow]:
         """Return the flows that share a scarce resource with a flow."""
-        return [each for each in self._users_of(flow.stage.needs.keys() & self._scarce) if each is not flow]
+        return [each for each in self._users_of((), [self._scarce_of(flow)]) if each is not flow]
 
     def slopes(self, flow: Flow) -> dict[int, float]:
         """Return how fast a flow would get on if its messages had their part of one resource alone, by resource."""
         found, messages = {}, flow.stage.messages
         for number, share in flow.stage.needs.items():
-            if number in self._scarce:
-                total = sum(each.stage.messages[number] for each in self._users_of({number}))
+            if self._load[number] > 1:
+                users = [*self._users.get(number, ()), *(each for each in self._wide if number in each.stage.needs)]
+                total = sum(each.stage.messages[number] for each in users)
                 found[number] = min(messages[number] / (share * total), 1.0)
             else:
                 found[number] = 1.0
@@ -220,25 +215,51 @@ class Occupancy:
 
     def concerned(self) -> dict[Flow, None]:
         """Return the flows on resources that have changed, and forget the changes."""
-        changed, self._changed = self._changed, set()
-        return self._users_of(changed)
+        few, self._changed = self._changed, set()
+        wide, self._changed_wide = self._changed_wide, []
+        return self._users_of(few, wide)
 
-    def _users_of(self, resources: set[int]) -> dict[Flow, None]:
+    def _scarce_of(self, flow: Flow) -> Ints:
+        return flow.stage.resources[self._loads[flow.stage.resources] > 1]
+
+    def _users_of(self, few: Collection[int], many: Sequence[Ints] = ()) -> dict[Flow, None]:
+        """Return the flows on some resources, of which a few are given one by one and many in arrays."""
         found: dict[Flow, None] = {}
-        for number in resources:
+        for number in few:
             found.update(self._users.get(number, {}))
-        if self._wide:
-            found.update((each, None) for each in self._wide if not each.stage.needs.keys().isdisjoint(resources))
+        if self._few:
+            for number in chain.from_iterable(numbers.tolist() for numbers in many):
+                found.update(self._users.get(number, {}))
+        if self._wide and (few or many):
+            asked = np.zeros(len(self._load), np.bool_)
+            asked[list(few)] = True
+            for numbers in many:
+                asked[numbers] = True
+            found.update((each, None) for each in self._wide if asked[each.stage.resources].any())
         return found
 
-    def crowd(self, flow: Flow) -> tuple[list[Flow], set[int]]:
+    def crowd(self, flow: Flow) -> tuple[list[Flow], Collection[int] | Ints]:
         """Return all flows that scarce resources join with this one, oldest first, and these resources."""
-        crowd, scarce = {flow: None}, set[int]()
+        if self._wide:
+            return self._wide_crowd(flow)
+        crowd, scarce, load = {flow: None}, set[int](), self._load
         todo = [flow]
         for each in todo:
-            further = (each.stage.needs.keys() & self._scarce) - scarce
+            further = {number for number in each.stage.needs if load[number] > 1 and number not in scarce}
             scarce |= further
             users = self._users_of(further)
             todo += users.keys() - crowd.keys()
             crowd.update(users)
         return sorted(crowd, key=_age), scarce
+
+    def _wide_crowd(self, flow: Flow) -> tuple[list[Flow], Ints]:
+        crowd, known = {flow: None}, np.zeros(len(self._load), np.bool_)
+        todo = [flow]
+        for each in todo:
+            scarce = self._scarce_of(each)
+            further = scarce[~known[scarce]]
+            known[further] = True
+            users = self._users_of((), [further])
+            todo += users.keys() - crowd.keys()
+            crowd.update(users)
+        return sorted(crowd, key=_age), np.flatnonzero(known)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..collectives.placement import Floats
+from ..collectives.placement import Floats, Ints
 from .flow import Flow, Stage
 
 _User: TypeAlias = tuple[int, float, float]  # flow, its share of a resource, and the messages that share the resource
@@ -41,7 +41,7 @@ class Rates:
     def __init__(self) -> None:
         self._known: dict[object, tuple[list[float], list[Stage]]] = {}
 
-    def of(self, flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
+    def of(self, flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
         """Return how fast flows get on that need scarce resources.
 
         Of flows whose turn it is, all rates rise together until a flow reaches its cap or a resource is used up; the
@@ -64,7 +64,7 @@ class Rates:
         return known[0]
 
 
-def few(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
+def few(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
     """Return the rates of a few flows, added up one by one from the left, with the same bits as `many`."""
     place = {number: row for row, number in enumerate(sorted(scarce))}
     users: list[list[_User]] = [[] for _ in place]
@@ -116,14 +116,15 @@ def _slopes(turn: set[int], users: Sequence[Sequence[_User]], flows: int) -> lis
     return [1.0 if each == inf else each for each in slope]  # flows that need no scarce resource
 
 
-def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
+def many(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
     """Return the rates of many flows, or flows on many resources, in arrays."""
     owner = np.repeat(np.arange(len(flows)), [len(flow.stage.resources) for flow in flows])
     needed = np.concatenate([flow.stage.resources for flow in flows])
     share = np.concatenate([flow.stage.shares for flow in flows])
     message = np.concatenate([np.fromiter(flow.stage.messages.values(), np.float64) for flow in flows])
-    is_scarce = np.zeros(max(int(needed.max()), *scarce) + 1, np.bool_)
-    is_scarce[list(scarce)] = True
+    numbers = np.fromiter(scarce, np.int64, len(scarce))
+    is_scarce = np.zeros(int(max(needed.max(), numbers.max())) + 1, np.bool_)
+    is_scarce[numbers] = True
     counts = is_scarce[needed]
     owner, share, message = owner[counts], share[counts], message[counts]
     names, resource = np.unique(needed[counts], return_inverse=True)

@@ -62,8 +62,28 @@ def test_nodes_are_told_apart_where_wires_do_not_tell(tmp_path):
     assert congruence(cluster, (0, 1)) == congruence(cluster, (2, 3)) != congruence(cluster, (0, 2))
 
 
-def test_large_groups_are_not_compared():
-    assert congruence(TRN2, tuple(range(65))) is None
+def test_large_groups_that_are_moved_cost_the_same():
+    """Of nodes behind a switch, one device of each; then two, of other numbers."""
+    cluster = topology.cluster("p5.48xlarge x80")
+    groups = [tuple(range(device, cluster.world_size, 8)) for device in (0, 5)]
+    pairs = [tuple(r for r in range(320) if r % 8 in devices) for devices in ((0, 1), (2, 6))]
+    for one, other in (groups, pairs):
+        assert congruence(cluster, one) == congruence(cluster, other)
+        prices = [
+            [(each.algorithm, each.predicted_s) for each in plan("all_gather", 1 << 20, cluster, group).alternatives]
+            for group in (one, other)
+        ]
+        assert prices[0] == prices[1]
+    assert congruence(cluster, groups[0]) != congruence(cluster, pairs[0])
+    assert congruence(cluster, groups[0]) != congruence(cluster, (*groups[0][1:], groups[0][0]))
+
+
+def test_large_groups_on_other_devices_are_told_apart_where_devices_differ():
+    """Neighbours on a torus, and devices that are not; the same devices of other nodes are alike."""
+    cluster = topology.cluster("trn2.48xlarge x80")
+    near, far = (tuple(r for r in range(2560) if r % 64 in cores) for cores in ((0, 4), (0, 8)))
+    assert congruence(cluster, near) != congruence(cluster, far)
+    assert congruence(cluster, near) == congruence(cluster, tuple(rank + 2560 for rank in near))
 
 
 def test_a_world_of_many_groups_takes_one_choice():
