@@ -527,11 +527,12 @@ def verdict_on(*causes):
         wall_ns=1047 * MS,
         walls_ns=1047 * MS,
         compute_ns=846 * MS,
+        comm_ns=1000 * MS,
         exposed_ns=waiting + wire,
         waiting_ns=waiting,
         wire_ns=wire,
         transfer_ns=800 * MS,
-        hideable_ns=800 * MS,
+        hideable_ns=846 * MS,
         kept_ns=0,
         queued_ns=0,
         idle_ns=62 * MS,
@@ -548,6 +549,6 @@ def test_of_many_who_were_waited_for_one_is_named_and_no_folder():
     assert told == (
         "with overlap, step 1047 ms: compute 846.0, exposed 250.0 (24%): 51.0 waiting for\n"
         "rank 5 (its program, before bucket 10 at training.py:145), 99.0 for 2 others,\n"
-        "100.0 on the wire (mostly bucket 10 at training.py:145); idle 62.0; hidden 88%\n"
-        "of 100% possible"
+        "100.0 on the wire (mostly bucket 10 at training.py:145); idle 62.0; hidden 75%\n"
+        "of 85% possible"
     )

@@ -171,7 +171,7 @@ def test_a_screen_of_80_by_24():
     assert first[:8] == [
         "this: whole run 60.0 us: compute 25.0, exposed 22.5 (38%): 10.0 waiting for rank",
         "1 (compute 'tokenise' at train.py:1), 12.5 on the wire (all_reduce at",
-        "train.py:9); idle 12.5; hidden 17% of 100% possible",
+        "train.py:9); idle 12.5; hidden 10% of 70% possible",
         "this          ╵0 us                 ╵20 us                ╵40 us",
         "   0 compute │███████████                                            ███████████",
         "   0 comm    │           ░░░░░░░░░░░░░░░░░░░░░░███████████           ▄▄▄▄▄▖",

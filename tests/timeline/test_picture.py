@@ -58,7 +58,7 @@ def test_each_line_of_text_has_a_line_of_its_own():
     at_the_edge = [(label.y, label.text.split()[0]) for label in scene_of(view(), width=300).labels if label.x == 12]
     assert at_the_edge == [
         (25, "whole"), (43, "waited"), (73, "1"), (113, "0"),
-        (234, "whole"), (252, "exposed"), (270, "for"), (288, "train.py:1),"), (306, "(all_reduce"), (324, "50%"),
+        (234, "whole"), (252, "exposed"), (270, "for"), (288, "train.py:1),"), (306, "(all_reduce"), (324, "33%"),
     ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlap.timeline import Recorder, Span, Timeline, verdict_of
+from overlap.timeline import Recorder, Span, Timeline, breakdowns, render_text, verdict_of
 
 from .made import comm, compute, timeline_of
 
@@ -42,11 +42,20 @@ def test_who_was_waited_for_and_what_was_on_the_wire(training):
     verdict = verdict_of(training(3, late_ns=3_000_000), step=1)
     assert str(verdict) == (
         "step 11.6 ms: compute 7.6, exposed 4.0 (34%): 0.2 waiting for rank 2 (compute 'forward'), 3.8 on the wire "
-        "(mostly all_reduce 0 at train.py:41); hidden 35% of 100% possible"
+        "(mostly all_reduce 0 at train.py:41); hidden 49% of 81% possible"
     )
     assert verdict.exposed_ns == verdict.waiting_ns + verdict.wire_ns
     assert verdict.exposed_ns == sum(cause.duration_ns for cause in verdict.causes)
     assert [(rank, str(cause)) for rank, cause, _ in verdict.blamed()] == [(2, "compute 'forward'")]
+
+
+def test_hidden_is_what_it_is_in_the_table(training):
+    timeline = training(3, late_ns=3_000_000)
+    for row in breakdowns(timeline, step=1):
+        said = str(verdict_of(timeline, step=1, ranks=[row.rank]))
+        [line] = render_text(timeline, step=1, ranks=[row.rank], width=120).split("rank/ms")[1].splitlines()[1:2]
+        assert f"hidden {row.overlap_ratio:.0%} of " in said
+        assert f"{row.overlap_ratio:.0%}" in line.split()
 
 
 def test_it_is_one_line_whatever_names_there_are():

@@ -51,11 +51,12 @@ class Verdict:
     wall_ns: int  # Wall time of the rank that took longest
     walls_ns: int  # Wall times of all ranks, added up, as all figures below are
     compute_ns: int  # Computing
+    comm_ns: int  # Communicating, hidden under compute or exposed
     exposed_ns: int  # Only communicating: `waiting_ns` plus `wire_ns`
     waiting_ns: int  # Waiting for a rank
     wire_ns: int  # Exposed while bytes moved
     transfer_ns: int  # Moving bytes, exposed or not
-    hideable_ns: int  # The part of the transfer for which each rank had compute, were it free to move
+    hideable_ns: int  # The part of communication for which each rank had compute, were it free to move
     kept_ns: int  # Not computing, while a program kept the event loop
     queued_ns: int  # Nothing was busy, while an operation was queued
     idle_ns: int  # Nothing was busy, and nothing was queued
@@ -70,13 +71,13 @@ class Verdict:
 
     @property
     def hidden_share(self) -> float | None:
-        """The hidden part of the time in which bytes moved; None if none moved."""
-        return 1 - self.wire_ns / self.transfer_ns if self.transfer_ns else None
+        """The part of communication that was under compute; None if there was none."""
+        return 1 - self.exposed_ns / self.comm_ns if self.comm_ns else None
 
     @property
     def possible_share(self) -> float | None:
-        """The part of the time in which bytes moved that had compute on the same rank; None if none moved."""
-        return self.hideable_ns / self.transfer_ns if self.transfer_ns else None
+        """The part of communication for which its rank had compute; None if there was none."""
+        return self.hideable_ns / self.comm_ns if self.comm_ns else None
 
     def blamed(self) -> list[tuple[int | None, Cause, int]]:
         """Return the ranks that were waited for, what each mostly did then, and for how long; most expensive first."""
@@ -114,7 +115,7 @@ class Verdict:
         alike = self.wall_ns - self.walls_ns / self.ranks < _ALIKE * self.wall_ns
         mean = "" if alike else f" on the longest of {self.ranks} ranks; {mean} on average"
         parts = [f"{what} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
-        if not self.transfer_ns and not self.exposed_ns:
+        if not self.comm_ns:
             told = [parts[0], *self._kept(unit_ns), f", idle {self._mean(self.idle_ns, unit_ns)}"]
             return printable(f"{''.join(told)}; communication: none recorded")
         parts += self._kept(unit_ns)
@@ -185,7 +186,7 @@ def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, ste
         ranks=len(rows),
         wall_ns=max((row.wall_ns for row in rows), default=0),
         walls_ns=sum(row.wall_ns for row in rows),
-        hideable_ns=sum(min(row.transfer_ns, row.compute_ns) for row in rows),
+        hideable_ns=sum(min(row.comm_ns, row.compute_ns) for row in rows),
         causes=tuple(found.causes()),
         kept=tuple(kept_loops(timeline, covers)),
         small=_small(timeline, covers),
@@ -214,7 +215,7 @@ def _small(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:
 
 
 _SUMMED = tuple(
-    f"{name}_ns" for name in ("compute", "exposed", "waiting", "wire", "transfer", "kept", "queued", "idle")
+    f"{name}_ns" for name in ("compute", "comm", "exposed", "waiting", "wire", "transfer", "kept", "queued", "idle")
 )
 
 
@@ -254,7 +255,7 @@ class Limit:
     """A condition on a verdict, such as `exposed > 5%` or `step > 41ms`, that a run must not meet."""
 
     # "step" (the longest rank's time), "compute", "exposed", "waiting", "wire", "kept", "queued", "idle" (means of the
-    # ranks), or "hidden" (of the time in which bytes moved).
+    # ranks), or "hidden" (of communication).
     name: str
     above: bool  # Whether the condition holds above the bound, or else below
     bound: float  # In percent of the ranks' time, or in nanoseconds
