@@ -538,6 +538,7 @@ def verdict_on(*causes):
         idle_ns=62 * MS,
         causes=causes,
         kept=(),
+        queues=(),
         small=None,
     )
 

@@ -95,8 +95,16 @@ def test_queued_is_not_idle_and_the_largest_loss_is_named():
     queued = comm(0, 96, 97, 99, issued=90)
     assert str(verdict_of(timeline_of(compute(0, 0, 90), queued))) == (
         "whole run 99 ns: compute 90, exposed 3 (3%): 1 waiting for a rank that is not recorded, "
-        "2 on the wire (all_reduce at train.py:9); queued 6; hidden 0% of 100% possible"
+        "2 on the wire (all_reduce at train.py:9); queued 6 (all_reduce at train.py:9); hidden 0% of 100% possible"
     )
+
+
+def test_the_line_whose_operations_queue_is_named():
+    """Computes hide a part of the queue of line 5, and line 7 is queued for less."""
+    first = comm(0, 60, 60, 62, issued=10, site="train.py:5")
+    other = comm(0, 62, 62, 64, issued=56, site="train.py:7", op="broadcast")
+    said = str(verdict_of(timeline_of(compute(0, 0, 50), first, other)))
+    assert "; queued 10 (mostly all_reduce at train.py:5); " in said
 
 
 def test_the_slowest_rank_stands_apart_from_the_means():

@@ -84,6 +84,30 @@ def kept_loops(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
     return sorted(causes, key=lambda one: (-one.duration_ns, one.victim, str(one)))
 
 
+def queues(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
+    """Return which operations were queued on some ranks while nothing was busy, and for how long, the longest first.
+
+    While several were queued, each of them counts.
+    """
+    columns = timeline.columns
+    rows = np.flatnonzero(columns.is_kind("comm") & (columns.called_ns < columns.start_ns))
+    found: dict[tuple[int, int, int], int] = {}
+    for cover in covers if len(rows) else ():
+        mine = rows[columns.rank[rows] == cover.rank]
+        at, start_ns, end_ns = inside(columns.called_ns[mine], columns.start_ns[mine], cover.queued)
+        for row, ns in zip(mine[at].tolist(), (end_ns - start_ns).tolist(), strict=True):
+            key = cover.rank, int(columns.name[row]), int(columns.call_site[row])
+            found[key] = found.get(key, 0) + ns
+    causes = [
+        Cause(
+            victim=victim, rank=None, doing="wire", name=columns.texts[name], call_site=columns.texts[place],
+            duration_ns=ns,
+        )
+        for (victim, name, place), ns in found.items()
+    ]  # fmt: skip
+    return sorted(causes, key=lambda one: (-one.duration_ns, one.victim, str(one)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reasons:
     """Columns of n stretches of exposed communication, each of one cause, rank by rank and in order of time."""

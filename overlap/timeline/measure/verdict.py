@@ -13,7 +13,7 @@ from ...errors import UsageError, printable
 from ...units import figure, figure_unit, format_bytes, format_ns
 from ..spans import Timeline
 from .metrics import Breakdown, Coverage, begin_inside, coverage
-from .reasons import Cause, Reasons, kept_loops, reasons
+from .reasons import Cause, Reasons, kept_loops, queues, reasons
 
 _NAMED = 0.25
 """A rank is named if it alone caused this part of the waiting; the others are counted together."""
@@ -62,6 +62,7 @@ class Verdict:
     idle_ns: int  # Nothing was busy, and nothing was queued
     causes: tuple[Cause, ...]  # Of exposed communication over all ranks, the most expensive first
     kept: tuple[Cause, ...]  # The ranks and lines that kept event loops, the most expensive first
+    queues: tuple[Cause, ...]  # The operations that were queued while nothing was busy, the longest first
     small: Calls | None  # The operation that is called most, if it is called often and carries little
 
     @property
@@ -85,12 +86,7 @@ class Verdict:
 
     def moved(self) -> list[tuple[Cause, int]]:
         """Return the operations whose bytes were exposed on the wire, by place, most expensive first."""
-        found: dict[tuple[str, str], tuple[Cause, int]] = {}
-        for cause in self.causes:
-            if cause.doing == "wire" and cause.rank is None:
-                first, ns = found.get((cause.name, cause.call_site), (cause, 0))
-                found[cause.name, cause.call_site] = first, ns + cause.duration_ns
-        return sorted(found.values(), key=lambda each: (-each[1], str(each[0])))
+        return _by_place(cause for cause in self.causes if cause.doing == "wire" and cause.rank is None)
 
     def __str__(self) -> str:
         """Return the verdict in one line, times in the unit of the step."""
@@ -104,7 +100,7 @@ class Verdict:
         """Return the verdict in one line, times in the unit of the step.
 
         Args:
-            named: Name at most so many of the ranks that were waited for.
+            named: Name at most so many of the ranks that were waited for; with 1, name no queued operation either.
         """
         name, unit_ns = figure_unit(self.wall_ns)
         what = "whole run" if self.step is None else "step"
@@ -127,7 +123,8 @@ class Verdict:
             parts.append(f"; {self.small}")
         for lost, ns in (("queued", self.queued_ns), ("idle", self.idle_ns)):
             if ns * 20 >= self.walls_ns or ns > max(self.compute_ns, self.exposed_ns, self.kept_ns):
-                parts.append(f"; {lost} {self._mean(ns, unit_ns)}")
+                where = _mostly(self.queues) if lost == "queued" and named > 1 else ""
+                parts.append(f"; {lost} {self._mean(ns, unit_ns)}{where}")
         if not self.compute_ns:
             parts.append("; no compute is recorded, so nobody can tell what was hidden")
         elif self.hidden_share is not None and self.possible_share is not None:
@@ -165,11 +162,23 @@ class Verdict:
         return told
 
     def _wires(self, unit_ns: int) -> list[str]:
-        moved = self.moved()
-        if not moved:
-            return []
-        most = f"mostly {moved[0][0]}" if len(moved) > 1 else str(moved[0][0])
-        return [f"{self._mean(self.wire_ns, unit_ns)} on the wire ({most})"]
+        moves = [cause for cause in self.causes if cause.doing == "wire" and cause.rank is None]
+        return [f"{self._mean(self.wire_ns, unit_ns)} on the wire{_mostly(moves)}"] if moves else []
+
+
+def _by_place(causes: Iterable[Cause]) -> list[tuple[Cause, int]]:
+    """Add up causes by name and place, the most expensive first."""
+    found: dict[tuple[str, str], tuple[Cause, int]] = {}
+    for cause in causes:
+        first, ns = found.get((cause.name, cause.call_site), (cause, 0))
+        found[cause.name, cause.call_site] = first, ns + cause.duration_ns
+    return sorted(found.values(), key=lambda each: (-each[1], str(each[0])))
+
+
+def _mostly(causes: Iterable[Cause]) -> str:
+    """Name the most expensive of some operations, in brackets; nothing if there are none."""
+    places = _by_place(causes)
+    return f" ({'mostly ' * (len(places) > 1)}{places[0][0]})" if places else ""
 
 
 def verdict_of(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> Verdict:
@@ -189,6 +198,7 @@ def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, ste
         hideable_ns=sum(min(row.comm_ns, row.compute_ns) for row in rows),
         causes=tuple(found.causes()),
         kept=tuple(kept_loops(timeline, covers)),
+        queues=tuple(queues(timeline, covers)),
         small=_small(timeline, covers),
         **{name: _sum(rows, name) for name in _SUMMED},
     )
