@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 
 import numpy as np
@@ -69,7 +70,7 @@ class PlacedRound:
         return shown_s - latency_s, latency_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Placed:
     """All rounds of a schedule on a machine."""
 
@@ -78,12 +79,12 @@ class Placed:
     parameters: Parameters  # parameters of the cost model
     each: tuple[PlacedRound, ...]  # one for each round
 
-    @property
+    @cached_property  # every step of every price asks
     def lanes(self) -> int:
         """Parts of the data that do not wait for each other."""
         return 1 + max((int(one.lane.max(initial=0)) for one in self.rounds.rounds if one.lane is not None), default=0)
 
-    @property
+    @cached_property
     def ports(self) -> int:
         """Wires that messages leave their senders on."""
         return max((int(one.port.max(initial=-1)) + 1 for one in self.each), default=0)
