@@ -21,7 +21,7 @@ pytest_plugins = ["pytest_overlap"]
 # How long an example takes, or is in the making, says how busy the computer is, and nothing about what is tested.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 _PATIENT = settings.get_profile("patient")
-settings.register_profile("everyday", _PATIENT, derandomize=True, max_examples=40)  # the same cases in each run
+settings.register_profile("everyday", _PATIENT, derandomize=True, max_examples=20)  # the same cases in each run
 settings.register_profile("thorough", _PATIENT, derandomize=True)
 settings.register_profile("fresh", _PATIENT, print_blob=True)  # others in each run; --hypothesis-seed repeats them
 settings.load_profile("everyday")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
 import overlap
+from tests.properties import one_in
 from transports import NeuronLink, Recording
 
 from .worlds import TIMEOUT_S
@@ -266,7 +267,7 @@ class WireMachine(Machine):
     wire = True
 
 
-FEW = settings(max_examples=30, stateful_step_count=40)
+FEW = settings(one_in(2), stateful_step_count=40)
 TestInMemory = Machine.TestCase
 TestInMemory.settings = FEW
 TestOverAWire = WireMachine.TestCase

@@ -12,7 +12,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import overlap
@@ -20,6 +20,7 @@ from overlap.collectives.call import Call, call
 from overlap.collectives.generators import GENERATORS
 from overlap.processes.codec import pack_call, unpack_call
 from overlap.processes.messages import PlainCall
+from tests.properties import one_in
 
 from .cases import FLOAT64, OPS, operators, whole_numbers
 from .companies import LAYOUTS, by_sockets, in_memory, run_far
@@ -172,7 +173,7 @@ def random_cases(draw: st.DrawFn) -> tuple[int, str, list[Uneven]]:
     ]  # fmt: skip
 
 
-@settings(max_examples=15)
+@one_in(2)
 @given(random_cases())
 def test_random_counts(drawn: tuple[int, str, list[Uneven]]) -> None:
     size, path, todo = drawn

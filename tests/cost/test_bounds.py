@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import topology
@@ -12,6 +12,7 @@ from overlap.collectives.generators.composed import PHASES
 from overlap.cost.candidates import candidates
 from overlap.cost.phased import apart, in_slices_s
 from overlap.cost.select import plan
+from tests.properties import one_in
 
 MACHINES = ("trn1.32xlarge", "trn2.48xlarge", "dl1.24xlarge", "p5.48xlarge", "local")
 SIZES = st.integers(min_value=0, max_value=34).map(lambda power: 1 << power)
@@ -27,7 +28,7 @@ def cluster(name, nodes):
     return topology.cluster(name, nodes=nodes, ranks=8 * nodes if name == "local" else None)
 
 
-@settings(max_examples=8)
+@one_in(5)
 @given(st.sampled_from(MACHINES), st.sampled_from(list(PHASES)), st.sampled_from((2, 3)), SIZES)
 def test_no_price_is_below_a_wires_or_a_memorys_bound(name, op, nodes, nbytes):
     """All that an option puts on a wire, or moves in a memory, takes its time there, however it is cut."""
@@ -168,7 +169,6 @@ class Wires:
         return now_s
 
 
-@settings(max_examples=30)
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=3), st.integers(1, 4), st.booleans())
 def test_pieces_take_what_their_execution_takes(phases, slices, common):
     """Of a phase every wire is busy while it works, or none that another needs; steps are small against phases."""

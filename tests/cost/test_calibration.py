@@ -68,7 +68,10 @@ def test_a_row_that_fits_a_figure_is_hit_and_depends_on_it(row):
     assert abs(priced_s(row, FIGURES[row.fits]) / now_s - 1) > 0.01
 
 
-@pytest.mark.parametrize(("name", "kind"), SHARES.items())
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [pytest.param(*each, marks=pytest.mark.slow if "p5" in each[0] else ()) for each in SHARES.items()],
+)
 def test_a_share_of_gpus_is_the_best_for_its_rows_to_a_tenth(name, kind):
     rows = [row for row in COLLECTIVES if row.fits == name]
     sources = Counter(row.source for row in rows)  # which count alike

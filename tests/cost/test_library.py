@@ -3,13 +3,14 @@
 from math import sqrt
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import topology
 from overlap.cost.forced import forced
 from overlap.cost.select import plan
 from overlap.errors import ScheduleError
+from tests.properties import one_in
 
 P5 = topology.cluster("p5.48xlarge x2")
 SIZES = st.integers(min_value=3, max_value=34).map(lambda power: 1 << power)
@@ -121,7 +122,7 @@ def test_a_network_whose_switches_add_sends_each_byte_once(tmp_path):
     assert fast.predicted_s < slow.predicted_s
 
 
-@settings(max_examples=25)
+@one_in(4)
 @given(MACHINES, COLLECTIVES, SIZES, st.sampled_from([1, 2, 4]))
 def test_more_bytes_never_take_less(name, op, nbytes, nodes):
     machine = placed(name, nodes)
@@ -139,7 +140,7 @@ INSTEAD = {
 }
 
 
-@settings(max_examples=12)
+@one_in(6)
 @given(EVERY, st.sampled_from(list(INSTEAD)), st.integers(min_value=64, max_value=1 << 26), st.sampled_from([1, 2]))
 @example("p4d.24xlarge", "reduce", 3342080 // 64, 8)
 @example("inf2.48xlarge", "gather", 1 << 14, 1)
@@ -156,7 +157,7 @@ def test_what_gives_less_takes_no_longer_unless_the_library_says_so(name, op, bl
         assert (instead.predicted_s, instead.collectives) == (wide_s, INSTEAD[op])
 
 
-@settings(max_examples=12)
+@one_in(4)
 @given(EVERY, st.sampled_from([*INSTEAD, "all_gather", "reduce_scatter", "all_to_all", "scatter"]), SIZES)
 def test_a_group_of_one_node_is_the_node_alone(name, op, nbytes):
     alone, beside = placed(name, 1), placed(name, 2)

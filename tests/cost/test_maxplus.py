@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import topology
@@ -45,7 +45,6 @@ def test_equal_to_plain_python(collective, algorithm, contention):
         assert np.abs(found.finish_s * 1e12 - np.array(slow)).max() <= table.steps
 
 
-@settings(max_examples=40)
 @given(st.integers(2, 9), st.lists(st.integers(0, 10**8), min_size=9, max_size=9), st.integers(1, 10**6))
 def test_repeating_without_computing_is_exact(size, late, slot_bytes):
     """A ring whose repeated steps are written out is never in a steady state that could be jumped over."""

@@ -57,7 +57,15 @@ alternatives:
     )
 
 
-@pytest.mark.parametrize("name", ["trn2.48xlarge x4", "trn1.32xlarge", "local", "dl1.24xlarge x4", "inf2.48xlarge"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "trn1.32xlarge",
+        "local",
+        "dl1.24xlarge x4",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("trn2.48xlarge x4", "inf2.48xlarge")),
+    ],
+)
 def test_pages_fit_a_terminal(run, name):
     out = run(
         "all_reduce", "--bytes", "32MiB", "--cluster", name, "--steps", *(["--ranks", "0-6"] * (name == "local"))

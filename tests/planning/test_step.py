@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ SPARSE = replace(load("mixtral-8x7b"), name="sparse", layers=2, sequence=1024)
 CLOCK = overlap.Virtual(efficiency=0.5)
 
 
+@cache
 def predicted(model=DENSE, microbatches=2, machine=MACHINE, clock=CLOCK, **figures):
     dp = machine.world_size // (figures.get("tp", 1) * figures.get("pp", 1) * figures.get("cp", 1))
     layout = Layout(dp=dp, global_batch=microbatches * dp * figures.get("micro_batch", 1), **figures)
@@ -283,7 +285,7 @@ def test_the_band_of_a_step_is_that_of_published_steps_and_never_narrower_than_i
 def test_what_overlaps_and_slows_each_other_down_makes_a_step_as_much_longer_as_is_told(figures):
     one = predicted(**figures)
     both = overlap.Interference(compute={ALL: 1 + SLOWER}, communication={ALL: 1 + SLOWER})
-    slower = predicted(clock=replace(CLOCK, interference=both), **figures)
+    slower = predicted.__wrapped__(clock=replace(CLOCK, interference=both), **figures)
     assert 0 < slower.parts.step_ns - one.parts.step_ns <= SLOWER * one.parts.overlapped_ns
 
 
@@ -371,7 +373,7 @@ def test_a_step_takes_as_long_after_much_else(monkeypatch):
     asked = [{"tp": 8, "pp": 2}, {"tp": 4, "pp": 2, "schedule": "zb-h1"}, {"zero": 3}, {"tp": 4, "cp": 4}]
     expected = [time_in_a_fresh_process(figures) for figures in asked]
     for machine, others in ((SMALL, {"tp": 2}), (MACHINE, {"tp": 2, "pp": 2}), (MACHINE, {"tp": 8, "zero": 1})):
-        predicted(machine=machine, **others)
+        predicted.__wrapped__(machine=machine, **others)
     scattered = random.Random(3)
     numbers = defaultdict(lambda: scattered.getrandbits(60))
     monkeypatch.setattr(Flow, "__hash__", lambda flow: numbers[flow.key])
@@ -386,7 +388,7 @@ def test_a_step_takes_as_long_after_much_else(monkeypatch):
 
 
 def time_of(figures):
-    return predicted(microbatches=4, **figures).step_s
+    return predicted.__wrapped__(microbatches=4, **figures).step_s
 
 
 def time_in_a_fresh_process(figures):

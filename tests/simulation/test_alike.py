@@ -52,7 +52,7 @@ async def pipeline(rank, stages):
 @pytest.mark.parametrize(
     ("cluster", "ranks", "main", "argument", "alike"),
     [
-        ("trn1.32xlarge x2", 64, train, 8, 1),
+        pytest.param("trn1.32xlarge x2", 64, train, 8, 1, marks=pytest.mark.slow),
         pytest.param("trn1.32xlarge x2", 64, train, 2, 1, marks=pytest.mark.slow),
         pytest.param("trn2u.48xlarge x4", 256, train, 4, 1, marks=pytest.mark.slow),
         ("dl1.24xlarge x2", 16, train, 8, 1),

@@ -1,6 +1,6 @@
 """A collective alone in virtual time takes what `plan` says, to the nanosecond that virtual time counts."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import overlap
@@ -48,7 +48,6 @@ def lone_ns(kind, nbytes, cluster, ranks):
     place=st.sampled_from(PLACES),
     blocks=st.one_of(st.integers(1, 1 << 10), st.integers(1, 1 << 26)),
 )
-@settings(max_examples=100)
 def test_a_lone_collective_takes_what_plan_says(kind, cluster, place, blocks):
     step = cluster.ranks_per_node if place == "one of each node" and cluster.nodes > 1 else 1
     ranks = tuple(range(0, cluster.ranks_per_node if place == "a node" else cluster.world_size, step))

@@ -4,6 +4,7 @@ Three of everything: the runtime in real time, of which only results and order c
 by byte over the same paced wires, on the virtual clock, which makes its times exact; and the model.
 """
 
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 
@@ -44,6 +45,7 @@ class Emulation(SimulatedBackend):
         return RealEngine(transport, cluster, token, algorithm=algorithm)
 
 
+@cache
 def emulate(program, latency_s, algorithm=None):
     """Run the runtime itself over paced wires in virtual time; threads are left out, for which arrays are too small."""
     clock, timelines = Emulation(overlap.Virtual(), wires(latency_s)), []

@@ -3,9 +3,10 @@
 import argparse
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from overlap.cli.timeline import fill, main
 from overlap.cli.timeline.tables import advice_text
@@ -18,6 +19,7 @@ from overlap.timeline.replay.inference import graph_of
 from overlap.timeline.replay.prediction import Baseline, _candidates, advise, predict
 from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
+from tests.properties import one_in
 from tests.timeline.made import comm, compute, timeline_of, traces
 from tests.timeline.programs import badly_cut, bucketed, data_parallel, layered, pipeline, run, windowed, with_loss
 
@@ -46,7 +48,7 @@ def named(timeline):
     return sorted((s.rank, s.kind, s.lane, s.name) for s in timeline.spans)
 
 
-@settings(max_examples=15)
+@one_in(3)
 @given(traces())
 def test_nothing_is_lost_where_pieces_of_a_coarse_clock_seem_to_wait_for_each_other(timeline):
     replayed = run_graph(graph_of(timeline), timeline, likely=True)
@@ -245,16 +247,21 @@ def test_changes_hold_together():
     )
 
 
+@cache
+def twelve_layers():
+    return run(layered(mib=4, layers=12, steps=3))
+
+
 @pytest.mark.parametrize("change", ["bucket_bytes=1MiB", "order=forward", "window=2", "algorithm=ring"])
 @pytest.mark.parametrize("other", ["bandwidth=0.1x", "order=forward"])
 def test_the_order_of_two_changes_does_not_matter(change, other):
-    changes, timeline = [parse_change(change), parse_change(other)], run(layered(mib=4, layers=12, steps=3))
+    changes, timeline = [parse_change(change), parse_change(other)], twelve_layers()
     found = [predict(timeline, some).predicted.wall_ns for some in (changes, changes[::-1])]
     assert found[0] == found[1]
 
 
 def test_a_bucket_without_an_end_of_its_own_may_go_first():
-    timeline = run(layered(mib=4, layers=12, steps=3))
+    timeline = twelve_layers()
     slow = parse_change("bandwidth=0.1x")
     cut, forward = parse_change("bucket_bytes=1048576"), parse_change("order=forward")
     both = predict(timeline, [cut, forward, slow])

@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import topology
@@ -261,7 +261,6 @@ def test_legal_groups_of_a_size():
 clusters = st.sampled_from([name for name in topology.names() if name != "local"]).map(topology.cluster)
 
 
-@settings(max_examples=60)
 @given(clusters, st.data())
 def test_suggestions_are_always_legal(cluster, data):
     ranks = data.draw(st.sets(st.integers(0, cluster.world_size - 1), min_size=2, max_size=12))

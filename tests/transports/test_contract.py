@@ -93,6 +93,6 @@ def test_real_clock(check: str, name: str) -> None:
     assert_kept(check, pairs_of(REAL[name]))
 
 
-@pytest.mark.parametrize("name", VIRTUAL)
+@pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in VIRTUAL])
 def test_virtual_clock(name: str) -> None:
     assert_all_kept(pairs_of(VIRTUAL[name]))

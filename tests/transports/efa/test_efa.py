@@ -818,7 +818,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes certificates")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @needs_openssl
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_contract_holds_over_tls(check: str, tls: dict[str, Tls]) -> None:
