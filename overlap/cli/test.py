@@ -69,11 +69,12 @@ def _options_after_the_program(args: argparse.Namespace) -> list[str]:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if a seed fails."""
-    from ..testing import Ranks, RanksFailed
+    from ..testing import RanksFailed
+    from .repeating import RepeatedByCommand
 
     arguments, began_s = _options_after_the_program(args), time.perf_counter()
     try:
-        run = Ranks().program(
+        run = RepeatedByCommand().program(
             args.program, arguments, ranks=args.ranks, seeds=args.seeds, seed=args.seed, cluster=args.cluster,
             faults=args.faults or (), real_timeout_s=args.timeout,
         )  # fmt: skip

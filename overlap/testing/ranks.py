@@ -73,9 +73,7 @@ class Ranks:
             return of_file(found, _with_steps(given, chosen.steps), chosen)
 
         def line(chosen: Setting) -> str:
-            now = _with_steps(given, chosen.steps)
-            shown = f", args={now}" if now else ""
-            return f'ranks.program("{path}"{shown}, {replace(chosen, steps=None).told})'
+            return self._repeating(path, _with_steps(given, chosen.steps), replace(chosen, steps=None))
 
         return self._run(make, line, setting, check)
 
@@ -137,6 +135,11 @@ class Ranks:
             return make(each).run(told)
 
         return _tried(partial(_with_line, lambda each, line: once(each, line), line), chosen, seeds, kinds, check)
+
+    def _repeating(self, path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
+        """Return the line that repeats the run of a program."""
+        shown = f", args={args}" if args else ""
+        return f'ranks.program("{path}"{shown}, {setting.told})'
 
     def _found(self, path: str | os.PathLike[str]) -> Path:
         beside = self._folder / path

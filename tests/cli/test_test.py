@@ -1,5 +1,6 @@
 """`overlap test`."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ def test_a_wrong_program_is_explained_and_a_right_one_is_well(overlap):
     code, out, _ = overlap("test", program, "--ranks", "4", "--seeds", "2")
     assert code == 1
     assert out.startswith(f"{program} is wrong with 2 ranks, seed 0\nskipped collective: rank 1 skipped barrier #1 ")
-    assert f'repeat: ranks.program("{program}", ranks=2)\n' in out
+    assert f"repeat: overlap test {program} --ranks 2\n" in out
     code, out, _ = overlap("test", "--ranks", "4", program, "--seeds", "2", "--", "--right")
     assert code == 0
     assert out.startswith(f"{program} is well with 4 ranks and 2 seeds: 12 operations, ")
@@ -30,6 +31,17 @@ def test_weights_faults_traces_and_output(overlap, tmp_path):
     assert len(trace.read_text().splitlines()) == 8
     code, out, _ = overlap("test", program, "--ranks", "2", "--faults", "die(rank=1, at=1)", "--", "--right")
     assert (code, "rank lost: rank 1 died at all_reduce #1" in out) == (1, True)
+
+
+def test_a_failure_names_the_command_that_repeats_it(overlap):
+    program = str(MUSEUM / "other_seeds.py")
+    faults = ("--faults", "die(rank=1, at=1)")
+    code, out, _ = overlap("test", program, "--cluster", "trn2.3xlarge", "--seed", "3", *faults, "--", "--right")
+    [line] = [line for line in out.splitlines() if line.startswith("repeat: ")]
+    words = shlex.split(line.removeprefix("repeat: "))
+    assert words[:6] == ["overlap", "test", program, "--ranks", "2", "--cluster"]
+    assert words[-4:] == [*faults, "--", "--right"]
+    assert overlap(*words[1:])[:2] == (code, out)
 
 
 @pytest.mark.parametrize(
