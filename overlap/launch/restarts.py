@@ -76,7 +76,7 @@ class Advance:
         begin = f"restart {restart} of {most}" + (f" in {self.pause_s:g} s" if self.pause_s else "") + fewer
         if step is not None:
             return f"{begin}, from step {step}: {why}"
-        lacking = f"no complete state in {place}" if place else "no --state-dir"
+        lacking = f"no complete state in {place}" if place else "no complete state; --state-dir or Checkpoints keep one"
         return f"{begin}, from the beginning ({lacking}): {why}"
 
 

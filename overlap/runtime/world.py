@@ -397,6 +397,7 @@ class World:
     def timeline(self) -> Timeline:
         """Return the timeline recorded so far."""
         meta = {"script": sys.argv[0], "cluster": _told(self._cluster)} | self.backend.meta()
+        meta |= {"torch": "yes"} if "overlap.torch" in sys.modules else {}
         return Timeline.collect(self.recorders(), world_size=self.size, clock=self.backend.name, meta=meta)
 
 

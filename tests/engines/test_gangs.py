@@ -89,9 +89,8 @@ def test_a_gang_that_fails_starts_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert got == [(rank, 6.0, 1) for rank in range(4)]
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("overlap: restart")]
     assert len(told) == 1
-    assert told[0].startswith(
-        "overlap: restart 1 of 2, from the beginning (no --state-dir): rank 3 failed at test_gangs"
-    )
+    lacking = "no complete state; --state-dir or Checkpoints keep one"
+    assert told[0].startswith(f"overlap: restart 1 of 2, from the beginning ({lacking}): rank 3 failed at test_gangs")
     assert len(list(tmp_path.glob("mine-attempt0-*.flight"))) == 2  # of which the last step was read, too
 
 

@@ -97,10 +97,12 @@ def test_what_a_process_was_doing_that_died_without_a_word_is_told():
     ]
 
 
-def test_without_a_state_it_says_that_there_might_be_one():
+def test_without_a_folder_it_says_what_keeps_a_state():
     story = Story(KILLED, WELL, steps=[7], place=None)
     story.tell()
-    assert story.lines == [f"restart 1 of 10, from the beginning (no --state-dir): {CRASH}"]
+    assert story.lines == [
+        f"restart 1 of 10, from the beginning (no complete state; --state-dir or Checkpoints keep one): {CRASH}"
+    ]
 
 
 def test_it_waits_longer_each_time_and_gives_up_where_there_is_no_progress():
@@ -268,7 +270,9 @@ def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
     )
     lines = ended.stderr.splitlines()
     assert ended.returncode == 1
-    assert lines[0].startswith("overlap: restart 1 of 1 in 1 s, from the beginning (no --state-dir): ")
+    assert lines[0].startswith(
+        "overlap: restart 1 of 1 in 1 s, from the beginning (no complete state; --state-dir or Checkpoints keep one): "
+    )
     assert lines[1] == "overlap: gives up: it has been started again once, and --max-restarts allows no more"
     assert lines[-2] == "ValueError: no"
 
@@ -311,7 +315,10 @@ def test_without_a_state_the_step_that_was_reached_is_the_progress(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     told = [line.partition(": the process (pid ")[0] for line in ended.stderr.splitlines()]
-    assert told == [f"overlap: restart {n} of 4, from the beginning (no --state-dir)" for n in range(1, 5)]
+    assert told == [
+        f"overlap: restart {n} of 4, from the beginning (no complete state; --state-dir or Checkpoints keep one)"
+        for n in range(1, 5)
+    ]
     attempts = [int(re.findall(r"-attempt(\d)-", path.name)[0]) for path in (tmp_path / "records").iterdir()]
     assert sorted(attempts) == [0, 1, 2, 3]  # those that failed
     told = interpreters.run("-m", "overlap", "autopsy", "records", cwd=tmp_path, timeout=LIMIT_S).stdout

@@ -1,9 +1,13 @@
 """Traces of other tools: PyTorch's profiler, Neuron's profiles, open arrays, begins and ends."""
 
 import json
+import sys
+from types import ModuleType
 
 import pytest
 
+import overlap
+from overlap.config import overriding
 from overlap.errors import UsageError
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace, verdict_of
 from overlap.timeline.measure.oddities import oddities
@@ -79,6 +83,22 @@ def test_kernels_are_computes_and_those_of_a_library_communication(tmp_path):
 def test_without_a_compute_lane_nothing_is_called_hidden(tmp_path):
     timeline = read_trace(written(tmp_path, kineto(0, [gloo(0, 50)], world=1)))
     assert str(verdict_of(timeline)).endswith("; no compute is recorded, so nobody can tell what was hidden")
+
+
+def test_a_program_of_torch_hears_what_records_its_computes(monkeypatch):
+    async def main(rank):
+        await rank.all_reduce([1.0])
+
+    def told():
+        found = []
+        with overriding(watcher=found.append):
+            overlap.run(main, ranks=2, clock="virtual")
+        return str(verdict_of(found[0]))
+
+    monkeypatch.delitem(sys.modules, "overlap.torch", raising=False)
+    assert told().endswith("; no compute is recorded, so nobody can tell what was hidden")
+    monkeypatch.setitem(sys.modules, "overlap.torch", ModuleType("overlap.torch"))
+    assert told().endswith("what was hidden; overlap.torch.record(model, optimizer) records it")
 
 
 @pytest.mark.parametrize("end", ["]", "", ",", "\n"])

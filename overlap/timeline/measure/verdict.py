@@ -64,6 +64,7 @@ class Verdict:
     kept: tuple[Cause, ...]  # The ranks and lines that kept event loops, the most expensive first
     queues: tuple[Cause, ...]  # The operations that were queued while nothing was busy, the longest first
     small: Calls | None  # The operation that is called most, if it is called often and carries little
+    torch: bool = False  # Whether the program uses `overlap.torch`
 
     @property
     def exposed_share(self) -> float:
@@ -127,6 +128,7 @@ class Verdict:
                 parts.append(f"; {lost} {self._mean(ns, unit_ns)}{where}")
         if not self.compute_ns:
             parts.append("; no compute is recorded, so nobody can tell what was hidden")
+            parts += ["; overlap.torch.record(model, optimizer) records it"] if self.torch else []
         elif self.hidden_share is not None and self.possible_share is not None:
             parts.append(f"; hidden {self.hidden_share:.0%} of {self.possible_share:.0%} possible")
         return printable("".join(parts))
@@ -200,6 +202,7 @@ def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, ste
         kept=tuple(kept_loops(timeline, covers)),
         queues=tuple(queues(timeline, covers)),
         small=_small(timeline, covers),
+        torch="torch" in timeline.meta,
         **{name: _sum(rows, name) for name in _SUMMED},
     )
 
