@@ -9,7 +9,6 @@ from io import StringIO
 from traceback import walk_tb
 from types import TracebackType
 
-from topology import TopologyError
 from transports import TransportError
 
 from .errors import OverlapError
@@ -20,8 +19,15 @@ def report_uncaught() -> None:
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
     if "IPython" in sys.modules and os.environ.get("OVERLAP_TRACEBACK") != "full":
-        for kind in (OverlapError, TopologyError, TransportError):
-            kind._render_traceback_ = _lines  # type: ignore[union-attr]
+        for kind in _kinds():
+            kind._render_traceback_ = _lines  # type: ignore[attr-defined]
+
+
+def _kinds() -> tuple[type[Exception], ...]:
+    """Return the kinds of errors that this package raises."""
+    from topology import TopologyError  # not at the top: a program without errors needs no machines
+
+    return OverlapError, TopologyError, TransportError
 
 
 def _lines(error: BaseException) -> list[str]:
@@ -37,7 +43,7 @@ def _show(kind: type[BaseException], error: BaseException, traceback: TracebackT
     from .launch.report import innermost, report  # which a program without errors does not need
 
     shown = innermost(error)
-    ours = isinstance(shown, (OverlapError, TopologyError, TransportError))
+    ours = isinstance(shown, _kinds())
     if ours or (isinstance(shown, KeyboardInterrupt) and _left_a_world(traceback)):
         report(error, command=False)
     else:

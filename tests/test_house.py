@@ -342,6 +342,7 @@ def test_a_node_loads_nothing_that_is_used_by_few() -> None:
         "overlap.parallel",
         "overlap.simulation",
         "pytest",
+        "topology",
         "trio.testing",
     )
     assert {"overlap.front", "overlap.cli.nodes"} <= loaded

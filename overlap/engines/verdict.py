@@ -15,11 +15,12 @@ def failure(spec: GangSpec, outcome: GangOutcome) -> OverlapError | None:
     """Return the error with which the gang has ended, or None if all members have given results.
 
     By cause, not by clock: a member that says that its own rank began it beats members that ended because of another,
-    and these beat what the engine says of processes that are gone. What the engine says becomes a note on it.
+    and these beat what the engine says of processes that are gone. What the engine says becomes a note on it. It is the
+    error where members know no more than that the process is gone in which they were to meet.
     """
     told = [end for end in outcome.ends.values() if end.error is not None]
     chosen = min(told, key=lambda end: _guilt(spec, end), default=None)
-    if chosen is not None:
+    if chosen is not None and not (outcome.lost and isinstance(chosen.error, PeerError)):
         assert chosen.error is not None
         return _with_notes(chosen.error, spec, outcome.lost)
     if not outcome.lost:

@@ -19,9 +19,7 @@ from traceback import FrameSummary, StackSummary, TracebackException, extract_tb
 import outcome
 import trio
 
-import topology
 import transports
-from topology import TopologyError
 from transports import TransportError
 
 from ..errors import OverlapError, RankFailedError, RemoteError, UsageError, narrowed
@@ -41,9 +39,10 @@ _FOR_OTHERS = (
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # errors of a full file, perhaps the one behind stdout
 
-_PACKAGES = (sys.modules[__package__.partition(".")[0]], topology, transports, trio, outcome)
+_PACKAGES = (sys.modules[__package__.partition(".")[0]], transports, trio, outcome)
 _MACHINERY = (
     *(os.path.dirname(str(package.__file__)) + os.sep for package in _PACKAGES),
+    os.path.join(os.path.dirname(os.path.dirname(str(transports.__file__))), "topology", ""),
     os.path.join(os.path.dirname(os.__file__), "asyncio", ""),
     runpy.__file__,
     contextlib.__file__,
@@ -75,6 +74,8 @@ def report(error: BaseException, *, command: bool = True) -> int:
         return _say(str(OutputError("the output", refusal)), EXIT_FAILED)
     if isinstance(error, KeyboardInterrupt):
         return _say("\n".join(["interrupted", *getattr(error, "__notes__", ())]), EXIT_INTERRUPTED)
+    from topology import TopologyError  # not at the top: what does not fail needs no machines
+
     if isinstance(error, (UsageError, TopologyError)):
         return _say(_place(error, command) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE)
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):

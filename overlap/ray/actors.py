@@ -1,4 +1,4 @@
-"""Actors of a gang: its members, and the store in which they meet."""
+"""Actors: members of a gang, the first of which is the store where they meet, and stores of their own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from ..engines.gang import GangSpec, MemberEnd
 from ..engines.home import taken
 from ..engines.member import GangMember
 from ..engines.pickling import Pickling
-from ..errors import OverlapError, UsageError
+from ..errors import OverlapError, PeerLostError, UsageError
 
 NAMESPACE = "overlap"
 """Of the named actors of all jobs, whatever the namespaces of their drivers."""
+CALLS = 10_000
+"""How many calls a store serves at once: every rank may wait in one."""
 _GET_S = 600.0
 """How long a value is waited for in one call; the limit of the connection is much shorter."""
 
@@ -26,7 +28,7 @@ _GET_S = 600.0
 def _store_class() -> type:
     """Return the class of a store's actor. Ray pickles a class of a function by value, and imports nothing of ours.
 
-    So its process, which members wait for, starts in half the time, and needs no `runtime_env` of theirs.
+    So the process of a store alone starts in half the time, and needs no `runtime_env` of those who meet there.
     """
 
     class StoreActor:
@@ -78,7 +80,8 @@ def _asked(answer: Any) -> Any:
     except TimeoutError:
         raise OverlapError(f"store: no other process has answered within {_GET_S:g} s") from None
     except ray.exceptions.RayActorError as error:
-        raise OverlapError("store: its actor has ended: the driver or the actor that made it is gone") from error
+        text = "store: its actor has ended: it was lost, or the driver or the actor that made it is gone"
+        raise PeerLostError(text, culprit=-1) from error
 
 
 def _not_in_a_loop() -> None:
@@ -118,14 +121,18 @@ def made_store(name: str, **options: Any) -> RayStore:
         ValueError: If there is an actor of that name.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"name": name, "namespace": NAMESPACE, "num_cpus": 0, "max_concurrency": 10_000, **options}
+    options = {"name": name, "namespace": NAMESPACE, "num_cpus": 0, "max_concurrency": CALLS, **options}
     return RayStore(ray.remote(_store_class()).options(scheduling_strategy=here, **options).remote())
 
 
-class MemberActor:
-    """A member of a gang as an async actor: its loop goes on serving calls while the ranks work in a thread."""
+class MemberActor(_store_class()):  # type: ignore[misc]
+    """A member of a gang as an async actor: its loop goes on serving calls while the ranks work in a thread.
+
+    The first one is the store of the gang too: a process for a store alone would take a second to start.
+    """
 
     def __init__(self, spec: GangSpec, member: int) -> None:
+        super().__init__()
         self._member = GangMember(spec, member, Pickling(cloudpickle))
         self._token = spec.token
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="overlap ranks")

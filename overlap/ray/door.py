@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -13,7 +13,7 @@ from ray import cloudpickle
 from ..config import RunConfig
 from ..engines.gang import GangOutcome, GangSpec
 from ..engines.job import WAIT_S, asked, name_is_taken, run_gang
-from .actors import RayStore, made_store
+from .actors import made_store
 from .gang import RayGang
 from .placement import check_strategy, checked_resources
 
@@ -110,12 +110,8 @@ def run_wanted(
     def held(spec: GangSpec) -> Iterator[Callable[[GangSpec], GangOutcome]]:
         if not ray.is_initialized():
             ray.init(log_to_driver=True, logging_level="warning")
-        store = _own_store(spec)
-        try:
-            yield RayGang(resources=each, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env, store=store).once
-        finally:
-            if ray.is_initialized():
-                ray.kill(store.actor)
+        with _named(spec) if name else nullcontext():
+            yield RayGang(resources=each, strategy=strategy, wait_s=wait_s, runtime_env=runtime_env).once
 
     return run_gang(
         main, args, wanted, held,
@@ -124,9 +120,15 @@ def run_wanted(
     )  # fmt: skip
 
 
-def _own_store(spec: GangSpec) -> RayStore:
-    """Return the store of a job; its name is taken as long as the job runs."""
+@contextmanager
+def _named(spec: GangSpec) -> Iterator[None]:
+    """Take the name of a job for as long as it runs; an actor has it, whose process nobody waits for."""
     try:
-        return made_store(f"job/{spec.job}")
+        holder = made_store(f"job/{spec.job}")
     except ValueError as error:
         raise name_is_taken(spec) from error
+    try:
+        yield
+    finally:
+        if ray.is_initialized():
+            ray.kill(holder.actor)

@@ -16,7 +16,7 @@ from ..engines.gang import GangOutcome, GangSpec, MemberEnd
 from ..engines.home import taken
 from ..engines.verdict import failure, lost_member
 from ..notice import notify
-from .actors import MemberActor, RayStore, left_behind
+from .actors import CALLS, MemberActor, RayStore, left_behind
 from .placement import Placement, gone, here, placed
 
 # From the first failure to the hard end of the actors that have not ended by themselves.
@@ -37,7 +37,6 @@ class RayGang:
     strategy: str  # Of the placement group
     wait_s: float  # How long to wait for resources
     runtime_env: Mapping[str, Any] | None  # Of the actors
-    store: RayStore  # Where they meet
     without: set[str] = field(default_factory=set)  # Nodes that were lost
 
     def once(self, spec: GangSpec) -> GangOutcome:
@@ -53,7 +52,7 @@ class RayGang:
         ) as placement:
             actors = [self._actor(spec, member, placement) for member in range(spec.members)]
             try:
-                running = [actor.run.remote(self.store) for actor in actors]
+                running = [actor.run.remote(RayStore(actors[0])) for actor in actors]
                 outcome = _Watch(spec, actors, placement.nodes, running).outcome()
                 return self._with_files(spec, outcome, actors, placement)
             finally:
@@ -61,7 +60,9 @@ class RayGang:
 
     def _actor(self, spec: GangSpec, member: int, placement: Placement) -> Any:
         more = {} if self.runtime_env is None else {"runtime_env": dict(self.runtime_env)}
-        options = placement.options(member) | {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16} | more
+        options = (
+            placement.options(member) | {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": CALLS} | more
+        )
         return ray.remote(MemberActor).options(**options).remote(spec, member)
 
     def _with_files(
@@ -124,7 +125,7 @@ class _Watch:
                 self._lost[member] = why(error)
         if self._until_s is None and self._has_failed():
             self._has_met = self._met()
-            self._until_s = time.monotonic() + (GRACE_S if self._has_met else 0.0)
+            self._until_s = time.monotonic() + (GRACE_S if self._has_met else _POLL_S)
         if self._until_s is not None:
             lost = gone({self._nodes[member] for member in self._pending.values()})
             self._homeless = {member for member in self._pending.values() if self._nodes[member] in lost}

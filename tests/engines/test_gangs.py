@@ -191,6 +191,12 @@ def test_where_nobody_is_left_the_engine_is_believed() -> None:
     assert str(error).startswith("rank 2 failed: PeerLostError: its process on Threads has died")
 
 
+def test_where_the_place_to_meet_is_gone_the_engine_says_why() -> None:
+    ends = {1: MemberEnd(member=1, error=PeerLostError("store: its actor has ended", culprit=-1))}
+    error = failure(spec(), GangOutcome(ends=ends, lost={0: "has died"}))
+    assert str(error).startswith("rank 0 failed: PeerLostError: its process on Threads has died")
+
+
 def test_what_the_engine_says_is_a_note() -> None:
     error = failure(spec(), GangOutcome(ends={0: MemberEnd(member=0, error=lost(3))}, lost={1: "ran out of memory"}))
     assert error is not None

@@ -41,9 +41,13 @@ async def main(rank, x):
     return rank.rank, float(got[0]), os.getpid(), np.arange(rank.rank)
 
 told = overlap.ray.run(main, 1.0, ranks=4, ranks_per_actor=2, strategy="SPREAD", trace="run.json")
-tell([[rank, total, pid, len(array)] for rank, total, pid, array in told])
+import ray
+job = ray.get_runtime_context().get_job_id()
+actors = [each["ActorClassName"] for each in ray._private.state.actors().values() if each["JobID"] == job]
+tell([[[rank, total, pid, len(array)] for rank, total, pid, array in told], actors])
 """)  # fmt: skip
-    told = driver.told
+    told, actors = driver.told
+    assert actors == ["MemberActor"] * 2  # another process, to meet in, would take a second to start
     assert [(rank, total, length) for rank, total, _, length in told] == [(r, 10.0, r) for r in range(4)]
     pids = [pid for _, _, pid, _ in told]
     assert pids[0] == pids[1] != pids[2] == pids[3]
@@ -96,6 +100,36 @@ def test_a_killed_actor_is_named_with_operation_and_line(ray_cluster: RayCluster
     else:  # nobody is left to tell
         assert message.startswith("rank 0 failed: PeerLostError: its process on Ray has died")
     assert len(list((tmp_path / "flight").glob("*.flight"))) == 4 // each  # also the record of the killed process
+    assert until(lambda: ray_cluster.left() == NOTHING)
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_an_actor_that_dies_before_all_have_met_is_named(ray_cluster: RayCluster, tmp_path: Path, member: int) -> None:
+    driver = ran(ray_cluster.address, tmp_path, BEGIN + """
+from overlap.engines.member import GangMember
+
+class Deadly:
+    def __reduce__(self):
+        return die_in, (int(sys.argv[1]),)
+
+def die_in(victim):
+    frame = sys._getframe()
+    while not isinstance(member := frame.f_locals.get("self"), GangMember):
+        frame = frame.f_back
+    if member._member == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main(rank, deadly):
+    await rank.barrier()
+
+try:
+    overlap.ray.run(main, Deadly(), ranks=2)
+except overlap.RankFailedError as error:
+    tell([str(error), error.rank])
+""", str(member))  # fmt: skip
+    message, rank = driver.told
+    assert message.startswith(f"rank {member} failed: PeerLostError: its process on Ray has died"), message
+    assert rank == member
     assert until(lambda: ray_cluster.left() == NOTHING)
 
 
