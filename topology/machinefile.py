@@ -194,7 +194,7 @@ def _library(table: Table) -> Table:
 def _check_library(table: Table, link: object) -> None:
     """Refuse a library that the machine cannot run, before figures of another library seem wrong."""
     wires = table.get("wires")
-    if isinstance(wires, list) and wires and link not in wires:
+    if isinstance(wires, list) and wires and link is not None and link not in wires:
         name, kinds = table.get("name", "the machine's library"), " or ".join(map(str, wires))
         raise ValueError(f"collectives.library: {name} runs over {kinds} inside a node, and wires.link is {link!r}")
 

@@ -77,6 +77,8 @@ def test_an_older_version_has_fewer_algorithms(load):
          "algorithms on Gaudi is published"),
         ("p5.48xlarge", 'use = "rccl"',
          "ours.toml: collectives.library: RCCL runs over xgmi inside a node, and wires.link is 'nvlink'"),
+        ("p5.48xlarge", 'use = "neuronx"',
+         "ours.toml: collectives.library: NeuronX runs over neuronlink inside a node, and wires.link is 'nvlink'"),
         ("p5.48xlarge", 'generation = "volta"',
          "ours.toml: collectives.library.generation: expected one of ampere, hopper, blackwell, found 'volta'"),
         ("p5.48xlarge", 'version = "new"',
