@@ -92,6 +92,14 @@ def _arguments(error: BaseException, function: str) -> Iterable[str]:
     return []
 
 
+def plainly_named(kind: type[T]) -> type[T]:
+    """Let Python's errors name the public methods of a class without it, as users know only its subclasses."""
+    for name, value in vars(kind).items():
+        if inspect.isfunction(value) and not name.startswith("_"):
+            value.__qualname__ = name
+    return kind
+
+
 def suggesting(call: Callable[P, T]) -> Callable[P, T]:
     """Let a function name the keyword argument that was probably meant, as Python 3.13 and later do."""
     known = [each.name for each in inspect.signature(call).parameters.values()]

@@ -9,6 +9,7 @@ from sys import _getframe
 from typing import Generic, cast
 
 from ..errors import UsageError
+from ..hints import plainly_named
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
@@ -45,6 +46,7 @@ class Ahead:
             yield from self._then().__await__()
 
 
+@plainly_named
 class Strategy(ABC, Generic[Params]):
     """A model under training by a group of ranks.
 

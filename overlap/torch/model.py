@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
+from ..hints import plainly_named
 from ..parallel.buckets.plan import BucketPlan, plan_by_size
 from ..runtime.group import Group
 from ..runtime.rank import Rank
@@ -63,6 +64,7 @@ class Bucket:
 B = TypeVar("B", bound=Bucket)
 
 
+@plainly_named
 class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
     """A module whose parameters are trained on several ranks; called as the module itself.
 

@@ -22,6 +22,8 @@ def frozen(array: np.ndarray) -> np.ndarray:
     return array
 
 
+OBJECTS = "; broadcast_object, gather_object and their like carry objects"
+
 # Calls by rank 1 of 2.
 REFUSED: list[tuple[str, Callable[[R], object], str]] = [
     # x
@@ -32,8 +34,9 @@ REFUSED: list[tuple[str, Callable[[R], object], str]] = [
     ("nothing to scatter", lambda r: r.scatter(None, 1), "^x: scatter needs an array on rank 1, got None$"),
     ("no array to send", lambda r: r.send(None, 0), "^x: send needs an array or a tree of arrays, got None$"),
     ("no array to permute", lambda r: r.permute(None, []), "^x: permute needs an array, got None$"),
-    ("text", lambda r: r.all_reduce("abc"), "^x: expected an array of numbers, got str with dtype <U3$"),
-    ("objects", lambda r: r.all_reduce([object()]), "^x: expected an array of numbers, got list with dtype object$"),
+    ("text", lambda r: r.all_reduce("abc"), f"^x: expected an array of numbers, got str with dtype <U3{OBJECTS}$"),
+    ("text to send", lambda r: r.send("abc", 0), f"^x: expected an array of numbers, got str with dtype <U3{OBJECTS}$"),
+    ("objects", lambda r: r.all_reduce([object()]), f"^x: expected .*, got list with dtype object{OBJECTS}$"),
     ("array of objects", lambda r: r.all_reduce(np.array([None])), "^x: dtype object cannot be communicated"),
     ("dates", lambda r: r.all_gather(np.zeros(2, "M8[s]")), r"^x: dtype datetime64\[s\] cannot be communicated"),
     ("records", lambda r: r.all_gather(np.zeros(2, "i4,f4")), r"^x: dtype \[\('f0', '<i4'\), .* cannot be communic"),

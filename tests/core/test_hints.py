@@ -1,12 +1,13 @@
 import asyncio
 import inspect
+import re
 
 import numpy as np
 import pytest
 import trio
 
 import overlap
-from overlap import RankFailedError, UsageError
+from overlap import RankFailedError, UsageError, parallel
 
 
 def notes_of(main):
@@ -50,6 +51,26 @@ def test_a_misspelt_argument_of_a_call_is_told_with_the_right_one(argument, hint
 
     (note,) = notes_of(main)
     assert note.endswith(hint)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda rank: rank.send(),
+        lambda rank: rank.world.all_reduce(),
+        lambda rank: rank.broadcast_object(of=1),
+        lambda rank: rank.gather(),
+        lambda rank: parallel.DataParallel(rank, {"w": np.ones(2)}, optimizer=parallel.SGD(0.1)).reduce(),
+        lambda rank: parallel.DataParallel(rank, {"w": np.ones(2)}, optimizer=parallel.SGD(0.1)).step(1),
+    ],
+)
+def test_an_error_of_a_call_names_no_class_that_users_do_not_know(call):
+    async def main(rank):
+        with pytest.raises(TypeError) as caught:
+            call(rank)
+        return str(caught.value)
+
+    assert re.match(r"(send|all_reduce|broadcast_object|gather|reduce|step)\(\) ", overlap.run(main, ranks=1)[0])
 
 
 def test_errors_of_others_have_no_hint():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import numpy as np
 
 from ...errors import UsageError
+from ...hints import plainly_named
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
@@ -31,6 +32,7 @@ _ORDER = "the order in which gradients are handed over must be the same on all r
 B = TypeVar("B", bound=Bucket)
 
 
+@plainly_named
 class Bucketed(Strategy[Params], Generic[B, Params]):
     """A model whose gradients are averaged over a group of ranks, in buckets.
 

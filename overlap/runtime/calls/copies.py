@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, overload
 
 from ...collectives.kinds import ALL_GATHER, BROADCAST, GATHER, SCATTER
+from ...hints import plainly_named
 from ..operation import CollectiveFuture
 from .issues import Issues
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .shapes import Arrays, Chosen, Exports, Input, Numbers, Of, Out, Output, Rows, S
 
 
+@plainly_named
 class Copies(Issues):
     """Operations that copy the arrays of all ranks, or of a root, to others."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ...collectives.kinds import ALL_TO_ALL, BARRIER, PERMUTE
+from ...hints import plainly_named
 from ..operation import CollectiveFuture
 from .issues import Issues
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     )
 
 
+@plainly_named
 class Exchanges(Issues):
     """Operations between pairs of ranks, and the barrier."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...collectives.kinds import ALL_GATHER, BROADCAST, GATHER, SCATTER
+from ...hints import plainly_named
 from ..future import Future
 from .issues import Issues
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from .shapes import V
 
 
+@plainly_named
 class Objects(Issues):
     """Operations on Python objects."""
 

@@ -36,7 +36,8 @@ def as_input(value: object) -> Array:
     except Exception as error:
         raise UsageError(f"x: cannot make an array of {type(value).__name__}: {error}") from error
     if x.dtype.kind in "OSUMm" or x.dtype.names is not None:
-        raise UsageError(f"x: expected an array of numbers, got {type(value).__name__} with dtype {x.dtype}")
+        hint = "; broadcast_object, gather_object and their like carry objects" if x.dtype.kind in "OSU" else ""
+        raise UsageError(f"x: expected an array of numbers, got {type(value).__name__} with dtype {x.dtype}{hint}")
     return x
 
 
