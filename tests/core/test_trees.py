@@ -144,8 +144,8 @@ def test_from_threads_and_between_processes() -> None:
         ),
         (
             lambda r: r.all_reduce({"a": "text"}),
-            "x: expected an array of numbers, got str with dtype <U4; broadcast_object, gather_object and their like carry "
-            "objects",
+            "x: expected an array of numbers, got str with dtype <U4; broadcast_object, gather_object and their like "
+            "carry objects",
         ),
     ],
 )
