@@ -245,7 +245,7 @@ def test_an_interval_paints_the_units_between_the_nearest_edges(pairs, window, u
     for start, end in cover.compute:
         first = min(((start - low) * units * 2 + length) // (2 * length), units - 1)
         last = max(((end - low) * units * 2 + length) // (2 * length), first + 1)
-        row[first:last] = bytes([1]) * (last - first)
+        row[first:last] = bytes([2]) * (last - first)
     assert painted(cover, (low, low + length), units)[0] == bytes(row)
 
 

@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from overlap.timeline import verdict_of
+from overlap.timeline import Span, verdict_of
 from overlap.timeline.draw.page import page
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from tests.timeline.made import comm, compute, timeline_of
@@ -66,6 +66,18 @@ def test_it_draws_what_was_computed_hidden_waited_for_and_moved(browser, tmp_pat
         assert at(1, 35) == EXPOSED
         assert [at(1, 45, high) for high in (0.3, 0.8)] == ["#FFFFFF", HIDDEN]
         assert at(3, 20) == "#FFFFFF"
+
+
+def test_a_kept_event_loop_has_level_stripes(browser, tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="not installed: Pillow")
+    script = 'document.body.style.margin="0";document.body.prepend(view);draw();'
+    keeping = Span(rank=0, kind="program", lane="program", name="train.py:50", start_ns=10_000, end_ns=50_000)
+    browser(timeline_of(compute(0, 0, 10_000), keeping), f"--screenshot={tmp_path / 'page.png'}", script=script)
+    with image.open(tmp_path / "page.png") as opened:
+        picture = opened.convert("RGB")
+        x = round(1 + EDGE + 30 * (WIDTH - 2 - EDGE) / 50)
+        dots = {"#{:02X}{:02X}{:02X}".format(*picture.getpixel((x, 1 + ROW + y))) for y in range(4, 12)}
+    assert dots == {WAITING, "#FFFFFF"}
 
 
 def test_it_searches_and_says_what_is_found(browser):

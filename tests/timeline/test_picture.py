@@ -10,7 +10,7 @@ import pytest
 
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
-from overlap.timeline import TimelineView, write_trace
+from overlap.timeline import Span, TimelineView, write_trace
 from overlap.timeline.draw.picture import png, scene_of, svg
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from tests.timeline.made import comm, compute, timeline_of
@@ -46,12 +46,39 @@ def test_boxes_are_the_intervals_and_who_is_waited_for_is_first():
     assert boxes(scene, WAITING) == [[[10, 30]]]
     assert boxes(scene, EXPOSED) == [[[30, 40]], [[30, 40]]]
     assert boxes(scene, HIDDEN) == [[[40, 50]], [[40, 50]]]
-    assert {box.striped for box in scene.boxes if box.colour == WAITING} == {True}
+    assert {box.stripes for box in scene.boxes if box.colour == WAITING} == {"upright"}
     texts = [label.text for label in scene.labels]
     assert texts[:5] == ["whole run: 2 of 3 ranks; who is waited for most is first", "1", "compute", "comm", "0"]
     assert "for 1" in texts
     assert {"0 us", "10 us", "40 us", "compute", "hidden comm", "waiting for a rank", "on the wire"} <= set(texts)
     assert " ".join(texts).endswith(str(view().verdict))
+
+
+def kept(rank, start, end):
+    return Span(rank=rank, kind="program", lane="program", name="train.py:50", start_ns=start, end_ns=end)
+
+
+def test_a_kept_event_loop_has_level_stripes_and_an_entry_in_the_legend():
+    assert "event loop kept" not in {label.text for label in scene_of(view()).labels}
+    scene = scene_of(
+        TimelineView(timeline_of(compute(0, 0, 10_000), kept(0, 10_000, 40_000), compute(0, 40_000, 50_000)))
+    )
+    assert boxes(scene, COMPUTE) == [[[0, 10], [40, 50]]]
+    assert boxes(scene, WAITING) == [[[10, 40]]]
+    assert [box.stripes for box in scene.boxes if box.colour == WAITING] == ["level", "level", "upright"]  # two of them
+    assert "event loop kept" in {label.text for label in scene.labels}  # are the legend's
+    assert svg(scene).count('fill="url(#level)"') == 2
+
+
+def test_the_stripes_of_a_kept_event_loop_are_dots_of_a_png():
+    image = pytest.importorskip("PIL.Image", reason="not installed: Pillow")
+    scene = scene_of(TimelineView(timeline_of(compute(0, 0, 10_000), kept(0, 10_000, 50_000))))
+    box = next(box for box in scene.boxes if box.stripes == "level")
+    with image.open(BytesIO(png(scene))) as picture:
+        column = [picture.getpixel(((box.x + 5) * 2, y * 2)) for y in range(box.y, box.y + box.height)]
+    dots = ["#{:02X}{:02X}{:02X}".format(*each) for each in column]
+    assert [dot for y, dot in enumerate(dots, box.y) if y % 4] == [WAITING] * 12
+    assert [dot for y, dot in enumerate(dots, box.y) if not y % 4] == ["#FFFFFF"] * 4
 
 
 def test_each_line_of_text_has_a_line_of_its_own():

@@ -106,8 +106,11 @@ def _label(run: str, rank: int | None) -> str:
 
 
 def painted(cover: Coverage, window: Interval, units: int) -> tuple[bytes, bytes]:
-    """Return a byte for each unit of both lanes: 1 where there is compute; 1 hidden, 2 waiting, 3 bytes on the wire."""
-    return _paint(window, units, cover.compute), _paint(window, units, *_layers(cover))
+    """Return a byte for each unit of both lanes.
+
+    1 where the event loop was kept, 2 where there is compute; 1 hidden, 2 waiting, 3 bytes on the wire.
+    """
+    return _paint(window, units, cover.kept, cover.compute), _paint(window, units, *_layers(cover))
 
 
 def block_row(cover: Coverage, window: Interval, cells: int, *, color: bool) -> list[Piece]:

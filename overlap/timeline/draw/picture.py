@@ -11,6 +11,7 @@ from html import escape
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import groupby
+from typing import Literal
 
 from ...errors import UsageError, printable
 from ...units import unit_for, wrapped
@@ -37,14 +38,14 @@ _CELLS_OF_TICKS = 10  # pixels that count as a cell when ticks are chosen
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle; a striped one means waiting, which must not depend on colour."""
+    """A rectangle; stripes mean waiting (upright) or a kept event loop (level), which must not depend on colour."""
 
     x: int
     y: int
     width: int
     height: int
     colour: str
-    striped: bool = False
+    stripes: Literal["", "upright", "level"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +91,13 @@ def scene_of(view: TimelineView, *, width: int = _WIDTH) -> Scene:
             labels.append(Label(left - _LETTER * len("compute "), y + FONT - 1, lane))
             found = list(_runs(units, left, y, comm=lane == "comm"))
             boxes += found
-            labels += _named(found, waits, window, left, pixels)
+            labels += _named(found, waits, window, left, pixels) if lane == "comm" else ()
             y += _LANE + 2
         y += _GAP
     boxes[:0] = _ticks(window, left, pixels, top, y)
     labels += _tick_labels(window, left, pixels, y + FONT)
     y += _TEXT + _GAP
-    y = _legend(boxes, labels, y, width=width)
+    y = _legend(boxes, labels, y, width=width, kept=any(len(cover.kept) for _, cover, _ in rows))
     for text in wrapped(str(view.verdict), letters):
         labels.append(Label(_EDGE, y + FONT, text))
         y += _TEXT
@@ -111,11 +112,11 @@ def _runs(units: bytes, left: int, y: int, *, comm: bool) -> Iterator[Box]:
     for kind, run in groupby(units):
         length = sum(1 for _ in run)
         if kind and not comm:
-            yield Box(left + at, y, length, _LANE, COMPUTE)
+            yield Box(left + at, y, length, _LANE, *((WAITING, "level") if kind == 1 else (COMPUTE, "")))
         elif kind == 1:
             yield Box(left + at, y + _LANE // 2, length, _LANE - _LANE // 2, HIDDEN)
         elif kind:
-            yield Box(left + at, y, length, _LANE, WAITING if kind == 2 else EXPOSED, striped=kind == 2)
+            yield Box(left + at, y, length, _LANE, *((WAITING, "upright") if kind == 2 else (EXPOSED, "")))
         at += length
 
 
@@ -123,7 +124,7 @@ def _named(boxes: Sequence[Box], waits: Waits, window: Interval, left: int, pixe
     """Write the rank that is waited for into wide stretches of waiting."""
     length_ns = window[1] - window[0]
     for box in boxes:
-        if box.striped:
+        if box.stripes:
             first_ns, last_ns = (window[0] + length_ns * (x - left) // pixels for x in (box.x, box.x + box.width))
             rank = whom(waits, first_ns, last_ns)
             if rank is not None and _LETTER * len(f" for {rank} ") <= box.width:
@@ -150,17 +151,18 @@ def _tick_labels(window: Interval, left: int, pixels: int, y: int) -> Iterator[L
 
 
 _LEGEND = (
-    ("compute", "compute", 1),
+    ("compute", "compute", 2),
+    ("event loop kept", "compute", 1),
     ("hidden comm", "comm", 1),
     ("waiting for a rank", "comm", 2),
     ("on the wire", "comm", 3),
 )
 
 
-def _legend(boxes: list[Box], labels: list[Label], y: int, *, width: int) -> int:
+def _legend(boxes: list[Box], labels: list[Label], y: int, *, width: int, kept: bool) -> int:
     """Add the meaning of boxes, on as many lines as needed; return where it ends."""
     x = _EDGE
-    for text, lane, kind in _LEGEND:
+    for text, lane, kind in (each for each in _LEGEND if kept or each[1:] != ("compute", 1)):
         wide = _LANE + 6 + _LETTER * len(text)
         if x + wide > width - _EDGE:
             x, y = _EDGE, y + _TEXT
@@ -186,14 +188,16 @@ def _lines(scene: Scene) -> Iterator[str]:
     )
     yield f"<title>{_text(scene.title)}</title>"
     yield (
-        f'<defs><pattern id="stripes" width="{STRIPE}" height="{STRIPE}" patternUnits="userSpaceOnUse">'
-        f'<rect width="1" height="{STRIPE}" fill="{PAPER}"/></pattern></defs>'
+        f'<defs><pattern id="upright" width="{STRIPE}" height="{STRIPE}" patternUnits="userSpaceOnUse">'
+        f'<rect width="1" height="{STRIPE}" fill="{PAPER}"/></pattern>'
+        f'<pattern id="level" width="{STRIPE}" height="{STRIPE}" patternUnits="userSpaceOnUse">'
+        f'<rect width="{STRIPE}" height="1" fill="{PAPER}"/></pattern></defs>'
     )
     yield f'<rect width="{scene.width}" height="{scene.height}" fill="{PAPER}"/>'
     for box in scene.boxes:
         yield _box(box, box.colour)
-        if box.striped:
-            yield _box(box, "url(#stripes)")
+        if box.stripes:
+            yield _box(box, f"url(#{box.stripes})")
     for label in scene.labels:
         bold = ' font-weight="bold"' if label.bold else ""
         yield f'<text x="{label.x}" y="{label.y}" fill="{INK}"{bold}>{_text(label.text)}</text>'
@@ -236,8 +240,10 @@ def png(scene: Scene) -> bytes:
     for box in scene.boxes:
         low, high = box.y * SCALE, (box.y + box.height) * SCALE - 1
         pen.rectangle((box.x * SCALE, low, (box.x + box.width) * SCALE - 1, high), fill=box.colour)
-        for x in range(-(-box.x // STRIPE) * STRIPE, box.x + box.width, STRIPE) if box.striped else ():
+        for x in range(-(-box.x // STRIPE) * STRIPE, box.x + box.width, STRIPE) if box.stripes == "upright" else ():
             pen.rectangle((x * SCALE, low, (x + 1) * SCALE - 1, high), fill=PAPER)
+        for y in range(-(-box.y // STRIPE) * STRIPE, box.y + box.height, STRIPE) if box.stripes == "level" else ():
+            pen.rectangle((box.x * SCALE, y * SCALE, (box.x + box.width) * SCALE - 1, (y + 1) * SCALE - 1), fill=PAPER)
     font = ImageFont.load_default(FONT * SCALE)
     for label in scene.labels:
         place = label.x * SCALE, label.y * SCALE
