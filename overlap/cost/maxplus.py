@@ -102,25 +102,21 @@ class _Step:
     def __init__(
         self, one: PlacedRound, placed: Placed, slot_bytes: float, resolution: Resolution, *, hidden: bool
     ) -> None:
-        lane, parameters = one.round.lane, placed.parameters
-        apart = 0 if lane is None else lane * placed.placement.size
-        self.src, self.dst = one.round.src + apart, one.round.dst + apart
-        start_s, latency_s = one.delays_s(slot_bytes, parameters.chunk_pieces if hidden else 1)
-        self.start, self.latency = resolution.ticks(start_s), resolution.ticks(latency_s)
-        self.wire = resolution.ticks(one.wire_s(slot_bytes))
-        memory = resolution.ticks((one.moving_s_per_byte + one.adding_s_per_byte) * slot_bytes)
-        reducing = resolution.ticks(one.reducing_s_per_byte * slot_bytes)
-        self.serial = 0 * reducing if parameters.reduction_overlaps or hidden else reducing
-        resources = (self.wire, memory) if self.serial.any() else (self.wire, memory, reducing)
-        self.transfer: Ints = np.maximum.reduce(resources)
-        self.copies = np.maximum(resolution.ticks(one.moving_s_per_byte * slot_bytes) - self.wire, 0)
+        parameters, tick = placed.parameters, resolution.ticks
+        self.src, self.dst, self.port = one.src, one.dst, one.port
+        self.by_src, self.by_dst, self.by_port = one.by_src, one.by_dst, one.by_port
+        delays_s = one.delays_s(slot_bytes, parameters.chunk_pieces if hidden else 1)
+        self.start, self.latency = (tick(each) for each in delays_s)
+        self.wire = tick(one.wire_s(slot_bytes))
+        moving, memory, reducing = tick(one.of_bytes * slot_bytes)
+        apart = not (parameters.reduction_overlaps or hidden) and bool(reducing.any())
+        # What the reducer of the receiver does after a message, instead of meanwhile; None if nothing.
+        self.serial = reducing if apart else None
+        self.transfer: Ints = np.maximum(np.maximum(self.wire, memory), 0 if apart else reducing)
+        self.copies = np.maximum(moving - self.wire, 0)
         self.busy = self.start + self.transfer
-        self.local = np.tile(resolution.ticks(one.local_s_per_byte * slot_bytes), placed.lanes)
-        self.beside = np.tile(resolution.ticks(one.beside_s_per_byte * slot_bytes), placed.lanes)
-        self.by_dst = _Segments(self.dst)
-        self.by_src = _Segments(self.src)
-        self.port = one.port
-        self.by_port = _Segments(self.port)
+        self.local = _of_ranks(tick(one.local_s_per_byte * slot_bytes), placed.lanes)
+        self.beside = _of_ranks(tick(one.beside_s_per_byte * slot_bytes), placed.lanes)
 
     def terms(self) -> Ints:
         """Return (terms, messages) what keeps the sender of each message busy."""
@@ -129,26 +125,9 @@ class _Step:
         return np.stack([none, none, self.start, none, self.wire, self.copies, rest])
 
 
-class _Segments:
-    """Messages sorted by rank."""
-
-    def __init__(self, rank: Ints) -> None:
-        self.order = np.argsort(rank, kind="stable")
-        ranks = rank[self.order]
-        self.first = np.flatnonzero(np.append(True, ranks[1:] != ranks[:-1])) if len(rank) else np.zeros(0, np.int64)
-        self.rank = ranks[self.first]
-        self.alone = len(self.first) == len(rank)
-
-    def latest(self, time: Ints) -> Ints:
-        """Return the latest time of each rank in `rank`."""
-        times = time[self.order]
-        return times if self.alone else np.maximum.reduceat(times, self.first)
-
-    def winner(self, time: Ints) -> Ints:
-        """Return the message with the latest time of each rank in `rank`, the first of several."""
-        number = np.repeat(np.arange(len(self.first)), np.diff(np.append(self.first, len(self.order))))
-        best = np.flatnonzero(time[self.order] == self.latest(time)[number])
-        return self.order[best[np.unique(number[best], return_index=True)[1]]]
+def _of_ranks(duration: Ints, lanes: int) -> Ints | None:
+    """Return what every clock is busy with, None if none is with anything."""
+    return np.tile(duration, lanes) if duration.any() else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,9 +186,9 @@ class _Clocks:
         return bool(alike and (now.port[step.port] - before.port[step.port] == by).all())
 
     def _once(self, step: _Step) -> None:
-        if step.local.any():
+        if step.local is not None:
             self._locally(step.local)
-        if step.beside.any():
+        if step.beside is not None:
             self._copies(step.beside)
         if not len(step.src):
             return
@@ -219,13 +198,13 @@ class _Clocks:
         arrives = leaves + step.latency
         if self._terms is not None:
             self._follow(step, start, leaves, arrives)
-        if step.serial.any():
+        if step.serial is not None:
             arrives = np.maximum(arrives, now.ready[step.dst]) + step.serial
         ready, free, left, port = now.ready.copy(), now.free.copy(), now.left.copy(), now.port.copy()
-        ready[step.by_dst.rank] = np.maximum(ready[step.by_dst.rank], step.by_dst.latest(arrives))
-        free[step.by_src.rank] = step.by_src.latest(start + step.start)
-        left[step.by_src.rank] = np.maximum(left[step.by_src.rank], step.by_src.latest(leaves))
-        port[step.by_port.rank] = step.by_port.latest(leaves)
+        ready[step.by_dst.clock] = np.maximum(ready[step.by_dst.clock], step.by_dst.latest(arrives))
+        free[step.by_src.clock] = step.by_src.latest(start + step.start)
+        left[step.by_src.clock] = np.maximum(left[step.by_src.clock], step.by_src.latest(leaves))
+        port[step.by_port.clock] = step.by_port.latest(leaves)
         self._now = _Times(ready, free, left, port)
 
     def _locally(self, local: Ints) -> None:
@@ -262,7 +241,8 @@ class _Clocks:
         first = step.by_dst.winner(arrives)
         late = first[arrives[first] > now.ready[step.dst[first]]]
         ready[:, step.dst[late]] = there[:, late]
-        ready[_REDUCTION, step.dst[first]] += step.serial[first]
+        if step.serial is not None:
+            ready[_REDUCTION, step.dst[first]] += step.serial[first]
         first = step.by_src.winner(start + step.start)
         free[:, step.src[first]] = issued[:, first]
         first = step.by_src.winner(leaves)

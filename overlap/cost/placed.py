@@ -15,7 +15,29 @@ from .processors import processors
 from .rounds import Round, Rounds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ends:
+    """Messages sorted by the clock that they start from or end at."""
+
+    def __init__(self, clock: Ints) -> None:
+        self.order = np.argsort(clock, kind="stable")
+        clocks = clock[self.order]
+        self.first = np.flatnonzero(np.append(True, clocks[1:] != clocks[:-1])) if len(clock) else np.zeros(0, np.int64)
+        self.clock = clocks[self.first]
+        self.alone = len(self.first) == len(clock)
+
+    def latest(self, time: Ints) -> Ints:
+        """Return the latest time at each clock in `clock`."""
+        times = time[self.order]
+        return times if self.alone else np.maximum.reduceat(times, self.first)
+
+    def winner(self, time: Ints) -> Ints:
+        """Return the message with the latest time at each clock in `clock`, the first of several."""
+        number = np.repeat(np.arange(len(self.first)), np.diff(np.append(self.first, len(self.order))))
+        best = np.flatnonzero(time[self.order] == self.latest(time)[number])
+        return self.order[best[np.unique(number[best], return_index=True)[1]]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedRound:
     """One round on the machine. Times for each slot are to be multiplied by the bytes of a slot."""
 
@@ -38,6 +60,44 @@ class PlacedRound:
     reduce_s: Floats  # (messages,) time to start the reduction of a message
     # messages whose share of their wires depends on their size, with the curve of that share as (bytes, share).
     curves: tuple[tuple[Ints, Floats, Floats], ...] = ()
+
+    @cached_property
+    def src(self) -> Ints:
+        """(messages,) The clock of each sender: each lane has a clock for every rank."""
+        return self.round.src + self._apart
+
+    @cached_property
+    def dst(self) -> Ints:
+        """(messages,) The clock of each receiver."""
+        return self.round.dst + self._apart
+
+    @property
+    def _apart(self) -> Ints | int:
+        return 0 if self.round.lane is None else self.round.lane * len(self.local_s_per_byte)
+
+    # Every price of the round takes these, whatever its bytes.
+
+    @cached_property
+    def by_src(self) -> Ends:
+        """Messages by the clock of their sender."""
+        return Ends(self.src)
+
+    @cached_property
+    def by_dst(self) -> Ends:
+        """Messages by the clock of their receiver."""
+        return Ends(self.dst)
+
+    @cached_property
+    def by_port(self) -> Ends:
+        """Messages by the wire that they leave their sender on."""
+        return Ends(self.port)
+
+    @cached_property
+    def of_bytes(self) -> Floats:
+        """(3, messages) Times for each byte of a slot: copies; copies and reductions in memory; the reducer."""
+        return np.stack(
+            [self.moving_s_per_byte, self.moving_s_per_byte + self.adding_s_per_byte, self.reducing_s_per_byte]
+        )
 
     def wire_s(self, slot_bytes: float) -> Floats:
         """Return (messages,) how long each has bytes on its busiest wire, for so many bytes of a slot."""
