@@ -71,6 +71,22 @@ def test_the_bubble_on_paper_is_that_of_the_formula(name: str) -> None:
     assert tried >= 20
 
 
+def test_formulas_hold_from_as_many_microbatches_as_fill_the_pipeline() -> None:
+    found = {
+        name: [next(m for m in range(1, 9) if family.bubble(ranks, m, Durations()) is not None) for ranks in (1, 2, 4)]
+        for name, family in FAMILIES.items()
+    }
+    assert found == {
+        "gpipe": [1, 1, 1],
+        "1f1b": [1, 1, 1],
+        "interleaved-1f1b": [1, 2, 4],
+        "zb-h1": [1, 2, 4],
+        "zb-h2": [1, 3, 7],
+        "zb-v": [1, 3, 7],
+        "dualpipe-v": [1, 1, 1],
+    }
+
+
 def test_more_chunks_divide_the_bubble() -> None:
     """Of equal models: a rank's whole part takes 12 forwards and 24 backwards, however it is cut."""
     bubbles = [

@@ -13,6 +13,7 @@ from overlap.timeline import Recorder, Timeline, read_trace, write_trace
 from overlap.timeline.files.events import rank_events
 
 from .made import comm as collective
+from .made import compute
 
 times_ns = st.integers(0, 2**62)
 texts = st.text(alphabet='ab"\n\u00b5\ud800', max_size=3)
@@ -56,6 +57,14 @@ def test_what_was_written_reads_back_to_the_nanosecond(tmp_path_factory, ranks, 
     path = tmp_path_factory.getbasetemp() / "round.trace.json"
     write_trace(timeline, path)
     assert read_trace(path) == timeline
+
+
+def test_the_lines_of_computes_are_kept_where_they_are_known(tmp_path):
+    spans = [compute(0, 0, 10, site="train.py:7"), compute(0, 10, 20, site="")]
+    write_trace(Timeline(spans=spans, world_size=1), tmp_path / "t.json")
+    assert [span.call_site for span in read_trace(tmp_path / "t.json").spans] == ["train.py:7", ""]
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert [event["args"].get("call_site") for event in events if event["ph"] == "X"] == ["train.py:7", None]
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
