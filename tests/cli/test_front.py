@@ -115,6 +115,11 @@ KNOWN = f"known are {', '.join(COMMANDS)}"
             "OP: name the operation to measure (`overlap bench --help` explains)",
         ),
         (["plan", "nosuch"], "SUBJECT: 'nosuch' is no file, no collective (all_reduce, "),
+        (
+            ["plan", "all_reduc"],
+            "SUBJECT: 'all_reduc' (did you mean all_reduce?) is no file, no collective (all_reduce, ",
+        ),
+        (["plan", "trn2.48xlarg"], "SUBJECT: 'trn2.48xlarg' (did you mean trn2.48xlarge?) is no file, "),
         (["timeline", "none.json"], "none.json: cannot be read"),
         (["run", "--rank", "3", "x.py"], "run: unrecognized arguments: "),
         ([*PLAN, "3"], "--bytes: 3 bytes are not whole elements of float32, of 4 bytes"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ def _kind(subject: str, given: Mapping[str, Mapping[str, object]]) -> str:
     told = [name for name, options in given.items() if options]
     if len(told) == 1:
         return told[0]
+    close = get_close_matches(subject.lower(), [*GENERATORS, *names(), *FAMILIES], n=1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
     raise UsageError(
-        f"SUBJECT: {subject!r} is no file, no collective ({', '.join(GENERATORS)}), no machine ({', '.join(names())}) "
-        f"and no schedule ({', '.join(FAMILIES)})"
+        f"SUBJECT: {subject!r}{meant} is no file, no collective ({', '.join(GENERATORS)}), "
+        f"no machine ({', '.join(names())}) and no schedule ({', '.join(FAMILIES)})"
     )
