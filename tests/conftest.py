@@ -86,7 +86,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch, in the process that tells the result."""
+    """Keep bytecode; and in the process that tells the result, watch what is skipped."""
+    _keep_bytecode(config)
     if config.getoption("--no-unexpected-skips") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Skips())
 
@@ -141,21 +142,17 @@ def _signals_act_as_in_a_terminal() -> Iterator[None]:
 # -- what starting a process costs -------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _interpreters_compile_a_file_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where Python may not write bytecode beside the sources, let the processes that tests start share a folder for it.
+def _keep_bytecode(config: pytest.Config) -> None:
+    """Where Python may not write bytecode beside the sources, keep it in pytest's cache: of tests and of processes.
 
-    Each of some hundreds would compile all that it imports: 0.25 s of a node's 0.8 s, measured.
+    Each worker would rewrite the assertions of all tests, for half of the time that it needs to collect them, and each
+    of some hundred processes that tests start would compile all that it imports.
     """
-    if not sys.dont_write_bytecode:
-        yield
-        return
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with pytest.MonkeyPatch.context() as environment:
-        environment.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        environment.setenv("PYTHONPYCACHEPREFIX", str(shared / "bytecode"))
-        yield
+    cache = getattr(config, "cache", None)  # none with `-p no:cacheprovider`
+    if sys.dont_write_bytecode and cache is not None:
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(cache.mkdir("bytecode"))
+        sys.dont_write_bytecode = False
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 # -- how long a test may take ------------------------------------------------------------------------------------
