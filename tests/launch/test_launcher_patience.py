@@ -1,6 +1,8 @@
 """How long a launcher waits for nodes that it has asked to end, and what it does then: on a clock of the test."""
 
+import os
 import signal
+import subprocess
 from contextlib import asynccontextmanager
 from math import inf
 from signal import SIGINT, SIGKILL, SIGTERM
@@ -9,7 +11,7 @@ from types import SimpleNamespace
 import trio
 from trio.testing import MockClock
 
-from overlap.launch.nodeprocess import LaunchSpec
+from overlap.launch.nodeprocess import LaunchSpec, NodeProcess
 from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, STOPPED_S, SUSPECT_S, launch
 
 GRACE_S = 30.0
@@ -259,6 +261,19 @@ def test_a_node_that_is_stopped_while_others_wait_for_it_to_join_is_named_and_ki
         (SUSPECT_S, "node 1 is stopped, as SIGSTOP does, for 5 s now; others wait for it to join"),
         (STOPPED_S, "node 1 has been stopped for 15 s, as SIGSTOP does, and is killed"),
     ]
+
+
+def test_the_kernel_says_of_a_process_that_it_is_stopped():
+    node = object.__new__(NodeProcess)
+    node.process = subprocess.Popen(["sleep", "1000"])
+    try:
+        node.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, node.process.pid, os.WSTOPPED)
+        assert (node.is_stopped(), node.standstill()) == (True, "is stopped, as SIGSTOP does")
+    finally:
+        node.process.kill()
+        node.process.wait()
+    assert (node.is_stopped(), node.standstill()) == (False, "")
 
 
 def test_a_node_in_a_debugger_is_named_and_left_alone():

@@ -6,6 +6,7 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 import overlap
 from overlap.testing import Ranks, RanksFailed
@@ -36,6 +37,24 @@ def test_without_changes_the_highest_priority_goes_on_until_it_is_blocked() -> N
         turns._lowered.clear()
         orders.add(taken(turns, {"a": 3, "b": 3, "c": 3}))
     assert orders == {"aaabbbccc", "aaacccbbb", "bbbaaaccc", "bbbcccaaa", "cccaaabbb", "cccbbbaaa"}
+
+
+def test_a_task_goes_on_when_it_is_its_turn_and_not_before() -> None:
+    turns, went = Turns(0), []
+
+    async def go(rank: int) -> None:
+        await turns.taken(rank)
+        went.append(rank)
+
+    async def all_go() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go, 0)
+            await trio.testing.wait_all_tasks_blocked()
+            assert went == []
+            assert turns.release()
+
+    trio.run(all_go)
+    assert went == [0]
 
 
 def chosen(first: str, changes: dict[int, float]) -> str:
