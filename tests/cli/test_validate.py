@@ -47,8 +47,11 @@ def test_peer_direct_is_one_table_of_two_settings(overlap):
     assert lines[at + 5].startswith("  training throughput with Peer Direct over without: 1.72 measured, ")
 
 
-def test_crossovers_on_the_page_and_as_json(overlap):
-    """One test: where the plan changes is searched for seconds, once a process."""
+def test_crossovers_on_the_page_and_as_json(overlap, monkeypatch):
+    """`tests/cost/test_validation` searches for them, which takes seconds."""
+    monkeypatch.setattr(
+        validation, "_crossover", lambda knee: validation.Crossover(knee=knee, predicted_bytes=knee.most_bytes)
+    )
     code, out, _ = overlap("calibrate", "--published", "--machine", "trn2.48xlarge")
     assert code == 0
     assert "where one algorithm takes over from another\n  mesh to rdh on 64 ranks of trn2.48xlarge" in out
@@ -67,6 +70,17 @@ def test_crossovers_on_the_page_and_as_json(overlap):
         ("Trainium2, one node", "bfloat16", 8),
     ]
     assert [each["inside"] for each in found["crossovers"]] == [True] * 8
+
+
+def test_a_crossover_that_is_elsewhere_is_told(overlap, monkeypatch):
+    elsewhere = [None, 1]
+    monkeypatch.setattr(
+        validation, "_crossover",
+        lambda knee: validation.Crossover(knee=knee, predicted_bytes=elsewhere.pop() if elsewhere else knee.most_bytes),
+    )  # fmt: skip
+    out = overlap("calibrate", "--published", "--machine", "trn2.48xlarge")[1]
+    assert out.count(" (OUTSIDE)") == 1
+    assert "6 of 8 crossovers where they were seen\n" in out
 
 
 def test_check_tells_by_the_exit_code(overlap, monkeypatch):

@@ -42,10 +42,11 @@ def test_all_variants_and_shapes(kind: str, size: int, path: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("size", [4, 7])
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_variants_with_all_shapes(kind: str, path: str) -> None:
-    todo = list(cases(kind, 4, every=1))
-    check_world(todo, run(issue_all, 4, todo, path=path))
+def test_all_variants_with_all_shapes(kind: str, size: int, path: str) -> None:
+    todo = list(cases(kind, size, every=1))
+    check_world(todo, run(issue_all, size, todo, path=path))
 
 
 LARGE_BYTES = 3 << 20

@@ -32,8 +32,7 @@ TRN2 = topology.cluster("trn2.48xlarge", nodes=4)
 )
 def test_groups_alike_cost_the_same(groups):
     assert len({congruence(TRN2, group) for group in groups}) == 1
-    some = groups[:: max(1, len(groups) // 3)]
-    plans = [plan("all_reduce", 1 << 20, TRN2, group) for group in some]
+    plans = [plan("all_reduce", 1 << 20, TRN2, group) for group in (groups[0], groups[-1])]
     assert len({(each.algorithm, each.predicted_s) for each in plans}) == 1
 
 
