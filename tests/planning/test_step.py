@@ -17,7 +17,7 @@ from overlap.planning import Layout, Model, estimate, load, train
 from overlap.planning.amounts import Amounts
 from overlap.planning.bound import bound_s
 from overlap.planning.estimates import SLOWER, sensitivities
-from overlap.planning.parts import Parts
+from overlap.planning.parts import MESSAGE, Operation, Parts
 from overlap.planning.simulating import simulated
 from overlap.planning.trust import band_of, band_of_step
 from overlap.planning.validation import COVERED, class_band, unseen
@@ -262,6 +262,22 @@ def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     bands = {each.dimension: band_of(MACHINE, each) for each in one.parts.operations}
     assert bands["dp"].of == "Trainium2, one node, bfloat16"
     assert 0 < bands["dp"].typical < bands["dp"].worst
+
+
+def test_collectives_of_published_sizes_and_groups_are_measured_and_messages_are_not():
+    node = cluster("trn2.48xlarge")
+
+    def is_measured(op, nbytes, size):
+        of = Operation(dimension="dp", op=op, nbytes=nbytes, dtype="bfloat16", ranks=tuple(range(size)))
+        return band_of(node, of).measured
+
+    tried = [
+        ("all_gather", 64 << 20, 64),
+        ("all_gather", 1 << 14, 64),
+        ("all_gather", 64 << 20, 32),
+        (MESSAGE, 64 << 20, 64),
+    ]
+    assert [is_measured(*each) for each in tried] == [True, False, False, False]
 
 
 def test_the_band_of_a_step_is_that_of_published_steps_and_never_narrower_than_its_communication():
