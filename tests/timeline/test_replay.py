@@ -239,6 +239,18 @@ def test_changes_do_what_they_say(change, step_ns):
     assert predict(two_ranks(), [parse_change(change)]).predicted.wall_ns == step_ns
 
 
+@pytest.mark.parametrize(("change", "step_ns"), [("ranks=4", 70_000), ("latency=5x", 98_000), ("bytes=3x", 50_000)])
+def test_what_depends_on_the_size_is_told_from_two_sizes(change, step_ns):
+    """Of 10 us for 8 bytes, and 14 us for 24 bytes, 8 us are latency."""
+    operations = [
+        comm(rank, start, start, end, seq=seq, ranks=(0, 1), nbytes=nbytes)
+        for rank in (0, 1)
+        for seq, (start, end, nbytes) in enumerate([(10_000, 20_000, 8), (20_000, 34_000, 24)])
+    ]
+    timeline = timeline_of(compute(0, 0, 10_000), compute(1, 0, 10_000), *operations)
+    assert predict(timeline, [parse_change(change)]).predicted.wall_ns == step_ns
+
+
 def test_changes_hold_together():
     found = predict(two_ranks(), [parse_change("compute=0.5x"), parse_change("bandwidth=2x")])
     assert found.predicted.wall_ns == 20_000
