@@ -85,7 +85,7 @@ def test_side_by_side_needs_no_more_steps():
     assert set(pattern.channel.tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize(("ranks", "directions"), [((0, 1), 1), ((0, 2), 1), ((0, 1, 2, 3), 2)])
+@pytest.mark.parametrize(("ranks", "directions"), [((0, 1), 1), ((0, 2), 1), ((0, 1, 2), 2), ((0, 1, 2, 3), 2)])
 def test_a_ring_of_two_ranks_is_the_same_both_ways(ranks, directions):
     rings = Geometry(cluster=topology.cluster("trn1.32xlarge"), ranks=ranks).rings
     assert len(rings) == directions

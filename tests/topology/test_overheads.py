@@ -97,6 +97,15 @@ def test_figures_reach_the_model(load):
     assert startup(load(GOOD)) == Startup(launch_s=1e-3, trigger_s=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("group", "operations", "program_s"),
+    [(1, 0, 1), (64, 0, 1), (2, 3, 1 + 3 * 24), (3, 1, 1 + 2 + 24), (4, 1, 1 + 2 + 24), (8, 2, 1 + 2 + 4 + 2 * 24)],
+)
+def test_a_program_without_collectives_meets_nobody_and_a_pair_meets_for_nothing(group, operations, program_s):
+    costs = Startup(launch_s=1, barrier_s=2, doubling_s=4, trigger_s=8)
+    assert costs.program_s(group, operations, operation_s=16) == program_s
+
+
 SHARED = (
     BARE.replace("devices = 4", "devices = 1").replace("cores = 2", "cores = 1")
     + """
