@@ -121,7 +121,6 @@ class _SharedBoard(Board):
         self.waiting, self._when_ready = boards.waiting, list[Callable[[], None]]()
         self._starts: list[int] = [-1] * len(ranks)
         self._words: list[memoryview] = []
-        self._firsts: list[tuple[memoryview, int]] = []
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
