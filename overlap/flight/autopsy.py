@@ -7,17 +7,17 @@ and that beats errors that others only noticed. Pure, but for `last_signs_of`, w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..runtime.blame.standing import Stall, Standing, find_stall
 from ..timeline.ranklist import listed
 from ..units import columns
 from .folder import ENDING, default_folder
 from .reading import Flight, Operation, RankRecord, read_flight
+from .waits import absent, oldest, stall_of
 
 MOST_ROWS = 64  # of the table, unless all are asked for
 _MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
@@ -254,71 +254,6 @@ def _longest(world: World) -> str:
     return (
         f"longest in {_label(operation)} ({operation.words.site}), rank {rank} for {_lasting(world.end_ns - since_ns)}"
     )
-
-
-# -- who waits for whom ------------------------------------------------------------------------------------------------
-#
-# An operation waits for the members that have not issued the operation of the same number at the same place, or have no
-# input for it yet.
-
-
-def oldest(record: RankRecord) -> Operation | None:
-    """Return the oldest unfinished operation of a rank; a running compute counts before operations that use it.
-
-    Of several computes that have begun, the last runs: it follows the others, whose end has not been noted yet.
-    """
-    running = [
-        (op.started_ns, op) for op in record.unfinished if op.words.kind == "compute" and op.started_ns is not None
-    ]
-    if running:
-        return max(running, key=lambda pair: pair[0])[1]
-    return next(iter(record.unfinished), None)
-
-
-def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
-    """Return the members that have not come to an unfinished operation, as far as the records tell; ascending.
-
-    A rank without a record is not known to have come.
-    """
-    if operation.ended_ns is not None and not operation.failed:
-        return []
-    return [rank for rank in sorted(operation.words.members) if not _has_come(ranks.get(rank), operation)]
-
-
-def _has_come(record: RankRecord | None, operation: Operation) -> bool:
-    if record is None:
-        return False
-    there = [
-        own for own in record.operations if own.words.key == operation.words.key and own.number >= operation.number
-    ]
-    same = [own for own in there if own.number == operation.number]
-    if same:  # issued, but without its input nothing can begin
-        return bool(same[0].words.what) or (same[0].ended_ns is not None and not same[0].failed)
-    return bool(there)
-
-
-def stall_of(ranks: Mapping[int, RankRecord]) -> Stall | None:
-    """Return the ranks that wait for others in the end, with the ranks that they wait for; None if no rank waits.
-
-    A rank without a record waits for nobody, as far as is known.
-    """
-    waits = {rank: _waits_for(rank, record, ranks) for rank, record in ranks.items()}
-    known = waits | {other: [] for others in waits.values() for other in others if other not in waits}
-    return find_stall({
-        rank: Standing(rank=rank, lines=(), awaits=tuple(others), busy="" if others else "elsewhere")
-        for rank, others in known.items()
-    })  # fmt: skip
-
-
-def _waits_for(rank: int, record: RankRecord, ranks: Mapping[int, RankRecord]) -> list[int]:
-    """Return the ranks that a rank waits for in its oldest such operation; none while it computes."""
-    first = oldest(record)
-    if first is None or first.words.kind == "compute":
-        return []
-    for operation in record.unfinished:
-        if others := [other for other in absent(operation, ranks) if other != rank]:
-            return others
-    return []
 
 
 # -- the table -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""Waits in flight records: a rank waits for the members of an operation that have not come to it.
+
+A member has come once it has issued the operation of the same number at the same place, and has an input for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..runtime.blame.standing import Stall, Standing, find_stall
+from .reading import Operation, RankRecord
+
+
+def oldest(record: RankRecord) -> Operation | None:
+    """Return the oldest unfinished operation of a rank; a running compute counts before operations that use it.
+
+    Of several computes that have begun, the last runs: it follows the others, whose end has not been noted yet.
+    """
+    running = [
+        (op.started_ns, op) for op in record.unfinished if op.words.kind == "compute" and op.started_ns is not None
+    ]
+    if running:
+        return max(running, key=lambda pair: pair[0])[1]
+    return next(iter(record.unfinished), None)
+
+
+def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
+    """Return the members that have not come to an unfinished operation, as far as the records tell; ascending.
+
+    A rank without a record is not known to have come.
+    """
+    if operation.ended_ns is not None and not operation.failed:
+        return []
+    return [rank for rank in sorted(operation.words.members) if not _has_come(ranks.get(rank), operation)]
+
+
+def _has_come(record: RankRecord | None, operation: Operation) -> bool:
+    if record is None:
+        return False
+    there = [
+        own for own in record.operations if own.words.key == operation.words.key and own.number >= operation.number
+    ]
+    same = [own for own in there if own.number == operation.number]
+    if same:  # issued, but without its input nothing can begin
+        return bool(same[0].words.what) or (same[0].ended_ns is not None and not same[0].failed)
+    return bool(there)
+
+
+def stall_of(ranks: Mapping[int, RankRecord]) -> Stall | None:
+    """Return the ranks that wait for others in the end, with the ranks that they wait for; None if no rank waits.
+
+    A rank without a record waits for nobody, as far as is known.
+    """
+    waits = {rank: _waits_for(rank, record, ranks) for rank, record in ranks.items()}
+    known = waits | {other: [] for others in waits.values() for other in others if other not in waits}
+    return find_stall({
+        rank: Standing(rank=rank, lines=(), awaits=tuple(others), busy="" if others else "elsewhere")
+        for rank, others in known.items()
+    })  # fmt: skip
+
+
+def _waits_for(rank: int, record: RankRecord, ranks: Mapping[int, RankRecord]) -> list[int]:
+    """Return the ranks that a rank waits for in its oldest such operation; none while it computes."""
+    first = oldest(record)
+    if first is None or first.words.kind == "compute":
+        return []
+    for operation in record.unfinished:
+        if others := [other for other in absent(operation, ranks) if other != rank]:
+            return others
+    return []
