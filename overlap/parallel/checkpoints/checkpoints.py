@@ -22,19 +22,11 @@ from ...runtime.rank import Rank
 from ...timeline.recording import call_site
 from ..settings import check_is_rank, group_of
 from ..work import users_frame
-from .files import (
-    DamagedError,
-    Reader,
-    check_types,
-    commit,
-    complete_steps,
-    folder_of,
-    merge,
-    read_manifest,
-    write_part,
-)
+from .files import DamagedError, check_types, complete_steps, folder_of, read_manifest
 from .names import Naming, Own, difference
 from .pieces import Cut, Piece, Tensors, copied
+from .reader import Reader
+from .writer import commit, merge, write_part
 
 if TYPE_CHECKING:
     from ..hooks.operations import Values

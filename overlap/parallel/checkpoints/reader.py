@@ -1,0 +1,161 @@
+"""Tensors out of the files of a checkpoint, whole or in pieces, whatever they were cut into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .files import DTYPES, DamagedError, checksum, header_of
+from .pieces import Cut, Piece
+
+if TYPE_CHECKING:
+    from ..tree import Array
+
+
+class Reader:
+    """A checkpoint's tensors, whatever they were cut into.
+
+    Attributes:
+        tensors: Name of dtype, and shape, by name: of whole ones, whether their blocks are apart in the files or not.
+        files: Bytes and checksum by name.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._stored: Mapping[str, tuple[str, list[int]]] = manifest["tensors"]
+        self._blocks: dict[str, dict[str, Cut]] = {}
+        for key, told in manifest["cuts"].items():
+            cut = Cut(*told)
+            self._blocks.setdefault(cut.name, {})[key] = cut
+        self.tensors: dict[str, tuple[str, list[int]]] = {
+            name: told for name, told in self._stored.items() if name not in manifest["cuts"]
+        }
+        for name, blocks in self._blocks.items():
+            key, cut = next(iter(blocks.items()))
+            self.tensors[name] = (self._stored[key][0], list(cut.whole(self._stored[key][1])))
+        self.files: dict[Any, tuple[Any, Any]] = {
+            file["name"]: (file["bytes"], file["xxh3_128"]) for file in manifest["files"]
+        }
+        self._found: dict[str, list[tuple[int, int, str, str]]] = {}
+        for file in manifest["files"]:
+            for key, tensor, start, stop in file["pieces"]:
+                self._found.setdefault(tensor, []).append((start, stop, file["name"], key))
+        self._headers: dict[str, tuple[dict[str, Any], int]] = {}
+
+    def check(self, name: str) -> None:
+        """Compare a file with its size and checksum in the manifest.
+
+        Raises:
+            DamagedError: If it is something else.
+        """
+        path, (nbytes, written) = self._folder / name, self.files[name]
+        if not path.is_file() or path.stat().st_size != nbytes or checksum(path) != written:
+            raise DamagedError(f"{path} is not what was written")
+        try:
+            header, _ = header_of(path)
+            for key, found in self._found.items():
+                itemsize = _dtype(self._stored[key][0]).itemsize
+                for start, stop, file, entry in found:
+                    begin, end = header[entry]["data_offsets"] if file == name else (0, (stop - start) * itemsize)
+                    if end - begin != (stop - start) * itemsize:
+                        raise DamagedError(f"{path}: {entry!r} has another length than its manifest says")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedError(f"{path}: {error}") from error
+
+    def check_pieces(self) -> None:
+        """See that the pieces lie within their tensors, and leave out nothing.
+
+        Raises:
+            DamagedError: If they do not.
+        """
+        for name in {*self._stored, *self._found}:
+            if name not in self._stored or self._stored[name][0] not in DTYPES.values():
+                raise DamagedError(f"{self._folder}: the type of {name!r} is not known")
+            size, at = math.prod(self._stored[name][1]), 0
+            for start, stop, _, _ in sorted(self._found.get(name, [])):
+                if not 0 <= start <= min(at, stop) or stop > size:
+                    raise DamagedError(f"{self._folder}: elements {start} to {stop} of {name!r} cannot be")
+                at = max(at, stop)
+            if at < size:
+                raise DamagedError(f"{self._folder}: {size - at} elements of {name!r} are in no file")
+
+    def fill(self, wanted: Piece) -> None:
+        """Read the elements of a piece into its memory; where it was cut otherwise, by way of the whole tensor.
+
+        Raises:
+            DamagedError: If some of them are nowhere.
+            UsageError: If the tensor does not divide as is wanted.
+        """
+        if wanted.key in self._stored:
+            self._fill(wanted.key, wanted)
+        else:
+            whole = self.whole(wanted.tensor)
+            block = whole if wanted.cut is None else wanted.cut.block(whole)
+            wanted.data[...] = block.reshape(-1)[wanted.start : wanted.stop]
+
+    def whole(self, name: str) -> Array:
+        """Return a tensor in memory of its own.
+
+        Raises:
+            DamagedError: If not all of it is there.
+        """
+        dtype, shape = self.tensors[name]
+        whole = np.empty(shape, _dtype(dtype))
+        blocks = self._blocks.get(name)
+        if blocks is None:
+            self._fill(name, Piece.whole(name, tuple(shape), whole.reshape(-1)))
+            return whole
+        if {cut.index for cut in blocks.values()} != set(range(next(iter(blocks.values())).of)):
+            raise DamagedError(f"{self._folder}: blocks of {name!r} are in no file")
+        for key, cut in blocks.items():
+            cut.block(whole)[...] = self._block(key)
+        return whole
+
+    def _block(self, key: str) -> Array:
+        dtype, shape = self._stored[key]
+        block = np.empty(shape, _dtype(dtype))
+        self._fill(key, Piece.whole(key, tuple(shape), block.reshape(-1)))
+        return block
+
+    def _fill(self, key: str, wanted: Piece) -> None:
+        """Read a piece of a stored tensor; elements that several ranks have saved are read once."""
+        at = wanted.start
+        for start, stop, name, entry in sorted(self._found.get(key, [])):
+            part = wanted.between(max(at, start), stop)
+            if start <= at and part.stop > part.start:
+                self._read(name, entry, part.start - start, part.data)
+                at = part.stop
+        if at < wanted.stop:
+            raise DamagedError(f"{self._folder}: {wanted.stop - at} elements of {key!r} are in no file")
+
+    def _read(self, name: str, key: str, first: int, target: Array) -> None:
+        header, begin = self._headers.get(name) or self._headers.setdefault(name, header_of(self._folder / name))
+        entry = header[key]
+        dtype = _dtype(DTYPES[entry["dtype"]])
+        with open(self._folder / name, "rb", buffering=0) as file:
+            file.seek(begin + entry["data_offsets"][0] + first * dtype.itemsize)
+            target[...] = _exactly(file, target.size * dtype.itemsize).view(dtype)
+
+
+def _exactly(file: Any, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    data = np.empty(nbytes, np.uint8)
+    left = memoryview(data)  # type: ignore[arg-type]
+    while left:
+        count = file.readinto(left)
+        if not count:
+            raise DamagedError(f"{file.name} ends too soon")
+        left = left[count:]
+    return data
+
+
+def _dtype(name: str) -> np.dtype[np.generic]:
+    if name.startswith(("bfloat", "float8")):
+        import ml_dtypes  # only its types need it
+
+        found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
+        return found
+    return np.dtype(name)

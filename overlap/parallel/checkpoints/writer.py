@@ -1,0 +1,127 @@
+"""Writes checkpoints: each rank its part, one file of all of them, and the folder that appears when all is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import UsageError
+from .files import FORMAT, MANIFEST, WHOLE, checksum, complete_steps, folder_of, header_of, sealed
+from .pieces import Piece
+from .reader import Reader
+
+if TYPE_CHECKING:
+    from ..tree import Array
+
+
+def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Piece], notes: Mapping[str, object]) -> None:
+    """Write a rank's pieces; when this returns, they are on the disk.
+
+    Args:
+        folder: Where.
+        rank: This one.
+        ranks: All of them.
+        pieces: This rank's.
+        notes: Values for JSON, by the name of the part of a model.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"{piece.key}[{piece.start}:{piece.stop}]": piece.data for piece in pieces}
+    shapes = {piece.key: [piece.dtype.name, list(piece.shape)] for piece in pieces}
+    parts = [[key, piece.key, piece.start, piece.stop] for key, piece in zip(tensors, pieces, strict=True)]
+    cuts = {piece.key: list(astuple(piece.cut)) for piece in pieces if piece.cut}
+    told = {"tensors": shapes, "pieces": parts, "cuts": cuts, "notes": notes}
+    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, told)
+
+
+def merge(folder: Path, ranks: int) -> None:
+    """Make one file of the files of all ranks, which has each tensor in its shape, under its name."""
+    manifest = _manifest_of(folder, ranks, 0, {})
+    reader = Reader(folder, manifest)
+    tensors = {name: reader.whole(name) for name in reader.tensors}
+    parts = [[name, name, 0, array.size] for name, array in tensors.items()]
+    told = {"tensors": dict(reader.tensors), "pieces": parts, "cuts": {}, "notes": manifest["notes"]}
+    _write(folder / WHOLE, tensors, told)
+    for name in reader.files:
+        (folder / name).unlink()
+
+
+def commit(written: Path, parent: Path, step: int, ranks: int, extra: Mapping[str, object], *, keep: int) -> None:
+    """Let a written folder appear as the checkpoint of its step; remove older checkpoints and unfinished folders.
+
+    Raises:
+        UsageError: If the part of a rank is not seen here.
+        OSError: If it cannot be written.
+    """
+    with open(written / MANIFEST, "w", encoding="utf-8") as file:
+        file.write(sealed(_manifest_of(written, ranks, step, extra)))
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(written)
+    final = folder_of(parent, step)
+    if final.exists():  # of an earlier attempt
+        os.rename(final, written.with_suffix(".old"))
+    os.rename(written, final)
+    _sync(parent)
+    for old in complete_steps(parent)[keep:]:
+        shutil.rmtree(folder_of(parent, old), ignore_errors=True)
+    for name in os.listdir(parent):
+        if name.startswith(".checkpoint-"):  # which somebody was killed at
+            shutil.rmtree(parent / name, ignore_errors=True)
+
+
+def _write(path: Path, tensors: Mapping[str, Array], told: Mapping[str, object]) -> None:
+    from safetensors import SafetensorError, TensorSpec, serialize_file  # needed to save only
+
+    arrays = {key: np.ascontiguousarray(array) for key, array in tensors.items()}
+    specs = {
+        key: TensorSpec(dtype=array.dtype.name, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
+        for key, array in arrays.items()
+    }
+    try:
+        serialize_file(specs, path, metadata={"overlap": json.dumps(told)})
+    except SafetensorError as error:  # a full disk, among others
+        raise OSError(f"{path}: {error}") from error
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+    _sync(path.parent)
+
+
+def _manifest_of(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) -> dict[str, Any]:
+    names = [WHOLE] if (folder / WHOLE).exists() else [f"rank-{rank}-of-{ranks}.safetensors" for rank in range(ranks)]
+    files, tensors, notes, cuts = [], {}, {}, {}
+    for rank, name in enumerate(names):
+        path = folder / name
+        if not path.exists():
+            raise UsageError(
+                f"checkpoint: rank 0 does not see what rank {rank} has written to {folder.parent}; "
+                "name a folder that all ranks see"
+            )
+        told = json.loads(header_of(path)[0]["__metadata__"]["overlap"])
+        tensors.update(told["tensors"])
+        notes.update(told["notes"])
+        cuts.update(told["cuts"])
+        size = path.stat().st_size
+        files.append({"name": name, "bytes": size, "xxh3_128": checksum(path), "pieces": told["pieces"]})
+    told = {"format": FORMAT, "step": step, "ranks": ranks, "extra": dict(extra)}
+    return told | {"tensors": tensors, "cuts": cuts, "files": files, "notes": notes}
+
+
+def _sync(folder: Path) -> None:
+    """Flush the names in a folder to the disk, where the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some file systems refuse
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
