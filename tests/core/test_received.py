@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -13,7 +14,9 @@ import trio
 
 import overlap
 from overlap.runtime import spanning_messages
+from overlap.runtime.communicator import Communicator
 from overlap.runtime.forms import pack_form, parsed, unpack_form
+from overlap.runtime.match import Key
 
 from .companies import by_shared_memory, by_sockets, in_memory, run_far
 from .test_trees import same
@@ -308,6 +311,18 @@ def test_a_message_that_the_sender_has_forgotten() -> None:
         return str(caught.value)
 
     assert "message 0 from rank 0 to rank 1 on group 'world'" in str(run_far(main, 2, 1, wires=by_sockets)[1])
+
+
+def test_a_receive_that_is_over_does_not_hear_that_its_message_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[object] = []
+    monkeypatch.setattr(Communicator, "fail_one", lambda self, match, operation, failure: failed.append(operation))
+    ends = object.__new__(spanning_messages.SpanningMessages)
+    ends.key, ends.name = Key((0, 1), 0, "", src=0, dst=1, tag=0), "world"
+    matches: Any = {1: SimpleNamespace(first=None), 2: SimpleNamespace(first="the receive")}
+    ends._matches = matches
+    for seq in range(3):
+        ends._learn_nothing(seq)
+    assert failed == ["the receive"]
 
 
 def test_after_more_tags_than_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
