@@ -25,7 +25,7 @@
 #     backend     the differences between real and simulated time;  event_loop: runs what other threads ask for
 #     engine/     moves the bytes. real_engine decides how: ranks read each other's memory (in_process; between
 #                 processes of a host host_memory: on_board, on_host), or each rank runs a program over a transport
-#                 (compiler, layout, execution)
+#                 (compiler, layout, execution; message: without one)
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
 #     blame/      reports of stalls: stall (when, and the headline), standing (which rank waits for which: sentence and
 #                 table), reports (each rank's state), and which rank keeps the event loop

@@ -17,7 +17,7 @@ import overlap
 from overlap.collectives import Buffer, Extent, Kind, Op, Program, Step
 from overlap.collectives.generators import GENERATORS
 from overlap.runtime.backend import Backend
-from overlap.runtime.engine import execution, programs
+from overlap.runtime.engine import arithmetic, execution, programs
 from overlap.runtime.engine.execution import Execution
 from overlap.runtime.engine.laid_out import lay_out
 from overlap.runtime.engine.layout import Buffers, Layout
@@ -86,8 +86,8 @@ def test_wires_are_not_looked_at_for_what_threads_do(monkeypatch: pytest.MonkeyP
         (peer,) = starters
         rested[1 - peer] = over()
 
-    monkeypatch.setattr(execution, "INLINE_BYTES", 0)
-    monkeypatch.setattr(execution, "PIECE_BYTES", 8)
+    monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0)
+    monkeypatch.setattr(arithmetic, "PIECE_BYTES", 8)
     monkeypatch.setattr(execution, "linger", seen)
 
     async def main(rank: overlap.Rank) -> float:
@@ -99,7 +99,7 @@ def test_wires_are_not_looked_at_for_what_threads_do(monkeypatch: pytest.MonkeyP
 
 def test_what_is_moved_to_where_it_lies_takes_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Additions are done where they come; what is left of an all-reduce in place is in its place."""
-    monkeypatch.setattr(execution, "INLINE_BYTES", 0)
+    monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0)
     monkeypatch.setattr(Workers, "submit", None)
 
     async def main(rank: overlap.Rank) -> bool:
@@ -114,7 +114,7 @@ def test_what_is_moved_to_where_it_lies_takes_no_threads(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("in_threads", [True, False])
 def test_messages_of_every_length_at_once(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that leave at once, those whose chunks follow unasked, and those that are offered."""
-    monkeypatch.setattr(execution, "INLINE_BYTES", 0 if in_threads else 1 << 30)
+    monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0 if in_threads else 1 << 30)
 
     async def main(rank: overlap.Rank) -> bool:
         sizes = [100, 50_000, 300_000, 3_300_000]
@@ -184,9 +184,9 @@ def test_when_a_process_is_lost_nothing_stays_under_way(step: int, begun: list[E
 def test_a_program_that_is_given_up_waits_for_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """They write to memory that belongs to others as soon as the end is told."""
     gate, told = threading.Event(), list[BaseException | None]()
-    monkeypatch.setattr(execution, "INLINE_BYTES", 0)
-    monkeypatch.setattr(execution, "PIECE_BYTES", 800)
-    monkeypatch.setattr(execution, "apply", lambda *_: gate.wait(TIMEOUT_S))
+    monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0)
+    monkeypatch.setattr(arithmetic, "PIECE_BYTES", 800)
+    monkeypatch.setattr(arithmetic, "apply", lambda *_: gate.wait(TIMEOUT_S))
     run, workers = _copying(1000)
 
     async def main() -> None:
@@ -207,9 +207,9 @@ def test_a_program_gets_the_error_of_its_pieces(monkeypatch: pytest.MonkeyPatch)
         raise ArithmeticError("on purpose")
 
     told = list[BaseException | None]()
-    monkeypatch.setattr(execution, "INLINE_BYTES", 0)
-    monkeypatch.setattr(execution, "PIECE_BYTES", 8)
-    monkeypatch.setattr(execution, "apply", boom)
+    monkeypatch.setattr(arithmetic, "INLINE_BYTES", 0)
+    monkeypatch.setattr(arithmetic, "PIECE_BYTES", 8)
+    monkeypatch.setattr(arithmetic, "apply", boom)
     run, workers = _copying(3)
 
     async def main() -> None:

@@ -13,7 +13,7 @@ from overlap.collectives import Buffer, Extent, Kind, Op, Program, Schedule, Ste
 from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.reduce import reducer
 from overlap.collectives.slicing import in_slices
-from overlap.runtime.engine.execution import apply
+from overlap.runtime.engine.arithmetic import apply
 from overlap.runtime.engine.laid_out import AHEAD, LaidOut, LaidStep, Run, lay_out
 from overlap.runtime.engine.layout import Buffers, Layout
 

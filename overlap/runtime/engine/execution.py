@@ -10,25 +10,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import get_ident
-from typing import cast
 
-import numpy as np
 import trio
 from trio.lowlevel import Task, TrioToken, checkpoint, current_task, reschedule, wait_task_rescheduled
 
 from transports import Call, Delivery, Starter
 from transports.common import Waits
 
-from ...collectives.program import Step
 from ...collectives.reduce import Array
-from ...collectives.schedule import Buffer, Op
 from ..event_loop import Handover
+from .arithmetic import apply, pieces_of
 from .host_bytes import typed
 from .laid_out import LaidOut, LaidStep, Run
-from .layout import Buffers, Layout
+from .layout import Buffers
 from .looking import Looking
 from .polling import linger
-from .workers import INLINE_BYTES, PIECE_BYTES, Workers
+from .workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,107 +390,5 @@ class Execution(Looking):
             self._stopped(error)
 
 
-class Message(Execution):
-    """One message, which needs no program.
-
-    Args:
-        station: As of an execution; it has one peer.
-        peer: World rank of the other end.
-        spawn: Starts a task; only a failed message needs one.
-    """
-
-    def __init__(self, station: Station, peer: int, spawn: Callable[..., None]) -> None:
-        self._station, self._peer, self._spawn = station, peer, spawn
-        self._starter = station.starters[peer]
-        self._running, self._waiting = {}, {}
-
-    def send(self, tag: int, data: memoryview, priority: int, ended: Callable[[BaseException | None], None]) -> bool:
-        """Begin to send; return whether that is over, as `begin` does."""
-        call = self._starter.begin_send(self._peer, tag, data, priority=priority, done=self._told)
-        return call is None or self._begun(call, ended)
-
-    def receive(self, tag: int, place: memoryview, ended: Callable[[BaseException | None], None]) -> bool:
-        """Begin to receive; return whether that is over, as `begin` does."""
-        return self._begun(self._starter.begin_recv(self._peer, tag, place, place.nbytes, done=self._told), ended)
-
-    def _begun(self, call: Call, ended: Callable[[BaseException | None], None]) -> bool:
-        if call.ended and self._failure is None:
-            return True
-        if not call.ended:
-            self._running[_ONLY] = call
-        self._ended = ended
-        if self._failure is not None:
-            self._give_up_soon()
-        return False
-
-    def _told(self, call: Call) -> None:
-        self._running.clear()
-        if call.error is None and self._failure is None:
-            self._end(None)
-        else:
-            self._stopped(call.error)
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is under way."""
-        return self._ended is not None and self._failure is None and bool(self._running)
-
-    @property
-    def others_came(self) -> bool:
-        """Whether the peer has sent something, or it is not under way any more."""
-        return self._starter.news(self._peer) or not self.waits
-
-    def look_in_thread(self) -> None:
-        """Process messages that have come, unless a task waits for any of them."""
-        if self._starter.takes_threads(self._peer):
-            self._starter.catch_up(self._peer)
-
-
-_ONLY = cast("LaidStep", None)  # stands for the step of a message
-
-
 def _never(_: object) -> trio.lowlevel.Abort:
     raise AssertionError("the wait for the end of a failed execution is shielded")
-
-
-def pieces_of(
-    step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array
-) -> list[Callable[[], None]]:
-    """Return functions that `apply` a step: one for this thread, or several for worker threads."""
-    weight = 1 if layout.reducer is None else layout.reducer.weight
-    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _is_there(step, layout, incoming, target):
-        return [partial(apply, step, layout, rank, incoming, mine, target)]
-    length = max(1, PIECE_BYTES // target.itemsize)
-    parts = (slice(start, start + length) for start in range(0, target.size, length))
-    return [partial(apply, step, layout, rank, incoming[part], mine[part], target[part]) for part in parts]
-
-
-def _is_there(step: Step, layout: Layout, incoming: Array, target: Array) -> bool:
-    """Whether a move has nothing to do, because input and result share memory."""
-    divides = layout.reducer is not None and layout.reducer.divides
-    if step.op is Op.ADD or divides or incoming.dtype != target.dtype or incoming.size != target.size:
-        return False
-    return bool(incoming.__array_interface__["data"][0] == target.__array_interface__["data"][0])
-
-
-def apply(step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array) -> None:
-    """Move or add incoming data, or a part of it, to the target of a step.
-
-    Args:
-        step: The step, which says whether to move or to add.
-        layout: Layout of the program.
-        rank: Group rank of the program.
-        incoming: Received data, or the source of a local step.
-        mine: The other operand of an addition: the target itself, or the base of the step.
-        target: The result.
-    """
-    reducer = layout.reducer
-    if step.op is Op.ADD:
-        assert reducer is not None, "only reductions have ADD rows"
-        theirs, own = reducer.widen(incoming), reducer.widen(mine)
-        low, high = (theirs, own) if step.peer < rank else (own, theirs)
-        reducer.combine(low, high, out=target)
-    elif reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
-        np.copyto(target, incoming, casting="unsafe")
-    else:
-        reducer.finalise(incoming, target, layout.contributions)

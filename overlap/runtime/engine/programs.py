@@ -19,8 +19,9 @@ from ..communicator import Communicator, ShortWay
 from ..match import Match
 from ..operation import Operation
 from .compiler import Compiled, Compiler
-from .execution import Execution, Message, Station
+from .execution import Execution, Station
 from .host_bytes import bytes_of
+from .message import Message
 from .workers import Workers
 
 

@@ -1,0 +1,57 @@
+"""Arithmetic of a step of a program: moves or reductions of incoming data, at once or in pieces for worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from ...collectives.program import Step
+from ...collectives.reduce import Array
+from ...collectives.schedule import Buffer, Op
+from .layout import Layout
+from .workers import INLINE_BYTES, PIECE_BYTES
+
+
+def pieces_of(
+    step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array
+) -> list[Callable[[], None]]:
+    """Return functions that `apply` a step: one for this thread, or several for worker threads."""
+    weight = 1 if layout.reducer is None else layout.reducer.weight
+    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _is_there(step, layout, incoming, target):
+        return [partial(apply, step, layout, rank, incoming, mine, target)]
+    length = max(1, PIECE_BYTES // target.itemsize)
+    parts = (slice(start, start + length) for start in range(0, target.size, length))
+    return [partial(apply, step, layout, rank, incoming[part], mine[part], target[part]) for part in parts]
+
+
+def _is_there(step: Step, layout: Layout, incoming: Array, target: Array) -> bool:
+    """Whether a move has nothing to do, because input and result share memory."""
+    divides = layout.reducer is not None and layout.reducer.divides
+    if step.op is Op.ADD or divides or incoming.dtype != target.dtype or incoming.size != target.size:
+        return False
+    return bool(incoming.__array_interface__["data"][0] == target.__array_interface__["data"][0])
+
+
+def apply(step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array) -> None:
+    """Move or add incoming data, or a part of it, to the target of a step.
+
+    Args:
+        step: The step, which says whether to move or to add.
+        layout: Layout of the program.
+        rank: Group rank of the program.
+        incoming: Received data, or the source of a local step.
+        mine: The other operand of an addition: the target itself, or the base of the step.
+        target: The result.
+    """
+    reducer = layout.reducer
+    if step.op is Op.ADD:
+        assert reducer is not None, "only reductions have ADD rows"
+        theirs, own = reducer.widen(incoming), reducer.widen(mine)
+        low, high = (theirs, own) if step.peer < rank else (own, theirs)
+        reducer.combine(low, high, out=target)
+    elif reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
+        np.copyto(target, incoming, casting="unsafe")
+    else:
+        reducer.finalise(incoming, target, layout.contributions)

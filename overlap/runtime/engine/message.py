@@ -1,0 +1,70 @@
+"""One message outside a program: its end calls back, and only a failed message needs a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from transports import Call
+
+from .execution import Execution, Station
+from .laid_out import LaidStep
+
+
+class Message(Execution):
+    """One message, which needs no program.
+
+    Args:
+        station: As of an execution; it has one peer.
+        peer: World rank of the other end.
+        spawn: Starts a task; only a failed message needs one.
+    """
+
+    def __init__(self, station: Station, peer: int, spawn: Callable[..., None]) -> None:
+        self._station, self._peer, self._spawn = station, peer, spawn
+        self._starter = station.starters[peer]
+        self._running, self._waiting = {}, {}
+
+    def send(self, tag: int, data: memoryview, priority: int, ended: Callable[[BaseException | None], None]) -> bool:
+        """Begin to send; return whether that is over, as `begin` does."""
+        call = self._starter.begin_send(self._peer, tag, data, priority=priority, done=self._told)
+        return call is None or self._begun(call, ended)
+
+    def receive(self, tag: int, place: memoryview, ended: Callable[[BaseException | None], None]) -> bool:
+        """Begin to receive; return whether that is over, as `begin` does."""
+        return self._begun(self._starter.begin_recv(self._peer, tag, place, place.nbytes, done=self._told), ended)
+
+    def _begun(self, call: Call, ended: Callable[[BaseException | None], None]) -> bool:
+        if call.ended and self._failure is None:
+            return True
+        if not call.ended:
+            self._running[_ONLY] = call
+        self._ended = ended
+        if self._failure is not None:
+            self._give_up_soon()
+        return False
+
+    def _told(self, call: Call) -> None:
+        self._running.clear()
+        if call.error is None and self._failure is None:
+            self._end(None)
+        else:
+            self._stopped(call.error)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is under way."""
+        return self._ended is not None and self._failure is None and bool(self._running)
+
+    @property
+    def others_came(self) -> bool:
+        """Whether the peer has sent something, or it is not under way any more."""
+        return self._starter.news(self._peer) or not self.waits
+
+    def look_in_thread(self) -> None:
+        """Process messages that have come, unless a task waits for any of them."""
+        if self._starter.takes_threads(self._peer):
+            self._starter.catch_up(self._peer)
+
+
+_ONLY = cast("LaidStep", None)  # stands for the step of a message
