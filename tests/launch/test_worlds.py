@@ -123,7 +123,8 @@ def test_one_trace_of_all_processes(tmp_path: Path) -> None:
     run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--nproc-per-node", "2", "--trace", "run.json")
     assert run.returncode == 0, run.stderr
     assert set(results(4, 2)) <= {line.partition("] ")[2] for line in run.stdout.splitlines()}
-    assert run.stderr.startswith("[node 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or ")
+    told = "[node 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or "
+    assert any(line.startswith(told) for line in run.stderr.splitlines()), run.stderr  # a busy host may be told of too
     assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"]
     timeline = read_trace(tmp_path / "run.json")
     assert (timeline.ranks(), timeline.steps(), timeline.world_size) == ([0, 1, 2, 3], [0, 1, 2], 4)
