@@ -48,7 +48,8 @@ class Ranks:
 
         Args:
             path: Of the program; relative to the test's file, or to the current folder.
-            args: Its arguments; `--steps N` among them may become less in a failing run that is made smaller.
+            args: Its arguments, a list such as `["--steps", "5"]`; the number of steps may become less in a failing
+                run that is made smaller.
             check: Whether to raise if anything is wrong; else ask `run.verdict`.
             setting: `ranks`, `cluster`, `seed`; `seeds` to try so many; `faults`, such as "die(rank=1, at=3)", or
                 kinds that seeds draw from, such as "die, late"; `steps`, which the program is given as `--steps`;
@@ -64,7 +65,7 @@ class Ranks:
             UsageError: For arguments that cannot be meant.
         """
         __tracebackhide__ = True
-        found, given = self._found(path), [str(each) for each in args]
+        found, given = self._found(path), _words(args)
         setting = {"steps": _steps_of(given), **setting}
 
         def make(chosen: Setting) -> Program:
@@ -148,6 +149,18 @@ class Ranks:
 
 def _with_line(make: Callable[..., Run], line: Callable[[Setting], str], setting: Setting) -> Run:
     return make(setting, line=line(setting))
+
+
+def _words(args: Sequence[str]) -> list[str]:
+    """Return a program's arguments as text.
+
+    Raises:
+        UsageError: For one text, whose letters would be the arguments.
+    """
+    if isinstance(args, (str, bytes)):
+        words = ", ".join(f'"{word}"' for word in os.fsdecode(args).split())
+        raise UsageError(f"args: expected a list of words, got the text {args!r}; write args=[{words}]")
+    return [str(each) for each in args]
 
 
 def _steps_of(args: Sequence[str]) -> int | None:

@@ -179,6 +179,21 @@ def test_programs_may_exit_print_much_and_name_files_that_do_not_exist() -> None
         Ranks().program("nothing.py", ranks=2)
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ("skip", """args: expected a list of words, got the text 'skip'; write args=["skip"]"""),
+        ("--steps 5", """args: expected a list of words, got the text '--steps 5'; write args=["--steps", "5"]"""),
+        ("it's", """args: expected a list of words, got the text "it's"; write args=["it's"]"""),
+        (b"skip", """args: expected a list of words, got the text b'skip'; write args=["skip"]"""),
+    ],
+)
+def test_arguments_of_a_program_are_a_list_and_no_text_whose_letters_it_would_get(args, told) -> None:
+    with pytest.raises(UsageError) as caught:
+        Ranks(HERE).program("ddp.py", args, ranks=2)
+    assert str(caught.value) == told
+
+
 def changes_everything():
     dist.init_process_group("gloo")
     dist.barrier()
