@@ -291,7 +291,7 @@ class Issuer:
         communicator = self._communicators.open(key, self.group.name, (src, dst))
         towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
         port = communicator.message_port(self.context, stream, int(receives), towards)
-        port.group = self.group.name, communicator.members  # the timeline's group: sender and receiver
+        port.group = self.group.name, communicator.members, tag  # the timeline's group: sender and receiver
         port.known, port.src = _remembered(self._messages, (receives, *ends, tag), Known), ends[0]
         lane = port.stream
         if communicator.lasts and isinstance(lane, MessageLane) and lane.within is stream:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,18 @@ Wholes: TypeAlias = NDArray[np.int64]
 Indexes: TypeAlias = NDArray[np.int32]
 Mask: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = NDArray[np.intp]
-Group: TypeAlias = tuple[str, tuple[int, ...]]
-"""Name and ranks."""
+
+
+class Group(NamedTuple):
+    """The ranks of an operation. The messages of two ranks with different tags are of different groups."""
+
+    name: str
+    ranks: tuple[int, ...]  # In the group's order; of messages, the source and the destination
+    tag: int = 0  # Of messages
+
+
+NOBODY = Group("", ())
+"""The group of a span that is no operation."""
 
 KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires")
 NONE = int(np.iinfo(np.int64).min)
@@ -133,7 +143,7 @@ class SpanColumns:
             "algorithm": [texts[info.algorithm] for info in infos],
             "dtype": [texts[info.dtype] for info in infos],
             "call_site": [texts[span.info.call_site if span.info else span.call_site] for span in spans],
-            "group": [groups[info.group, info.ranks] for info in infos],
+            "group": [groups[Group(info.group, info.ranks, info.tag)] for info in infos],
         }
         columns = {name: np.array(column, np.int64) for name, column in told.items()}
         return cls.of_named(columns, texts, groups)
@@ -160,7 +170,7 @@ class SpanColumns:
     def joined(cls, parts: Iterable[SpanColumns]) -> SpanColumns:
         """Return the columns of several parts, one after the other, with one table of the texts that they use."""
         texts, groups = Table[str](), Table[Group]()
-        texts[""], groups["", ()]
+        texts[""], groups[NOBODY]
         none = np.zeros((len(WHOLES) + len(INDEXES), 0), np.int64)
         found = [cls.of_table(0, none, (), ())]
         for part in parts:
@@ -266,10 +276,10 @@ class SpanColumns:
             info = None
             if op >= 0:
                 info = CollectiveInfo(
-                    op=texts[op], algorithm=texts[algorithm], group=groups[group][0], seq=seq, nbytes=nbytes,
+                    op=texts[op], algorithm=texts[algorithm], group=groups[group].name, seq=seq, nbytes=nbytes,
                     dtype=texts[dtype], issued_ns=issued_ns, met_ns=met_ns, priority=priority,
-                    call_site=texts[call_site], start_ns=start_ns, end_ns=end_ns, ranks=groups[group][1],
-                    awaited_ns=None if awaited_ns == NONE else awaited_ns,
+                    call_site=texts[call_site], start_ns=start_ns, end_ns=end_ns, ranks=groups[group].ranks,
+                    awaited_ns=None if awaited_ns == NONE else awaited_ns, tag=groups[group].tag,
                 )  # fmt: skip
             yield Span(
                 rank=rank, kind=KINDS[kind], lane=texts[lane], name=texts[name], start_ns=start_ns, end_ns=end_ns,

@@ -12,11 +12,12 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from .columnar import INDEXES, KINDS, NONE, WHOLES, Group, SpanColumns, Table
+from .columnar import INDEXES, KINDS, NOBODY, NONE, WHOLES, Group, SpanColumns, Table
 from .span import Kind, Span
 
-RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
-"""The name of a group, and if possible its ranks: groups of one name (the axes of a mesh) differ in their ranks."""
+RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
+"""The name of a group, and if possible its ranks: groups of one name (the axes of a mesh) differ in their ranks. Of
+messages, also their tag."""
 
 RawMatch: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
 """(op, algorithm, group, seq, nbytes, dtype, met_ns): the part that all ranks of one collective share."""
@@ -197,7 +198,7 @@ class _Rows:
 
     def __init__(self) -> None:
         self.texts, self.groups = Table[str](), Table[Group]()
-        self._none, self._nobody = self.texts[""], self.groups["", ()]
+        self._none, self._nobody = self.texts[""], self.groups[NOBODY]
         self._places: dict[tuple[int, int], int] = {}  # a program has few, and finding a line is slow
         self._group_numbers: dict[int, int] = {}  # by identity: to hash a thousand ranks is slow
         self._dtypes: dict[object, int] = {None: self._none}
@@ -236,7 +237,7 @@ class _Rows:
     def _group(self, group: RawGroup) -> int:
         number = self._group_numbers.get(id(group))
         if number is None:
-            number = self.groups[(group, ()) if isinstance(group, str) else group]
+            number = self.groups[Group(group, ()) if isinstance(group, str) else Group(*group)]
             self._group_numbers[id(group)] = number
         return number
 

@@ -15,7 +15,8 @@ class CollectiveInfo:
 
     Instants are integer nanoseconds of the timeline's clock; `awaited_ns` is when the rank's program
     began to wait for it, or None. `call_site` is "file:line" of the call, or "". `ranks` are
-    the group's, in its order, or () if unknown.
+    the group's, in its order, or () if unknown; of a message, its source and its destination. `tag` is that of a
+    message.
     """
 
     op: str
@@ -32,6 +33,7 @@ class CollectiveInfo:
     end_ns: int
     ranks: tuple[int, ...] = ()
     awaited_ns: int | None = None
+    tag: int = 0
 
     @property
     def queue_wait_ns(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from overlap.timeline.columnar import INDEXES, KINDS, TEXTS
 from overlap.timeline.files import parts
 from overlap.timeline.files.merge import merged_columns, merged_header, on_clock
 from overlap.timeline.files.parts import Part, pack_part
+from overlap.timeline.measure.verdict import verdict_of
 
 
 def comm(rank: int, start_ns: int, end_ns: int, *, met_ns: int | None = None, seq: int = 0) -> Span:
@@ -68,6 +70,31 @@ def test_clocks_that_are_a_little_off_never_make_a_span_end_before_it_met() -> N
 
 def test_a_meeting_that_is_not_wholly_here_stays_as_it_was() -> None:
     assert merged([part(comm(0, 10, 20))]).spans == [comm(0, 10, 20)]
+
+
+def message(rank: int, start_ns: int, end_ns: int, *, tag: int, met_ns: int | None = None, seq: int = 0) -> Span:
+    """Return rank 0's or rank 1's end of a message from rank 0 to rank 1."""
+    span, name = comm(rank, start_ns, end_ns, met_ns=met_ns, seq=seq), "recv" if rank else "send"
+    assert span.info is not None
+    return replace(span, name=name, info=replace(span.info, op="send/recv", tag=tag))
+
+
+def test_messages_of_several_tags_meet_those_of_their_own_tag() -> None:
+    """All are numbered from 0."""
+    sent = part(message(0, 20, 22, tag=0), message(0, 42, 44, tag=1), message(0, 60, 63, tag=1, seq=1))
+    received = part(message(1, 1, 23, tag=0), message(1, 24, 45, tag=1), message(1, 46, 62, tag=1, seq=1))
+    parts = [unpacked(pack_part(each)) for each in (sent, received)]
+    for rank, columns in enumerate(merged_columns(parts)):
+        spans = list(columns.spans())
+        assert [span.info.met_ns for span in spans if span.info] == [20, 42, 60], rank
+    assert merged([sent, received]).spans[0].info == message(1, 1, 23, tag=0, met_ns=20).info
+
+
+def test_a_send_that_ended_before_its_receiver_came_has_not_waited() -> None:
+    one = merged([part(message(0, 10, 12, tag=0)), part(message(1, 500, 501, tag=0))])
+    assert [span.info.met_ns for span in one.spans if span.info] == [10, 500]
+    verdict = verdict_of(one)
+    assert (verdict.waiting_ns, verdict.wire_ns) == (0, 3)
 
 
 def test_what_is_not_of_one_run_is_refused() -> None:

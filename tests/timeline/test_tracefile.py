@@ -4,10 +4,12 @@ import os
 import threading
 from itertools import count, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import overlap
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, read_trace, write_trace
 from overlap.timeline.files.events import rank_events
@@ -35,7 +37,7 @@ def raw_spans(draw):
         dtype = draw(st.sampled_from(["float32", "bool", "bfloat16", "float8_e4m3fn", ""]))
         group = draw(texts)
         if draw(st.booleans()):
-            group = group, tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
+            group = group, tuple(draw(st.lists(st.integers(0, 9), max_size=4))), draw(st.integers(0, 3))
         info = (
             (op, draw(texts), group, numbers[0], numbers[1], dtype, numbers[3]),
             numbers[2],
@@ -57,6 +59,23 @@ def test_what_was_written_reads_back_to_the_nanosecond(tmp_path_factory, ranks, 
     path = tmp_path_factory.getbasetemp() / "round.trace.json"
     write_trace(timeline, path)
     assert read_trace(path) == timeline
+
+
+def test_messages_keep_their_tags(tmp_path):
+    """Without the columns at the end of a file too."""
+
+    async def main(rank):
+        x = np.zeros(4, "f4")
+        for tag in (0, 7):
+            await (rank.send(x, 1, tag=tag) if rank.rank == 0 else rank.recv(src=0, tag=tag))
+
+    overlap.run(main, ranks=2, trace=tmp_path / "t.json")
+    document = json.loads((tmp_path / "t.json").read_text())
+    del document["columns"]
+    (tmp_path / "events.json").write_text(json.dumps(document))
+    for path in (tmp_path / "t.json", tmp_path / "events.json"):
+        timeline = read_trace(path)
+        assert [[span.info.tag for span in spans] for spans in timeline.by_rank().values()] == [[0, 7], [0, 7]]
 
 
 def test_the_lines_of_computes_are_kept_where_they_are_known(tmp_path):

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from ...collectives.kinds import Collective
 from ...cost.parameters import itemsize_of
 from ...errors import UsageError
+from ...timeline.columnar import Table
 from ...timeline.measure.meetings import PAIRED
 from ...timeline.measure.metrics import median_step
 from ...timeline.measure.verdict import verdict_of
@@ -180,23 +181,25 @@ def _complete(comm: Iterable[Span], recorded: Sequence[int]) -> dict[tuple[objec
 def _tags(comm: Iterable[Span]) -> dict[int, int]:
     """Return the tags of messages by the identity of a span, the same at both ends; no end is left alone.
 
-    A trace has no tags. Our own traces number the messages of each tag; each message of another tool gets its own tag.
+    Tags are new ones. Our own traces number the messages of each tag, several times from 0; each message of another
+    tool gets its own tag.
     """
-    ends: dict[tuple[tuple[int, ...], bool], list[Span]] = {}
+    ends: dict[tuple[tuple[int, ...], int, bool], list[Span]] = {}
     for span in comm:
         info = span.info
         if info is not None and info.op in PAIRED and len(info.ranks) == 2 and span.rank in info.ranks:
-            ends.setdefault((info.ranks, span.rank == info.ranks[0]), []).append(span)
+            ends.setdefault((info.ranks, info.tag, span.rank == info.ranks[0]), []).append(span)
     tags: dict[int, int] = {}
-    for (ranks, sends), spans in ends.items():
-        others = len(ends.get((ranks, not sends), ()))
+    new = Table[tuple[int, int]]()  # recorded tag, and the number of the count
+    for (ranks, recorded, sends), spans in ends.items():
+        others = len(ends.get((ranks, recorded, not sends), ()))
         spans.sort(key=_order)
         counts: list[int] = []  # of the messages with each tag, which are numbered from 0
         for span in spans[:others]:
             number = span.info.seq if span.info and span.info.op == Collective.P2P.text else 0
             tag = next((tag for tag, count in enumerate(counts) if count == number), len(counts))
             counts[tag : tag + 1] = [number + 1]
-            tags[id(span)] = tag
+            tags[id(span)] = new[recorded, tag]
     return tags
 
 

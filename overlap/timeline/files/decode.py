@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -44,6 +44,7 @@ class _Args(msgspec.Struct):
     op: str | UnsetType = msgspec.field(default=UNSET, name="Collective name")
     group: str | UnsetType = msgspec.field(default=UNSET, name="Process Group Name")
     ranks: str | UnsetType = msgspec.field(default=UNSET, name="Process Group Ranks")
+    tag: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
 class _Event(msgspec.Struct):
@@ -99,14 +100,14 @@ def _columns_of(events: Sequence[_Event]) -> SpanColumns:
     args = [event.args for event in events]
     known = [each.seq is not UNSET for each in args]
     _check(events, [each for each in args if each.seq is not UNSET])
-    texts, groups = Table[str](), Table[tuple[str, str | UnsetType]]()
-    texts[""], groups["", UNSET]
+    texts, groups = Table[str](), Table[tuple[str, str | UnsetType, int]]()
+    texts[""], groups["", UNSET, 0]
     told: dict[str, list[Any]] = {
         "rank": [event.pid for event in events],
         "kind": [_KIND_NUMBERS[cast(Any, event.cat)] for event in events],
         "name": [texts[event.name or ""] for event in events],
         "op": [texts[each.op or ""] if has else -1 for each, has in zip(args, known, strict=True)],
-        "group": [groups[each.group or "", each.ranks] for each in args],
+        "group": [groups[each.group or "", each.ranks, each.tag] for each in args],
     }
     for name in ("start_ns", "end_ns", "seq", "nbytes", "met_ns", "priority"):
         told[name] = [getattr(each, name) or 0 for each in args]
@@ -120,8 +121,8 @@ def _columns_of(events: Sequence[_Event]) -> SpanColumns:
     return SpanColumns.of_named(columns, texts, known_groups)
 
 
-def _group(name: str, ranks: str | UnsetType) -> Group:
-    return name, () if ranks is UNSET else unlisted(ranks)
+def _group(name: str, ranks: str | UnsetType, tag: int) -> Group:
+    return Group(name, () if ranks is UNSET else unlisted(ranks), tag)
 
 
 def _check(events: Sequence[_Event], operations: Sequence[_Args]) -> None:

@@ -147,13 +147,15 @@ def _slice(
         args = f'{place}"end_ns":{end_ns}{issued},"lane":{texts[lane]},"start_ns":{start_ns}{in_step}'
     else:
         size, ranks = group_of(group)
+        tag = columns.groups[group].tag
+        tagged = f',"tag":{tag}' if tag else ""
         awaited = "" if awaited_ns == NONE else f'"awaited_ns":{awaited_ns},'
         args = (
             f'"Collective name":{texts[op]},{size}{_elements(columns.texts[op], columns.texts[dtype], nbytes)}{ranks}'
             f'"algorithm":{texts[algorithm]},{awaited}"call_site":{texts[call_site]},"dtype":{texts[dtype]},'
             f'"end_ns":{end_ns},"issued_ns":{issued_ns},"lane":{texts[lane]},"last_rank_wait_ns":{met_ns - start_ns},'
             f'"met_ns":{met_ns},"nbytes":{nbytes},"priority":{priority},"queue_wait_ns":{start_ns - issued_ns},'
-            f'"seq":{seq},"start_ns":{start_ns}{in_step},"transfer_ns":{end_ns - met_ns}'
+            f'"seq":{seq},"start_ns":{start_ns}{in_step}{tagged},"transfer_ns":{end_ns - met_ns}'
         )
     length_us = (end_ns - start_ns) / 1000
     return f'{{"args":{{{args}}},{_plain_slice(KINDS[kind], start_ns, length_us, rank, tid, name=texts[name])[1:]}'
@@ -168,7 +170,7 @@ def _plain_slice(category: str, at_ns: int, length_us: float, rank: int, tid: in
 @lru_cache(maxsize=1024)
 def _group(group: Group) -> tuple[str, str]:
     """Return the size of a group, and its name and ranks."""
-    name, ranks = group
+    name, ranks, _ = group
     size = f'"Group size":{len(ranks)},' if ranks else ""
     within = f'"Process Group Ranks":"{listed(ranks)}",' if ranks else ""
     return size, f'"Process Group Name":{json_of(name)},{within}'

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ...collectives.kinds import Collective
 from ...errors import UsageError
 from ..columnar import Group, SpanColumns, Table, runs
 from ..spans import CUT, Timeline
@@ -108,8 +109,11 @@ class _Meetings:
         of = self._of[noted]
         which, of = which[self._are_all[of]], of[self._are_all[of]]
         met_ns = columns.met_ns.copy()
-        # No rank ends before the last has come; where clocks say so, they are off by less than their error.
-        met_ns[which] = np.minimum(self._last_ns[of], columns.end_ns[which])
+        last_ns, end_ns = self._last_ns[of], columns.end_ns[which]
+        # A send may end before its receiver comes: it has not waited. No other operation ends before the last rank has
+        # come; where clocks say so, they are off by less than their error.
+        left = (last_ns > end_ns) & _sends(columns)[which]
+        met_ns[which] = np.where(left, columns.start_ns[which], np.minimum(last_ns, end_ns))
         return replace(columns, met_ns=met_ns)
 
     def _meet(self) -> None:
@@ -123,8 +127,16 @@ class _Meetings:
         of = np.empty(len(order), np.intp)
         of[order] = np.cumsum(begins) - 1
         if len(firsts):
-            sizes = np.array([len(ranks) for (_, ranks), _, _ in self._kinds])
+            sizes = np.array([len(ranks) for (_, ranks, _), _, _ in self._kinds])
             came = np.diff(np.append(firsts, len(order)))
             self._are_all = came == sizes[kind[firsts]]
             self._last_ns = np.maximum.reduceat(start_ns, firsts)
         self._of = np.split(of, np.cumsum([each.shape[1] for each in self._noted])[:-1])
+
+
+def _sends(columns: SpanColumns) -> NDArray[np.bool_]:
+    """Whether each span is the sender's end of a message."""
+    sources = np.array([group.ranks[0] if group.ranks else -1 for group in columns.groups], np.int64)
+    message = [number for number, text in enumerate(columns.texts) if text == Collective.P2P.text]
+    found: NDArray[np.bool_] = np.isin(columns.op, message) & (sources[columns.group] == columns.rank)
+    return found

@@ -240,7 +240,11 @@ def _deflated(columns: SpanColumns, *, errors: str = "replace") -> bytes:
     With "surrogatepass" all texts survive. What processes send each other has none of their halves of characters.
     """
     columns = SpanColumns.joined([columns])  # its own texts only
-    told = {"count": len(columns), "texts": columns.texts, "groups": columns.groups}
+    told = {
+        "count": len(columns),
+        "texts": columns.texts,
+        "groups": [group if group.tag else group[:2] for group in columns.groups],
+    }
     header = msgpack.packb(told, unicode_errors=errors)
     wholes = [getattr(columns, name).astype("<i8", copy=False).tobytes() for name in WHOLES]
     indexes = [getattr(columns, name).astype("<i4", copy=False).tobytes() for name in INDEXES]

@@ -70,7 +70,7 @@ def _added(spans: SpanColumns, exposed: Mapping[int, Merged]) -> Operations:
         op=spans.texts[spans.op[0]],
         call_site=spans.texts[spans.call_site[0]],
         algorithm=spans.texts[spans.algorithm[0]],
-        ranks=max(len(spans.groups[group][1]) for group in np.unique(spans.group).tolist()),
+        ranks=max(len(spans.groups[group].ranks) for group in np.unique(spans.group).tolist()),
         count=len(spans),
         nbytes=int(spans.nbytes.sum()),
         queued_ns=int((spans.start_ns - spans.issued_ns).sum()),
