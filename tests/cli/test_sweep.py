@@ -210,6 +210,14 @@ def test_the_last_run_of_a_program_counts(swept):
     assert row["outcome"]["step_ns"] == 4 * 10**6
 
 
+def test_what_makes_no_difference_is_not_called_best(overlap, script):
+    unused = WORK.replace("args = parser.parse_args()", "args = parser.parse_args(['--ms', '2'])")
+    assert unused != WORK
+    _, out, _ = overlap("simulate", "--sweep", "ms=1,2", script(unused))
+    assert out.splitlines()[-1] == "all rows are equal: the program may not use ms"
+    assert "*" not in out
+
+
 INTERRUPTED = WORK.replace(
     'raise ValueError("three")', "import os, signal; os.kill(os.getpid(), signal.SIGINT); await rank.barrier()"
 )

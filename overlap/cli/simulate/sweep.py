@@ -135,14 +135,18 @@ def sweep(points: Sequence[Point], run: Callable[[Point], Simulation]) -> tuple[
 def best(rows: Sequence[SweepRow]) -> SweepRow | None:
     """Return the row with the highest throughput, if all tell theirs, or else with the shortest step; the first such.
 
-    None if nothing can be compared: fewer than two points have an outcome.
+    None if nothing can be compared: fewer than two points have an outcome, or all have the same.
     """
     done = [(row, row.outcome) for row in rows if row.outcome is not None]
-    if len(done) < 2:
+    if len(done) < 2 or _all_alike([outcome for _, outcome in done]):
         return None
     if all(outcome.samples_per_s is not None for _, outcome in done):
         return max(done, key=lambda pair: pair[1].samples_per_s or 0.0)[0]
     return min(done, key=lambda pair: pair[1].step_ns)[0]
+
+
+def _all_alike(outcomes: Sequence[StepSummary]) -> bool:
+    return len({(outcome.step_ns, outcome.samples_per_s) for outcome in outcomes}) == 1
 
 
 def _row(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
@@ -219,6 +223,9 @@ def table(rows: Sequence[SweepRow], winner: SweepRow | None, *, width: int, asci
         else:
             drawn = _bar(row.outcome.step_ns, longest_ns, cells=bar, ascii=ascii)
             lines.append(f"{mark}{_aligned(texts, widths)}  {drawn}".rstrip())
+    if winner is None and len(outcomes) > 1 and _all_alike(outcomes):
+        told = f"all rows are equal: the program may not use {', '.join(names)}"
+        return [*lines, *wrapped(told, width)]
     return [*lines, *_best(winner)]
 
 
