@@ -181,7 +181,7 @@ async def _live(
         def begun(world: World) -> None:
             life.world = world
 
-        place = _place()
+        place = _place(wanted.ranks)
         opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
         return await live(
             opened, place, main, args, wanted, keeper, begun, told_to_end=lambda: life.scope.cancel_called
@@ -220,10 +220,15 @@ def _simulate(
         return clock.kernel.run(live)
 
 
-def _place() -> Place | None:
-    """Ask the environment, if it looks as if anybody had started several processes."""
+def _place(ranks: int | None) -> Place | None:
+    """Ask the environment, if it looks as if anybody had started several processes.
+
+    Args:
+        ranks: How many the program says.
+    """
     if _SIGNS.isdisjoint(os.environ):
         return None
-    from .processes.place import find_place  # and with it all that processes need to meet
+    from .processes.place import find_place, sized  # and with it all that processes need to meet
 
-    return find_place()
+    place = find_place()
+    return None if place is None else sized(place, ranks)

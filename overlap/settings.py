@@ -217,7 +217,7 @@ class Settings:
     ranks: int | None = option(
         default="those of the cluster, or 2",
         read=count, metavar="N", check=check_ranks,
-        help="how many ranks; default: what the program says",
+        help="how many ranks; default: what the program says, or 1 for each of --nnodes",
     )  # fmt: skip
     trace: str | PathLike[str] | None = option(
         default="none is kept",

@@ -62,6 +62,8 @@ def fitted(config: RunConfig) -> RunConfig:
         _check_launcher(config, place)
     if config.processes is not None and place is None:
         config = _on_processes(config, config.processes)
+        if config.ranks is None:  # the program says it
+            return config
     nodes, each = config.nnodes, config.nproc_per_node
     if nodes is None:
         nodes = place.processes if place and each else 1
@@ -80,7 +82,9 @@ def _on_processes(config: RunConfig, processes: int) -> RunConfig:
     if given:
         option = given[0].replace("_", "-")
         raise UsageError(f"--processes: those of this machine are meant, with --ranks in all; leave out --{option}")
-    ranks = config.ranks or _share(config, 1) * (processes if config.cluster in (None, "local") else 1)
+    if config.ranks is None and config.cluster in (None, "local"):
+        return config.changed("--processes", nnodes=processes)
+    ranks = config.ranks or _share(config, 1)
     if ranks % processes:
         raise UsageError(f"{ranks} ranks cannot be divided among --processes {processes}")
     return config.changed(None if config.ranks else "--processes", ranks=ranks).changed("--processes", nnodes=processes)
@@ -130,15 +134,17 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
         UsageError: If it cannot start; nothing has run then.
     """
     nodes = config.nnodes or 1
-    assert config.ranks or nodes == 1
+    assert config.ranks or nodes == 1 or config.processes
     # as multiprocessing does: no public function returns the options of this interpreter
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", boot(), "run", *program]
     environ = {**without_membership(os.environ), **config.variables()}
     if nodes > 1:
-        environ.pop("OVERLAP_RANKS")  # otherwise the program may set them
+        environ.pop("OVERLAP_RANKS", None)  # otherwise the program may set them
     if config.processes is not None:
         environ["OVERLAP_ONE_NODE"] = "1"
+        if config.ranks is None:
+            environ["OVERLAP_RANKS_OPEN"] = "1"
     environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which their own children do not
     endpoint = _endpoint(config)
     secret = _secret(config, endpoint)
@@ -151,7 +157,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
             environ=environ,
             nodes=nodes,
             here=here,
-            ranks_per_node=(config.ranks or 0) // nodes,
+            ranks_per_node=config.ranks // nodes if config.ranks else int(nodes > 1),
             endpoint=bound,
             listener=listener,
             job=_job(config),

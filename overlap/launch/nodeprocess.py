@@ -59,7 +59,7 @@ class NodeProcess:
         self, what: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None, seat: Seat | None = None
     ) -> None:
         self.node, self._log = node, log
-        self.ranks: range = range(node * what.ranks_per_node, (node + 1) * what.ranks_per_node)
+        self.ranks: range = _ranks(node, what.ranks_per_node)
         self.status: Status | None = None
         self.entering: Entering | None = None
         self.left: int = 0
@@ -112,6 +112,8 @@ class NodeProcess:
                         self._log_status(status)
                     case Entering() as entering:
                         self.entering = entering
+                        if entering.ranks_each:
+                            self.ranks = _ranks(self.node, entering.ranks_each)
                         news()
                     case Leaving() as leaving:
                         self.left = leaving.world
@@ -225,6 +227,10 @@ class NodeProcess:
             tail=[line.decode(errors="replace").rstrip("\n") for line in self.err.tail],
             log=self._log.path if self._log else None,
         )
+
+
+def _ranks(node: int, each: int) -> range:
+    return range(node * each, (node + 1) * each)
 
 
 def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int], seat: Seat | None) -> dict[str, str]:

@@ -103,8 +103,9 @@ async def _joined(
 ) -> AsyncIterator[Joined]:
     world = next(_worlds)
     config = await _config(place, world, machine, run)
-    with _told(world + 1):
-        on_joined = partial(tell_launcher, Entering(world=world + 1, joined=True))
+    each = place.ranks_per_process
+    with _told(world + 1, each):
+        on_joined = partial(tell_launcher, Entering(world=world + 1, joined=True, ranks_each=each))
         async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=tell_launcher) as found:
             yield found
 
@@ -155,9 +156,9 @@ async def met(
 
 
 @contextmanager
-def _told(world: int) -> Iterator[None]:
+def _told(world: int, ranks_each: int) -> Iterator[None]:
     """Tell the launcher of a world that this process enters, and that it is done with it."""
-    tell_launcher(Entering(world=world, joined=False))
+    tell_launcher(Entering(world=world, joined=False, ranks_each=ranks_each))
     try:
         yield
     finally:

@@ -39,6 +39,7 @@ OVERLAP_LISTENER_FD                         descriptor, process 0 only: the sock
 OVERLAP_LIFELINE_FD                         descriptor: see `lifeline`
 OVERLAP_STATUS_FD                           descriptor: see `status`
 OVERLAP_ONE_NODE                            set with `--processes`: all of them are one node of the cluster
+OVERLAP_RANKS_OPEN                          set with `--processes` alone: `overlap.run` says how many ranks there are
 OVERLAP_RESTART                             how often the world has been started before, if it may be again
 ==========================================  ==================================================================
 
@@ -50,8 +51,8 @@ member. What transports need (rails, TLS, ...) is in `overlap.config`. Other lau
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 
 from ..config import RunConfig
 from ..errors import UsageError
@@ -66,7 +67,7 @@ _OF_MEMBERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("OVERLAP_RDZV_ENDPOINT", "OVERLAP_NODE_RANK", "OVERLAP_NNODES", "OVERLAP_NPROC_PER_NODE", "OVERLAP_JOB"),
     *("OVERLAP_SECRET_FD", "OVERLAP_LISTENER_FD", "OVERLAP_LIFELINE_FD", "OVERLAP_STATUS_FD", "OVERLAP_MEMBER_PID"),
-    *("OVERLAP_RESTART", "OVERLAP_ONE_NODE"),
+    *("OVERLAP_RESTART", "OVERLAP_ONE_NODE", "OVERLAP_RANKS_OPEN"),
 )
 
 
@@ -88,6 +89,7 @@ class Place:
     secret: bytes | None = field(default=None, repr=False)
     listener: int | None = None  # Descriptor of the socket on which process 0 listens already
     lifeline: int | None = None  # Descriptor that ends this process when its launcher is gone
+    ranks_open: bool = False  # Whether the program says how many ranks there are; 1 a process by default
 
     @property
     def ranks(self) -> range:
@@ -142,7 +144,30 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
         secret=secret,
         listener=_descriptor(environ, "OVERLAP_LISTENER_FD"),
         lifeline=_descriptor(environ, "OVERLAP_LIFELINE_FD"),
+        ranks_open=bool(environ.get("OVERLAP_RANKS_OPEN")),
     )
+
+
+def sized(place: Place, ranks: int | None, environ: MutableMapping[str, str] = os.environ) -> Place:
+    """Return the place in a world of the size that the program says, where its launcher has left that open.
+
+    Args:
+        place: Of this process.
+        ranks: How many the program says; None: it does not.
+        environ: The environment, which tells of that size from then on.
+
+    Raises:
+        UsageError: If the processes cannot have equally many of them.
+    """
+    if not place.ranks_open:
+        return place
+    each, left = divmod(ranks or place.processes, place.processes)
+    if left:
+        raise UsageError(
+            f"ranks: {ranks} ranks cannot be divided among --processes {place.processes}; give others by --ranks"
+        )
+    environ.update(_rank_variables(place.process, place.processes, each))
+    return replace(place, ranks_per_process=each)
 
 
 def member_variables(
@@ -160,19 +185,25 @@ def member_variables(
     """
     host, port = endpoint
     return {
-        "RANK": str(node * ranks_per_node),
-        "WORLD_SIZE": str(nodes * ranks_per_node),
+        **_rank_variables(node, nodes, ranks_per_node),
         "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": str(ranks_per_node),
         "GROUP_RANK": str(node),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "OVERLAP_RDZV_ENDPOINT": format_endpoint(endpoint),
         "OVERLAP_NODE_RANK": str(node),
         "OVERLAP_NNODES": str(nodes),
-        "OVERLAP_NPROC_PER_NODE": str(ranks_per_node),
         "OVERLAP_JOB": job,
         **{f"OVERLAP_{name.upper()}_FD": str(descriptor) for name, descriptor in descriptors.items()},
+    }
+
+
+def _rank_variables(node: int, nodes: int, ranks_per_node: int) -> dict[str, str]:
+    return {
+        "RANK": str(node * ranks_per_node),
+        "WORLD_SIZE": str(nodes * ranks_per_node),
+        "LOCAL_WORLD_SIZE": str(ranks_per_node),
+        "OVERLAP_NPROC_PER_NODE": str(ranks_per_node),
     }
 
 

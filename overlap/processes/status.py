@@ -46,6 +46,7 @@ class Entering(Tagged):
 
     world: int  # Which of its worlds, counted from 1
     joined: bool  # Whether all have come; False: it waits for them
+    ranks_each: int = 0  # Ranks of each process; 0: it does not say
 
 
 class Leaving(Tagged):

@@ -212,6 +212,49 @@ def test_processes_are_one_node_and_share_its_ranks(process, script):
     assert sorted(out.splitlines()) == [f"{rank} 2 4" for rank in range(4)]
 
 
+SIZES = """
+import os, overlap
+async def main(rank):
+    await rank.barrier()
+    print(rank.rank, rank.local_rank, rank.world_size, os.environ["WORLD_SIZE"])
+overlap.run(main, ranks=4)
+overlap.run(main)
+overlap.run(main, ranks=6)
+"""
+
+
+def test_the_program_says_how_many_ranks_are_spread_over_processes(process, script):
+    run = process("run", "--processes", "2", "--no-prefix", script(SIZES))
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, err) == (0, "")
+    assert sorted(out.splitlines()) == sorted(
+        f"{rank} {rank} {size} {size}" for size in (4, 2, 6) for rank in range(size)
+    )
+
+
+def test_one_process_has_as_many_ranks_as_its_program_says(overlap, script):
+    code, out, err = overlap("run", "--processes", "1", script(SIZES.replace(', os.environ["WORLD_SIZE"]', "")))
+    assert (code, len(out.splitlines()), err) == (0, 4 + 2 + 6, "")
+
+
+def test_ranks_of_a_program_that_processes_cannot_share_are_refused(process, script):
+    program = script(SIZES)
+    run = process("run", "--processes", "3", "--no-prefix", program)
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, out, err) == (2, "", (
+        f"overlap: {program}:6: ranks: 4 ranks cannot be divided among --processes 3; give others by --ranks\n"
+    ))  # fmt: skip
+
+
+def test_a_lost_process_is_named_with_the_ranks_that_the_program_says(process, script):
+    program = "import os, overlap\nasync def main(rank):\n    await rank.barrier()\n    if rank.rank == 2:\n"
+    program += "        os._exit(3)\n    await rank.barrier()\noverlap.run(main, ranks=4)\n"
+    run = process("run", "--processes", "2", "--no-prefix", script(program))
+    err = run.communicate(timeout=60)[1]
+    assert run.returncode == 3
+    assert "node 1 (ranks 2-3, pid " in err
+
+
 def test_a_program_that_only_one_node_could_read_is_refused(overlap, script, monkeypatch):
     with open(script("print('ran')"), "rb") as source, open(os.dup(0), "rb") as stdin:
         os.dup2(source.fileno(), 0)
