@@ -1,5 +1,7 @@
 """Why communication was exposed: the sum is exact, and each nanosecond has the cause that one finds by looking."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -133,6 +135,19 @@ def test_causes_add_up_to_what_is_exposed(timeline):
         mine = [cause for cause in found if cause.victim == row.rank]
         assert sum(cause.duration_ns for cause in mine) == row.exposed_ns
         assert sum(c.duration_ns for c in mine if (c.rank, c.doing) == (None, "wire")) == row.wire_ns
+
+
+@pytest.mark.parametrize("late", ["send", "recv"])
+def test_the_late_rank_is_named_with_its_own_call(late):
+    """The ends of a message are one operation, with two names and two lines."""
+    ends = [
+        replace(
+            comm(rank, 30 if name == late else 0, 30, 32, op="send/recv", ranks=(0, 1), site=f"{name}.py:1"), name=name
+        )
+        for rank, name in enumerate(("send", "recv"))
+    ]
+    (cause,) = [cause for cause in causes(timeline_of(*ends)) if cause.rank is not None]
+    assert (cause.rank, str(cause)) == (late == "recv", f"its program, before {late} at {late}.py:1")
 
 
 def only(timeline, victim=0):

@@ -270,8 +270,8 @@ class _Search:
         self._add_operations(waits.take(~known), _UNKNOWN)
         waits, last, rank = waits.take(known), last[known], rank[known]
         at, under = self._between(rank, waits)
-        of, whom, site = waits.take(at), rank[at], self._columns.call_site[last]
-        self._add_gaps(waits, rank, site, at, under)
+        of, whom = waits.take(at), rank[at]
+        self._add_gaps(waits, last, at, under)
         name, place = self._columns.name[under.row], self._columns.call_site[under.row]
         busy = (under.doing == COMPUTE) | (under.doing == WIRE)
         self._add(of, under, busy, whom, under.doing, name, place)
@@ -281,7 +281,7 @@ class _Search:
         follows = (further >= 0) & (passed != self._columns.rank[further][:, None]).all(axis=1)
         follows &= (under.doing == WAITING) & (passed.shape[1] < FOLLOWED)
         stuck = (under.doing == WAITING) & ~follows  # in a circle of ranks that wait for each other, or in a long chain
-        self._add(of, under, stuck, whom, PROGRAM, self._columns.name[of.row], site[at])
+        self._add(of, under, stuck, whom, PROGRAM, self._columns.name[last[at]], self._columns.call_site[last[at]])
         return _Waits(of.place, under.start_ns, under.end_ns, under.row, passed).take(follows)
 
     def _between(self, rank: Wholes, waits: _Waits) -> tuple[Rows, Pieces]:
@@ -302,9 +302,9 @@ class _Search:
         order = np.lexsort((under.start_ns, at))
         return at[order], under.take(order)
 
-    def _add_gaps(self, waits: _Waits, rank: Wholes, site: NDArray[np.int32], at: Rows, under: Pieces) -> None:
-        """Add the time in which the last ranks did nothing: only their programs can have run."""
-        every = np.arange(len(rank))
+    def _add_gaps(self, waits: _Waits, last: Rows, at: Rows, under: Pieces) -> None:
+        """Add the time in which the last ranks did nothing: only their programs can have run, up to their own calls."""
+        every = np.arange(len(last))
         of = np.concatenate([every, at])
         start_ns = np.concatenate([waits.start_ns, under.end_ns])  # of the wait, and of what comes after each piece
         order = np.argsort(of, kind="stable")
@@ -313,9 +313,9 @@ class _Search:
         same = of[1:] == of[:-1]
         begun_ns = np.concatenate([waits.start_ns, under.start_ns])[order]
         end_ns[:-1] = np.where(same, begun_ns[1:], end_ns[:-1])
-        gaps = Pieces(start_ns, end_ns, np.full(len(of), PROGRAM), waits.row[of])
-        name = self._columns.name[gaps.row]
-        self._add(waits.take(of), gaps, start_ns < end_ns, rank[of], PROGRAM, name, site[of])
+        gaps = Pieces(start_ns, end_ns, np.full(len(of), PROGRAM), last[of])
+        whom, name, site = (getattr(self._columns, each)[gaps.row] for each in ("rank", "name", "call_site"))
+        self._add(waits.take(of), gaps, start_ns < end_ns, whom, PROGRAM, name, site)
 
     def _add_operations(self, waits: _Waits, doing: int) -> None:
         """Add operations that are a reason themselves."""
