@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 
@@ -63,8 +64,14 @@ def _options_after_the_program(args: argparse.Namespace) -> list[str]:
     at = args.rest.index("--") if "--" in args.rest else len(args.rest)
     later = Parser(prog="overlap test")
     _fill_options(later)
-    later.parse_args(args.rest[:at], args)
-    return list(args.rest[at + 1 :])
+    theirs = list(args.rest[at + 1 :])
+    _, unknown = later.parse_known_args(args.rest[:at], args)
+    if unknown:
+        last = shlex.join([*unknown, *theirs])
+        later.error(
+            f"unrecognized arguments: {' '.join(unknown)}; if they are the program's, end the line with -- {last}"
+        )
+    return theirs
 
 
 def main(args: argparse.Namespace) -> int:
