@@ -1,6 +1,7 @@
 """Tables on request: operations, stragglers, the critical path; and comparisons of two runs."""
 
 import argparse
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,7 @@ from overlap.cli.timeline.tables import (
     stragglers_table,
 )
 from overlap.errors import UsageError
-from overlap.timeline import verdict_of, write_trace
+from overlap.timeline import Span, verdict_of, write_trace
 from overlap.timeline.measure.critical_path import critical_path
 from overlap.timeline.measure.operations import operations
 from overlap.timeline.measure.stragglers import stragglers
@@ -43,6 +44,38 @@ def test_operations_are_added_up_by_place():
         "all_reduce  train.py:9        16.5   8.0       8.5      1   8 B  0.00125     0.2",
     ]
     assert operations_table([], ranks=2, width=80) == ["communication: none recorded"]
+
+
+@given(traces())
+def test_exposed_time_of_lines_adds_up_to_that_of_the_ranks(timeline):
+    """Traces have up to four operations in flight together."""
+    assert sum(row.exposed_ns for row in operations(timeline)) == verdict_of(timeline).exposed_ns
+
+
+def test_operations_in_flight_together_share_exposed_time():
+    """The oldest that moves bytes has it, or else the oldest that waits."""
+    timeline = timeline_of(
+        comm(0, 0, 6, 20, seq=0, site="a.py:1"),
+        comm(0, 1, 4, 30, seq=1, site="b.py:1"),
+    )
+    assert [(row.call_site, row.exposed_ns) for row in operations(timeline)] == [("a.py:1", 4 + 14), ("b.py:1", 2 + 10)]
+    causes = {cause.call_site: cause.duration_ns for cause in verdict_of(timeline).causes if cause.doing == "wire"}
+    assert causes == {"a.py:1": 14, "b.py:1": 2 + 10}
+
+
+def test_an_operation_that_began_before_the_window_of_its_step_is_exposed_in_it():
+    """The compute of a step runs in the next one, whose window begins later than its operation."""
+    spans = []
+    for step in range(2):
+        at = 100 * step
+        spans += [
+            Span(rank=0, kind="step", lane="step", name="", start_ns=at, end_ns=at + 100, step=step),
+            comm(0, at, at, at + 100, seq=step),
+            replace(compute(0, at + 100, at + 110), step=step),
+        ]
+    timeline = timeline_of(*spans)
+    (row,) = operations(timeline, step=1)
+    assert (row.count, row.exposed_ns, verdict_of(timeline, step=1).exposed_ns) == (1, 90, 90)
 
 
 def test_stragglers_are_told_by_how_late_and_how_slow_they_are():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ...collectives.kinds import Collective
 from ..columnar import SpanColumns, runs
 from ..spans import Timeline
-from .intervals import Merged, intersect, length, union
+from .activity import Activity
 from .metrics import begin_inside, coverage
 
 _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for each in Collective}
@@ -29,7 +29,9 @@ class Operations:
     queued_ns: int  # From the call to the start
     waiting_ns: int  # For the last rank
     transfer_ns: int  # In which bytes moved
-    exposed_ns: int  # Of the two, the time that no compute of the rank covers; simultaneous operations count each
+    # Without compute; of operations in flight together, the oldest that moves bytes has the time, or else the oldest
+    # that waits
+    exposed_ns: int
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -46,26 +48,30 @@ class Operations:
 def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
     """Add up the costs of the operations that begin in the window of their rank, the most exposed first.
 
-    Arguments and errors are those of `metrics.coverage`.
+    Exposed time is that inside the window, so that it adds up to what the verdict says. If none of the operations of a
+    line begins there, those count that were under way and exposed. Arguments and errors are those of
+    `metrics.coverage`.
     """
     covers = coverage(timeline, step=step, ranks=ranks)
-    inside = begin_inside(timeline.columns, {cover.rank: cover.window for cover in covers})
-    found = timeline.columns.take(inside & timeline.columns.is_operation)
-    order = np.lexsort((found.rank, found.algorithm, found.call_site, found.op))
-    found = found.take(order)
-    firsts = runs(found.op, found.call_site, found.algorithm)
-    parts = np.split(np.arange(len(found)), firsts[1:]) if len(firsts) else []
-    exposed = {cover.rank: cover.exposed for cover in covers}
-    told = [_added(found.take(rows), exposed) for rows in parts]
+    activity = Activity(timeline, (min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)))
+    columns = activity.columns
+    exposed_ns = np.zeros(len(columns), np.int64)
+    for cover in covers:
+        pieces = activity.oldest(cover.rank, cover.exposed)
+        np.add.at(exposed_ns, pieces.row, pieces.end_ns - pieces.start_ns)
+    begins = begin_inside(columns, {cover.rank: cover.window for cover in covers})
+    rows = np.flatnonzero(columns.is_operation & (begins | (exposed_ns > 0)))
+    rows = rows[np.lexsort((columns.rank[rows], columns.algorithm[rows], columns.call_site[rows], columns.op[rows]))]
+    firsts = runs(columns.op[rows], columns.call_site[rows], columns.algorithm[rows])
+    told = []
+    for of in np.split(rows, firsts[1:]) if len(firsts) else ():
+        counted = of[begins[of]] if begins[of].any() else of
+        told.append(_added(columns.take(counted), int(exposed_ns[of].sum())))
     return sorted(told, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
 
 
-def _added(spans: SpanColumns, exposed: Mapping[int, Merged]) -> Operations:
+def _added(spans: SpanColumns, exposed_ns: int) -> Operations:
     """Add up operations that are alike."""
-    by_rank = spans.rows_by_rank(np.ones(len(spans), bool)).items()
-    exposed_ns = sum(
-        length(intersect(union(spans.start_ns[rows], spans.end_ns[rows]), exposed[rank])) for rank, rows in by_rank
-    )
     return Operations(
         op=spans.texts[spans.op[0]],
         call_site=spans.texts[spans.call_site[0]],
