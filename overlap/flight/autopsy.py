@@ -17,7 +17,7 @@ from ..timeline.ranklist import listed
 from ..units import columns
 from .folder import ENDING, default_folder
 from .reading import Flight, Operation, RankRecord, read_flight
-from .waits import absent, oldest, stall_of
+from .waits import absent, computes, oldest, stall_of
 
 MOST_ROWS = 64  # of the table, unless all are asked for
 _MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
@@ -111,19 +111,23 @@ def _last_sign(record: RankRecord) -> str:
 
 
 def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
-    """Name the other ranks that waited for some ranks, and the operation."""
-    waiting = [
+    """Name the other ranks that waited for some ranks, and the operation; else ranks that computed beside one."""
+    pending = [
         (other, op)
         for rank in ranks
         for other, each in sorted(world.ranks.items())
         if other not in ranks
         for op in _waiting(each, rank, world.ranks)
     ]
-    if not waiting:
+    waiting = [(other, op) for other, op in pending if not computes(world.ranks[other])]
+    if not pending:
         return []
-    who = sorted({other for other, _ in waiting})
-    first = min((op for _, op in waiting), key=lambda op: op.issued_ns)
-    return [f"rank{'s' * (len(who) > 1)} {listed(who)} waited for it in {_label(first)} ({first.words.site})"]
+    who = sorted({other for other, _ in waiting or pending})
+    first = min((op for _, op in waiting or pending), key=lambda op: op.issued_ns)
+    ranks_told, operation = f"rank{'s' * (len(who) > 1)} {listed(who)}", f"{_label(first)} ({first.words.site})"
+    if waiting:
+        return [f"{ranks_told} waited for it in {operation}"]
+    return [f"{ranks_told} had issued {operation} with it, and still computed"]
 
 
 def _culprit(world: World) -> tuple[str, int | None]:

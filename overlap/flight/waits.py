@@ -24,6 +24,12 @@ def oldest(record: RankRecord) -> Operation | None:
     return next(iter(record.unfinished), None)
 
 
+def computes(record: RankRecord) -> bool:
+    """Whether a rank runs a compute: it waits for nobody then, whatever it has under way."""
+    operation = oldest(record)
+    return operation is not None and operation.words.kind == "compute" and operation.started_ns is not None
+
+
 def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
     """Return the members that have not come to an unfinished operation, as far as the records tell; ascending.
 

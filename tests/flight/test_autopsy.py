@@ -87,6 +87,23 @@ def test_a_process_that_was_killed_is_named_with_what_it_was_doing():
     ]
 
 
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        (1, "rank 1 had issued all_reduce #41 on group 'world' (train.py:33) with it, and still computed"),
+        (2, "ranks 1-2 had issued all_reduce #41 on group 'world' (train.py:33) with it, and still computed"),
+    ],
+)
+def test_a_rank_that_computes_beside_an_operation_waits_for_nobody(others, told):
+    busy = [record(rank, operation(since=3), compute(since=3, started=4)) for rank in range(1, others + 1)]
+    killed = flight(0, record(0, compute("tokenise", since=3, started=4)))
+    assert judged(killed, flight(1, *busy), runs=lambda flight: flight.process == 1)[2] == f"waited for: nobody; {told}"
+    waits = record(3, operation(since=5))
+    assert judged(killed, flight(1, *busy, waits), runs=lambda flight: flight.process == 1)[2] == (
+        "waited for: nobody; rank 3 waited for it in all_reduce #41 on group 'world' (train.py:33)"
+    )
+
+
 def test_an_operation_that_failed_last_was_what_a_rank_waited_in():
     """As where a rank hears of the lost process before its world ends; what failed and was survived is no matter."""
     survived = operation(40, members=(0, 1), since=1, ended=2, failed=True)
