@@ -180,7 +180,7 @@ class Experts:
 
     def _issue(self, name: str, function: Callable[..., object], *args: object, rows: int = 1) -> Future[object]:
         cost = {unit: each * rows for unit, each in self._costs.get(name, {}).items()}
-        return self.rank.compute(function, *args, name=name, **cost)  # type: ignore[arg-type]
+        return self.rank.compute(function, *args, name=name, call_site=users_frame(), **cost)  # type: ignore[arg-type]
 
     def _exchange(self, rows: object, counts: Array, name: str) -> Future[object]:
         """Issue an all-to-all of as many rows as the counts tell."""

@@ -22,7 +22,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .tree import add_up, has_no_data, leaves, pick, rebuild
-from .work import MemoryWork
+from .work import MemoryWork, users_frame
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -113,7 +113,7 @@ class Local:
 
     def _issue(self, name: str, *args: object) -> Future[object]:
         function = cast("Callable[..., object]", self._functions[name])
-        return self.rank.compute(function, *args, **self._costs.get(name, {}))  # type: ignore[arg-type]
+        return self.rank.compute(function, *args, call_site=users_frame(), **self._costs.get(name, {}))  # type: ignore[arg-type]
 
 
 def check_backward(backward: object, backward_input: object, backward_weights: object) -> None:
@@ -178,7 +178,9 @@ class Replicated:
         """Issue the layer's backward, and sum the gradients of the weights."""
         dx, dw = self.layer.backward(w, kept, dy)
         summed = {
-            name: self.group.all_reduce(cast("Future[object]", pick(dw, path)), name=f"gradient of {name}")
+            name: self.group.all_reduce(
+                cast("Future[object]", pick(dw, path)), name=f"gradient of {name}", call_site=users_frame()
+            )
             for name, path in leaves(w).items()
         }
         return dx, rebuild(w, summed)
@@ -264,14 +266,15 @@ class Sequential:
     def _cut(self, x: object) -> list[object]:
         if self.parts == 1:
             return [x]
-        cut = self.rank.compute(np.array_split, x, self.parts, self.axis, name="cut", seconds=0.0)
+        place = users_frame()
+        cut = self.rank.compute(np.array_split, x, self.parts, self.axis, name="cut", seconds=0.0, call_site=place)
         return [cut[i] for i in range(self.parts)]
 
     def _join(self, parts: list[object]) -> object:
         """Put parts side by side; a copy of activations, which costs little beside the products that made them."""
         if self.parts == 1:
             return parts[0]
-        return self.rank.compute(_joined, parts, self.axis, name="join", seconds=0.0)
+        return self.rank.compute(_joined, parts, self.axis, name="join", seconds=0.0, call_site=users_frame())
 
 
 def _weights(w: object, name: str) -> object:

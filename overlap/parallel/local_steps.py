@@ -19,6 +19,7 @@ from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
 from .parameters import Parameters
 from .strategy import Ahead, Strategy
 from .tree import Params, flatten
+from .work import users_frame
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -225,7 +226,9 @@ class LocalSteps(Strategy[Params]):
         fragment.sent_at, fragment.due = self.steps, self.steps + self.delay
         fragment.pending = change
         if self.group.size > 1:
-            fragment.pending = self.group.all_reduce(change, op="mean", stream=self._stream, name="outer step")
+            fragment.pending = self.group.all_reduce(
+                change, op="mean", stream=self._stream, name="outer step", call_site=users_frame()
+            )
 
     def _apply_if_due(self, fragment: Fragment) -> None:
         if fragment.due <= self.steps:

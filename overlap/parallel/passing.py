@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..runtime.group import Group
 from .schedules import Action, Kind, PipelineSchedule
+from .work import users_frame
 
 if TYPE_CHECKING:
     from ..runtime.calls.shapes import Like
@@ -48,6 +49,7 @@ class StagePassing:
             self._tag(kind, stage, microbatch),
             stream=self._stream,
             name=f"{Action(source, kind, microbatch)} to {stage}",
+            call_site=users_frame(),
         )
 
     def give(self, kind: Kind, stage: int, microbatch: int, value: object) -> None:
@@ -68,6 +70,7 @@ class StagePassing:
                 self._tag(kind, stage, microbatch),
                 stream=self._stream,
                 name=f"{Action(_source(kind, stage), kind, microbatch)} to {stage}",
+                call_site=users_frame(),
             )
 
     def _tag(self, kind: Kind, stage: int, microbatch: int) -> int:

@@ -250,12 +250,12 @@ class VocabularyLoss:
             self._top, scores, target, name="highest score", moved_bytes=moved_bytes
         )
         if group.size > 1:
-            top = group.all_reduce(top, op="max", name="highest scores")
+            top = group.all_reduce(top, op="max", name="highest scores", call_site=users_frame())
         sums: Future[Array] = self._work.compute(
             self._sums, scores, target, top, name="sum of scores", moved_bytes=moved_bytes
         )
         if group.size > 1:
-            sums = group.all_reduce(sums, name="sums of scores")
+            sums = group.all_reduce(sums, name="sums of scores", call_site=users_frame())
         return cast(
             "Future[object]",
             self._work.compute(self._both, scores, target, top, sums, name="loss", moved_bytes=moved_bytes),

@@ -248,11 +248,13 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 def call_site(code: CodeType, instruction: int) -> str:
     """Return "file:line" of an instruction (`frame.f_lasti`) of the user's program.
 
-    The path is relative to the current folder if it lies inside, and if that folder still exists. Finding the line
-    costs too much to do at each call.
+    The path is relative to the current folder if it lies inside, and if that folder still exists; a relative path, as
+    that of a place that is told as text, stays as it is. Finding the line costs too much to do at each call.
     """
     line = next((n for start, end, n in code.co_lines() if start <= instruction < end), code.co_firstlineno)
     path = code.co_filename
+    if not os.path.isabs(path):
+        return f"{path}:{line}"
     try:
         here = os.getcwd() + os.sep
     except FileNotFoundError:  # the folder was removed

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 import overlap
 from overlap.collectives.reduce import Array
-from overlap.parallel import SGD, DataParallel, Sharded
+from overlap.parallel import SGD, DataParallel, Local, Pipeline, Sequential, Sharded, schedules
 from overlap.timeline import Recorder, Timeline, verdict_of
 
 HERE = r"[\w/]*test_named_lines.py"
@@ -34,9 +34,14 @@ class Held:
 
 
 def line_of(words: str) -> int:
-    """The line of this file that holds these words, with the mark that says so."""
+    """The first line of this file that ends with these words, with the mark that says so."""
+    return lines_of(words)[0]
+
+
+def lines_of(words: str) -> list[int]:
+    """The lines of this file that end with these words, with the mark that says so."""
     with open(__file__) as lines:
-        return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {words}\n"))
+        return [number for number, line in enumerate(lines, 1) if line.endswith(f"# {words}\n")]
 
 
 def a_model(rank: overlap.Rank, kind: type, before: Callable[[], object]) -> DataParallel:
@@ -85,6 +90,35 @@ def test_a_verdict_names_the_line_that_asked_for_the_update() -> None:
     recorders = overlap.run(train, ranks=2, clock=slow)
     verdict = str(verdict_of(Timeline.collect(recorders, world_size=2), step=1))
     assert re.search(rf"rank 1 \(compute 'update' at {HERE}:{line_of('the verdict')}\)", verdict.replace("\n", " "))
+
+
+def plain(w: Array, x: Array) -> tuple[Array, Array]:
+    return x, x
+
+
+def back(w: Array, kept: Array, dy: Array) -> tuple[Array, Array]:
+    return dy, w
+
+
+def test_a_pipeline_is_told_under_the_line_that_runs_it() -> None:
+    """Its messages, and the computes of layers of plain functions."""
+
+    async def train(rank: overlap.Rank) -> set[str]:
+        schedule = schedules.make("1f1b", ranks=2, microbatches=2)
+        [stage] = schedule.stages_of(rank.rank)
+        layer = Sequential(rank, {"only": Local(rank, plain, back)}, parts=2)
+        pipe = Pipeline(
+            rank, schedule, {stage: layer}, {stage: {"only": gradient()}},
+            loss=lambda y, target: (y, 0.0), boundary=((2, 4), np.float32),
+        )  # fmt: skip
+        x = np.ones((4, 4), np.float32)
+        passed = await pipe.run(x if stage == 0 else None, x if stage == 1 else None)  # the run
+        await passed.loss()  # the run
+        told = {span.info.call_site if span.info else span.call_site for span in rank.recorder.spans()}
+        return told - {span.call_site for span in rank.recorder.spans() if span.name == "ask"}
+
+    for told in overlap.run(train, ranks=2):
+        assert {re.sub(f"^{HERE}:", "", place) for place in told} == set(map(str, lines_of("the run")))
 
 
 def test_what_a_model_issues_when_it_is_made_is_told_under_that_line() -> None:

@@ -41,7 +41,11 @@ def again(timeline, ranks, *, cluster="local", factor=1.0, names=()):
 
 
 def spans(timeline):
-    return sorted((s.rank, s.kind, s.lane, s.name, s.step, s.start_ns, s.end_ns) for s in timeline.spans)
+    return sorted((s.rank, s.kind, s.lane, s.name, s.step, s.start_ns, s.end_ns, place(s)) for s in timeline.spans)
+
+
+def place(span):
+    return span.info.call_site if span.info else span.call_site
 
 
 def step_ns(timeline):

@@ -98,7 +98,9 @@ class _Player:
         span = move.span
         lane = None if span.lane == _DEFAULT_LANE else span.lane
         seconds = span.duration_ns * self._factor / 1e9
-        return self._rank.compute(lambda *_: None, *needs, name=span.name, seconds=seconds, stream=lane)
+        return self._rank.compute(
+            lambda *_: None, *needs, name=span.name, seconds=seconds, stream=lane, call_site=span.call_site or None
+        )
 
     def _communicate(self, move: Move, needs: list[object]) -> Future[Any]:
         info, rank = move.info, self._rank
