@@ -94,7 +94,7 @@ class LocalSteps(Strategy[Params]):
             for plan in self._planned(leaves, list(leaves)[number::fragments])
         ]
         self._handed: dict[str, object] = {}
-        self._place: Place | None = None  # where a gradient was handed over last
+        self._places: dict[str, Place] = {}  # where they were handed over
         self._newest: Future[dict[str, Array]] = self._work.compute(
             self._begin, *self._first_weights(self._parameters), name="first weights", moved_bytes=0
         )
@@ -116,11 +116,10 @@ class LocalSteps(Strategy[Params]):
         return self._parameters.views[name] if newest.done and newest.exception() is None else newest[name]
 
     def _take(self, gradients: Mapping[str, object], place: Place) -> None:
-        self._place = place
         for name, gradient in gradients.items():
             if name in self._handed:
                 raise self._second(name)
-            self._handed[name] = gradient
+            self._handed[name], self._places[name] = gradient, place
 
     def step(self) -> Ahead:
         """Let this rank's weights make an inner step; begin and end outer steps that are due. Issues, and never waits.
@@ -133,11 +132,11 @@ class LocalSteps(Strategy[Params]):
         """
         missing = [name for plan in self._plans for name in plan.names if name not in self._handed]
         if missing:
-            raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps + 1}")
+            raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}")
         self.steps += 1
         moved_bytes = sum(self._parameters.moved_bytes(plan) for plan in self._plans)
         gradients, self._handed = self._handed, {}
-        update = partial(self._update, self.steps, self._place)
+        update, self._places = partial(self._update, self.steps, self._places), {}
         self._newest = self._work.compute(update, gradients, name="update", moved_bytes=moved_bytes)
         for fragment in self._fragments:
             self._apply_if_due(fragment)
@@ -212,11 +211,11 @@ class LocalSteps(Strategy[Params]):
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def _update(self, step: int, place: Place | None, gradients: dict[str, Array]) -> dict[str, Array]:
+    def _update(self, step: int, places: Mapping[str, Place], gradients: dict[str, Array]) -> dict[str, Array]:
         for name, gradient in gradients.items():
-            check_gradient(name, gradient, *self._leaves[name], step)
+            check_gradient(name, gradient, *self._leaves[name], step, places[name])
             if self._parameters.real and not is_finite(gradient.reshape(-1)):
-                raise not_finite({name: gradient}, rank=self.rank.rank, step=step, place=place)
+                raise not_finite({name: gradient}, rank=self.rank.rank, step=step, place=places[name])
         self._parameters.make_step(gradients, step)
         return self._parameters.views
 

@@ -171,7 +171,7 @@ class Sharded(Bucketed[Scattered, Params]):
         bucket = self._home[name]
         if bucket.sent or name in bucket.handed:
             raise UsageError(
-                f"name: the gradient of {name!r} has been handed over in step {self.steps + 1}, so its update may have "
+                f"name: the gradient of {name!r} has been handed over in step {self.steps}, so its update may have "
                 f"begun; ask for the weight before that, or after step()"
             )
         return self._gathering.visit(bucket)[name]

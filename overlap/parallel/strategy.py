@@ -110,7 +110,7 @@ class Strategy(ABC, Generic[Params]):
     def _second(self, name: str) -> UsageError:
         """Return the error for a second gradient of a parameter in one step."""
         return UsageError(
-            f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already; of a weight "
+            f"reduce: the gradient of {name!r} has been handed over in step {self.steps} already; of a weight "
             "that is used twice, add the gradients up and hand over the sum"
         )
 

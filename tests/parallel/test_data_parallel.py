@@ -314,14 +314,14 @@ def test_gradients_handed_over_twice_or_never_are_named():
         return messages
 
     twice = (
-        "reduce: the gradient of {!r} has been handed over in step 1 already; of a weight that is used twice, add the "
+        "reduce: the gradient of {!r} has been handed over in step 0 already; of a weight that is used twice, add the "
         "gradients up and hand over the sum"
     )
     assert run(main, 1)[0] == [
         "name: 'x' is no parameter; known are w, v",
         "name: 'x' is no parameter; known are w, v",
         twice.format("w"),
-        "step: no gradient of 'v' in step 1; hand it over, or pass unused='zeros'",
+        "step: no gradient of 'v' in step 0; hand it over, or pass unused='zeros'",
         twice.format("v"),
     ]
 
@@ -341,7 +341,7 @@ def test_a_gradient_of_another_shape_is_named():
 
     rank, error = failure_of(main)
     assert rank == 1
-    assert str(error) == "reduce: the gradient of 'w' in step 1 has shape (3, 2), the parameter (2, 3)"
+    assert str(error) == "reduce: the gradient of 'w' in step 0 has shape (3, 2), the parameter (2, 3)"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
@@ -360,10 +360,10 @@ def test_a_gradient_that_is_not_finite_names_rank_parameter_and_step(dtype):
 
     rank, error = failure_of(main)
     assert (rank, type(error)) == (2, overlap.NonFiniteError)
-    assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w'", 3, (1, 0))
+    assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w'", 2, (1, 0))
     assert str(error).startswith("rank 2 was about to send nan by the gradient of 'w' at ")
     assert str(error).endswith(
-        f" in step 3: element [1, 0] of {dtype} (2, 3) is nan; nobody has received it, so what computed it is on this "
+        f" in step 2: element [1, 0] of {dtype} (2, 3) is nan; nobody has received it, so what computed it is on this "
         "rank"
     )
 
@@ -384,7 +384,7 @@ def test_of_a_gradient_that_travels_alone_all_ranks_learn_the_same(clock):
 
     first, second, third = run(main, 3, clock=clock)
     assert second.startswith("rank 1 was about to send -inf by the gradient of 'w' at ")
-    assert " in step 2: element [0, 2] of float64 (2, 3), the first of 2 that are not finite, is -inf; " in second
+    assert " in step 1: element [0, 2] of float64 (2, 3), the first of 2 that are not finite, is -inf; " in second
     assert clock == "virtual" or (first == third == second)
 
 
@@ -403,7 +403,7 @@ def test_a_rank_alone_that_writes_its_gradient_into_the_bucket_learns_it_too(clo
 
     [told] = run(main, 1, clock=clock)
     assert told.startswith("rank 0 was about to send inf by the gradient of 'w' at ")
-    assert " in step 1: element [1, 2] of float64 (2, 3) is inf; " in told
+    assert " in step 0: element [1, 2] of float64 (2, 3) is inf; " in told
 
 
 def test_gradients_whose_sum_is_too_large_are_nobodys_fault():
@@ -415,7 +415,7 @@ def test_gradients_whose_sum_is_too_large_are_nobodys_fault():
             await model.finish()
         return str(caught.value)
 
-    told = "reduce: the gradients of 'w' in step 1 are finite, but their sum over the ranks is not; scale the loss down"
+    told = "reduce: the gradients of 'w' in step 0 are finite, but their sum over the ranks is not; scale the loss down"
     assert run(main) == [told] * 2
 
 

@@ -183,12 +183,12 @@ def test_gradients_that_are_missing_or_come_twice_are_named():
         with pytest.raises(overlap.UsageError) as caught:
             model.reduce("w1", weights()["w1"])
         assert str(caught.value) == (
-            "reduce: the gradient of 'w1' has been handed over in step 1 already; of a weight that is used twice, add "
+            "reduce: the gradient of 'w1' has been handed over in step 0 already; of a weight that is used twice, add "
             "the gradients up and hand over the sum"
         )
         with pytest.raises(overlap.UsageError) as caught:
             model.step()
-        assert str(caught.value) == "step: no gradient of 'w0', 'w2', 'w3' in step 1"
+        assert str(caught.value) == "step: no gradient of 'w0', 'w2', 'w3' in step 0"
 
     overlap.run(main, ranks=1)
 
@@ -202,7 +202,7 @@ def test_a_gradient_of_another_shape_is_named():
 
     with pytest.raises(overlap.RankFailedError) as caught:
         overlap.run(main, ranks=1)
-    assert str(caught.value.cause) == "reduce: the gradient of 'w' in step 1 has shape (4,), the parameter (3,)"
+    assert str(caught.value.cause) == "reduce: the gradient of 'w' in step 0 has shape (4,), the parameter (3,)"
 
 
 def test_parameters_that_differ_between_ranks_are_named_on_every_rank():
@@ -232,7 +232,7 @@ def test_a_gradient_that_is_not_finite_names_rank_parameter_and_step():
         overlap.run(main, ranks=2, timeout_s=60)
     error = caught.value.__cause__
     assert isinstance(error, overlap.NonFiniteError)
-    assert (error.rank, error.operation, error.step, error.index) == (1, "the gradient of 'w'", 2, (1,))
+    assert (error.rank, error.operation, error.step, error.index) == (1, "the gradient of 'w'", 1, (1,))
 
 
 def test_nesterov_refuses_what_cannot_be_meant():

@@ -1,5 +1,6 @@
 """What strategies are given by mistake: one sentence at the call that names the argument, and nothing happens."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -106,7 +107,7 @@ def test_what_is_no_gradient_is_refused_at_the_call(make, text, gradient):
     async def program(rank):
         make(rank, params(), optimizer=ADAM).reduce("b", gradient)
 
-    assert refused(program) == [f"reduce: the gradient of 'b' in step 1 {text}"]
+    assert refused(program) == [f"reduce: the gradient of 'b' in step 0 {text}"]
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
@@ -120,9 +121,11 @@ def test_a_compute_that_has_forgotten_to_return_its_gradient_is_no_gradient_of_z
         model.step()
         await model.finish()
 
+    line = program.__code__.co_firstlineno + 4
     with pytest.raises(overlap.RankFailedError) as caught:
         overlap.run(program, ranks=1, timeout_s=60)
-    assert str(caught.value.cause) == "reduce: the gradient of 'b' in step 1 is of type NoneType, not an array"
+    told = "reduce: the gradient of 'b' in step 0 is of type NoneType, not an array; it was handed over at "
+    assert re.fullmatch(rf"{re.escape(told)}[\w/]*test_misuse\.py:{line}", str(caught.value.cause))
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)

@@ -375,11 +375,11 @@ def test_wrong_use_is_told_on_every_rank():
     told = [
         "name: 'third' is no parameter; known are first, rest",
         "reduce: what was handed over for 'first' has no item 'b'",
-        "reduce: the gradient of 'first.w' has been handed over in step 1 already; of a weight that is used twice, add "
+        "reduce: the gradient of 'first.w' has been handed over in step 0 already; of a weight that is used twice, add "
         "the gradients up and hand over the sum",
-        "name: the gradient of 'first.w' has been handed over in step 1, so its update may have begun; ask for the "
+        "name: the gradient of 'first.w' has been handed over in step 0, so its update may have begun; ask for the "
         "weight before that, or after step()",
-        "step: no gradient of 'rest.0', 'first.b' in step 1; hand it over, or pass unused='zeros'",
+        "step: no gradient of 'rest.0', 'first.b' in step 0; hand it over, or pass unused='zeros'",
     ]
     assert overlap.run(main, ranks=2) == [told, told]
 
@@ -394,7 +394,7 @@ def test_a_gradient_of_another_shape_is_told():
 
     with pytest.raises(overlap.RankFailedError) as caught:
         overlap.run(main, ranks=2)
-    told = "reduce: the gradient of 'w2' in step 1 has shape (6, 5), the parameter (6, 6)"
+    told = "reduce: the gradient of 'w2' in step 0 has shape (6, 5), the parameter (6, 6)"
     assert told in str(caught.value)
 
 
@@ -425,5 +425,5 @@ def test_a_gradient_that_is_not_finite_is_told():
         overlap.run(main, ranks=3)
     error = caught.value.__cause__
     assert isinstance(error, overlap.NonFiniteError)
-    assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w2'", 2, (4, 5))
+    assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w2'", 1, (4, 5))
     assert "test_sharded.py" in error.call_site

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ class Bucket:
     ) -> None:
         self.plan, self.handed, self.sent = plan, dict[str, object](), False
         self.place: Place | None = None
+        self._places: dict[str, Place] = {}
         self.views: dict[str, Array] = {} if buffer is None else plan.views(buffer)
         self.hooked: Hooked | None = None
         if wiring.hook is not None:
@@ -87,15 +88,19 @@ class Bucket:
         """Return a future that is done when the buffer may be written; None if the order of computes sees to that."""
         return None
 
+    def hand_over(self, name: str, gradient: object, place: Place) -> None:
+        """Take a gradient of this step."""
+        self.handed[name], self._places[name] = gradient, place
+
     def add(self, name: str, gradient: object, step: int) -> None:
         """Add a gradient to the buffer, to be sent with later ones."""
-        add, slot = partial(self._add, name, name in self._added, step), self.views[name]
+        add, slot = partial(self._add, name, name in self._added, step, self.place), self.views[name]
         self._added.add(name)
         self._work.compute(add, self._free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
 
-    def _add(self, name: str, added: bool, step: int, _: object, gradient: Array) -> None:
+    def _add(self, name: str, added: bool, step: int, place: Place | None, _: object, gradient: Array) -> None:
         view = self.views[name]
-        check_gradient(name, gradient, view.shape, view.dtype, step)
+        check_gradient(name, gradient, view.shape, view.dtype, step, place)
         if self._wiring.real:
             _fill(view, gradient, add=added)
 
@@ -107,11 +112,12 @@ class Bucket:
             after: Futures to wait for.
             form: From the flat gradients of the bucket to the result of the compute.
         """
-        handed, added = frozenset(self.handed), frozenset(self._added)
+        places, added = self._places, frozenset(self._added)
+        self._places = {}
         gradients = [self.handed.pop(name, None) for name in self.plan.names]
         self._added.clear()
         self.sent = True
-        pack = partial(self._packed, step, handed, added, form)
+        pack = partial(self._packed, step, places, added, form)
         moved_bytes = 0 if self._alone and not added else 2 * self.plan.nbytes
         return self._work.compute(pack, after, *gradients, name="pack", moved_bytes=moved_bytes)
 
@@ -138,15 +144,15 @@ class Bucket:
     def _packed(
         self,
         step: int,
-        handed: frozenset[str],
+        places: Mapping[str, Place],
         added: frozenset[str],
         form: Callable[[Array], object],
         _: object,
         *gradients: Array | None,
     ) -> object:
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
-            if slot.name in handed:
-                check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step)
+            if slot.name in places:
+                check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step, places[slot.name])
         if self._nothing is not None:
             return form(self._nothing)
         flat = self._as_it_lies(gradients[0]) if self._alone and not added else None

@@ -129,7 +129,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
                 continue
             if bucket.sent or name in bucket.handed:
                 raise self._second(name)
-            bucket.handed[name] = gradient
+            bucket.hand_over(name, gradient, place)
             if self._observed is not None:
                 self._observed.append(name)
         while self._next < len(self._buckets) and self._buckets[self._next].full:
@@ -168,7 +168,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         missing = [name for bucket in late for name in bucket.plan.names if name not in bucket.handed]
         if missing and self._settings.unused == "error" and not self._joins:
             raise UsageError(
-                f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps + 1}; "
+                f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}; "
                 "hand it over, or pass unused='zeros'"
             )
         for _ in late:

@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from ..tree import Array
 
 
-def check_gradient(name: str, gradient: object, shape: tuple[int, ...], dtype: np.dtype[np.generic], step: int) -> None:
+Place: TypeAlias = tuple[CodeType, int]
+"""A line of a program."""
+
+
+def check_gradient(
+    name: str,
+    gradient: object,
+    shape: tuple[int, ...],
+    dtype: np.dtype[np.generic],
+    step: int,
+    place: Place | None = None,
+) -> None:
     """Refuse a value that cannot be the gradient of a parameter.
 
     Args:
@@ -28,7 +39,8 @@ def check_gradient(name: str, gradient: object, shape: tuple[int, ...], dtype: n
         gradient: The value that was handed over, or the result of the future that was.
         shape: Of the parameter.
         dtype: Of the parameter.
-        step: Of the model, from 1.
+        step: Of the model, from 1; messages count as `rank.step` does, from 0.
+        place: The line that handed it over; None: the caller is there.
 
     Raises:
         UsageError: If it is no array, has another shape, or is complex where the parameter is not.
@@ -36,16 +48,14 @@ def check_gradient(name: str, gradient: object, shape: tuple[int, ...], dtype: n
     found = getattr(gradient, "shape", None)
     if found == shape and (dtype.kind == "c" or getattr(getattr(gradient, "dtype", None), "kind", "") != "c"):
         return
-    its = f"reduce: the gradient of {name!r} in step {step}"
+    its = f"reduce: the gradient of {name!r} in step {step - 1}"
+    where = f"; it was handed over at {call_site(*place)}" if place is not None else ""
     if found is None:
-        raise UsageError(f"{its} is of type {type(gradient).__name__}, not an array")
+        raise UsageError(f"{its} is of type {type(gradient).__name__}, not an array{where}")
     if found != shape:
-        raise UsageError(f"{its} has shape {found}, the parameter {shape}")
-    raise UsageError(f"{its} is {getattr(gradient, 'dtype', '')}, the parameter {dtype}")
+        raise UsageError(f"{its} has shape {found}, the parameter {shape}{where}")
+    raise UsageError(f"{its} is {getattr(gradient, 'dtype', '')}, the parameter {dtype}{where}")
 
-
-Place: TypeAlias = tuple[CodeType, int]
-"""A line of a program."""
 
 _KINDS = ("nan", "inf", "-inf")
 _FINITE = (0, 0, 0)
@@ -99,7 +109,7 @@ def blame(group: Group, name: str, mine: Array | None, view: Array, step: int, p
         if count:
             raise _error(name, view, (count, at, kind), rank, step, place)
     raise UsageError(
-        f"reduce: the gradients of {name!r} in step {step} are finite, but their sum over the ranks is not; "
+        f"reduce: the gradients of {name!r} in step {step - 1} are finite, but their sum over the ranks is not; "
         "scale the loss down"
     )
 
@@ -122,7 +132,7 @@ def _error(
         rank=rank,
         operation=f"the gradient of {name!r}",
         seq=-1,
-        step=step,
+        step=step - 1,
         call_site=call_site(*place) if place is not None else "?",
         array=f"{array.dtype.name} {array.shape}",
         index=tuple(map(int, np.unravel_index(at, array.shape))),
