@@ -13,7 +13,7 @@ from overlap.cli.simulate import fill, main
 from overlap.config import overriding
 from overlap.planning import Layout, load, train
 from overlap.planning.recorded import classes_of, growth_of, play, tape_of
-from overlap.timeline import median_step, merged, read_trace, verdict_of, write_trace
+from overlap.timeline import Span, median_step, merged, read_trace, verdict_of, write_trace
 from tests.timeline import programs
 from tests.timeline.made import comm, compute, timeline_of
 from tests.timeline.test_chakra import COLLECTIVE, COMPUTE, SEND, encoded, node, written
@@ -301,6 +301,16 @@ def test_of_a_long_run_the_steps_around_the_median_one_run(tmp_path, capsys, mon
     write_trace(recorded(mixed()), file)
     assert command("--on", "local", "--ranks", "8", file) == 0
     assert "4 ranks of local, 1 of 3 steps, the median one" in " ".join(capsys.readouterr().out.split())
+
+
+def test_messages_are_known_beside_an_event_loop_that_was_kept():
+    timeline = recorded(programs.pipeline())
+    kept = Span(rank=0, kind="program", lane="program", name="train.py:1", start_ns=0, end_ns=1)
+    kinds = [
+        sum(move.kind == "message" for moves in tape_of(each).moves.values() for move in moves)
+        for each in (timeline, replace(timeline, spans=[*timeline.spans, kept]))
+    ]
+    assert kinds == [sum(span.info is not None and span.info.op == "send/recv" for span in timeline.spans)] * 2
 
 
 def test_ranks_that_send_to_different_places_all_run():

@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..columnar import SpanList
 from ..measure.activity import keepers
 from ..measure.meetings import meetings
 from ..span import Span
@@ -67,7 +66,10 @@ def _trimmed(timeline: Timeline) -> Timeline:
         late = at_ns[others] > (first + last) // 2
         start_ns[turn] = max(first, at_ns[others][~late].max(initial=first))
         end_ns[turn] = min(last, at_ns[others][late].min(initial=last))
-    return replace(timeline, spans=SpanList(replace(columns, start_ns=start_ns, end_ns=end_ns)))
+    spans = list(timeline.spans)  # all others stay the objects that they are: users of the graph know them by identity
+    for row in loops.tolist():
+        spans[row] = replace(spans[row], start_ns=int(start_ns[row]), end_ns=int(end_ns[row]))
+    return replace(timeline, spans=spans)
 
 
 def _kept_loops(timeline: Timeline) -> dict[int, Node]:
