@@ -151,6 +151,15 @@ def test_own_schedules_are_read_with_idle_cells() -> None:
     assert hash(own) == hash(PipelineSchedule("other", own.rows))
 
 
+@pytest.mark.parametrize("rank", [2, 3, -1])
+def test_a_rank_that_a_schedule_does_not_have_is_refused(rank: int) -> None:
+    schedule = schedules.interleaved_1f1b(2, 2, 2)
+    assert [schedule.stages_of(own) for own in range(2)] == [(0, 2), (1, 3)]
+    with pytest.raises(overlap.UsageError) as caught:
+        schedule.stages_of(rank)
+    assert str(caught.value) == (f"stages_of: schedule {schedule.name!r} is for 2 ranks, from 0 to 1, got {rank}")
+
+
 TAKES = "; it takes F and B, or F, I and W"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...errors import ScheduleError
+from ...errors import ScheduleError, UsageError
 from .action import Action, Kind
 from .proof import peak_live, prove
 from .timing import Durations, Timing, replay, time_grid
@@ -62,7 +62,15 @@ class PipelineSchedule:
         return any(action.kind is Kind.INPUT_GRADIENT for row in self.rows for action in row)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the stages of a rank, ascending."""
+        """Return the stages of a rank, ascending.
+
+        Raises:
+            UsageError: If the schedule has no such rank.
+        """
+        if not 0 <= rank < self.ranks:
+            raise UsageError(
+                f"stages_of: schedule {self.name!r} is for {self.ranks} ranks, from 0 to {self.ranks - 1}, got {rank}"
+            )
         return tuple(stage for stage, owner in enumerate(self.owners) if owner == rank)
 
     def timing(self, durations: Durations | None = None) -> Timing:
