@@ -14,6 +14,8 @@ from difflib import get_close_matches
 MAX_RANKS = 1 << 20
 """Ranks of a world, and that one text may name: far beyond any cluster, and little enough to list."""
 
+_MOST_MEANT = 3  # names that an error of a misspelt one proposes
+
 
 class TopologyError(ValueError):
     """A machine, a cluster file or a group that the caller asked for cannot be.
@@ -59,9 +61,13 @@ class TopologyWarning(UserWarning):
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> TopologyError:
-    """Build the error for a misspelt name: it lists the known ones and guesses the one that was meant."""
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    """Build the error for a misspelt name: it lists the known ones and guesses which was meant.
+
+    Names that begin with what was written come before similar ones.
+    """
+    begin = [each for each in known if name and each.startswith(name)][:_MOST_MEANT]
+    meant = begin or get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ";"
     return TopologyError(f"unknown {what} {name!r}{hint} known: {', '.join(known)}", known=known)
 
 

@@ -141,6 +141,8 @@ def test_ultraserver_is_whole_by_default():
     ("name", "options", "message"),
     [
         ("trn2.48xl", {}, "unknown cluster 'trn2.48xl'; did you mean 'trn2.48xlarge'? known: dl1.24xlarge, inf2"),
+        ("trn1 x4", {}, "unknown cluster 'trn1'; did you mean 'trn1.2xlarge' or 'trn1.32xlarge' or 'trn1n.32xlarge'? "),
+        ("p5", {}, "unknown cluster 'p5'; did you mean 'p5.48xlarge' or 'p5en.48xlarge'? known: dl1.24xlarge, inf2"),
         (
             "trn2.48xlarge x-1",
             {},
