@@ -532,7 +532,8 @@ def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, scr
     ).splitlines()
     assert busy == (
         "[node 1] overlap: rank 1 has kept the event loop busy for N s at train.py:7; nothing else of it goes on; "
-        "rank.compute or trio.to_thread would take that work off the loop"
+        "rank.compute or trio.to_thread would take that work off the loop; awaited at once, it still makes the others "
+        "wait at their next operation: issue it early and await it late, or start it in a nursery"
     )
     assert stall[:4] == [
         "[node 0] overlap: no progress for 2 s: rank 0 waits for rank 1, which keeps its event loop busy at train.py:7",

@@ -61,7 +61,8 @@ def test_who_keeps_the_loop_busy_is_told_with_its_line(monkeypatch: pytest.Monke
     at = f"{HERE}:{main.__code__.co_firstlineno + 3}"
     assert told.lines == [
         f"rank 1 has kept the event loop busy for N s at {at}; the other ranks of this process wait; "
-        "rank.compute or trio.to_thread would take that work off the loop"
+        "rank.compute or trio.to_thread would take that work off the loop; awaited at once, it still makes the others "
+        "wait at their next operation: issue it early and await it late, or start it in a nursery"
     ]
     spans = programs(timeline)
     assert {(span.rank, span.lane, span.name) for span in spans} == {(1, "program", at), (0, "loop", at)}
@@ -105,7 +106,8 @@ def test_tasks_of_a_program_are_found_as_well(monkeypatch: pytest.MonkeyPatch) -
     at = f"{HERE}:{task.__code__.co_firstlineno + 1}"
     assert told.lines == [
         f"rank 0 has kept the event loop busy for N s at {at}; nothing else of it goes on; "
-        "rank.compute or trio.to_thread would take that work off the loop"
+        "rank.compute or trio.to_thread would take that work off the loop; awaited at once, it still makes the others "
+        "wait at their next operation: issue it early and await it late, or start it in a nursery"
     ]
     assert [(span.rank, span.name) for span in programs(timeline)] == [(0, at)]
 

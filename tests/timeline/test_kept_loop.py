@@ -1,5 +1,6 @@
 """Event loops that programs keep: a loss of its own in metrics, verdict, picture, what-ifs and advice."""
 
+from overlap.cli.timeline.tables import advice_text
 from overlap.timeline import Span, breakdowns
 from overlap.timeline.draw.view import render_text
 from overlap.timeline.measure.critical_path import critical_path
@@ -89,3 +90,11 @@ def test_advice_names_rank_and_line_of_a_kept_loop():
     }
     assert changes["loop=free"] == "rank 1 computes at train.py:50 beside the event loop"
     assert changes["stragglers=none"] == "rank 1 is late: its program at train.py:50"
+
+
+def test_advice_on_a_kept_loop_says_to_await_late():
+    told = advice_text([predict(one_keeps(), [parse_change("loop=free")])], width=1000)
+    assert told[1].endswith(
+        "; rank.compute(function, ...), or trio.to_thread.run_sync in a nursery, in place of the call; await it late: "
+        "awaited at once, it makes the others wait as well"
+    )

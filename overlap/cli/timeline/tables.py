@@ -154,7 +154,8 @@ def prediction_table(one: Prediction, *, width: int) -> list[str]:
 
 _HOW = {
     "stragglers": "share the work of the late rank out, or move it off the step",
-    "loop": "await rank.compute(function, ...), or trio.to_thread.run_sync, in place of the call",
+    "loop": "rank.compute(function, ...), or trio.to_thread.run_sync in a nursery, in place of the call; await it "
+    "late: awaited at once, it makes the others wait as well",
     "barriers": "leave out await rank.barrier(): operations wait for their ranks themselves",
     "awaits": "issue first and await at the end of the step: keep the futures in a list",
     "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",

@@ -252,7 +252,8 @@ def _tell_busy(others: Others | None, busy: Busy, seconds: float, *, alone: bool
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(
         f"rank {busy.rank} has kept the event loop busy for {seconds:.0f} s at {busy.place}; {waiting}; "
-        "rank.compute or trio.to_thread would take that work off the loop"
+        "rank.compute or trio.to_thread would take that work off the loop; awaited at once, it still makes the others "
+        "wait at their next operation: issue it early and await it late, or start it in a nursery"
     )
     if others:
         others.tell_busy(busy.rank, busy.place)
