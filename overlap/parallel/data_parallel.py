@@ -219,7 +219,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._factors = factors
         for bucket in self._buckets:
             bucket.sent = False
-        self.rank.compute(partial(self._look, reduced), name="look", seconds=0.0)
+        self.rank.compute(partial(self._look, reduced), name="look", seconds=0.0, call_site=users_frame())
         compares = self._compare_every is not None and self.steps % self._compare_every == 0
         if self._order == "fifo" or self._all_hidden or compares:
             self._update_all()
@@ -270,7 +270,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._update_all()
         for update in [*self._issued, *set(self._newest.values())]:
             await update
-        await self.rank.compute(_nothing, name="settle", seconds=0.0)
+        await self.rank.compute(_nothing, name="settle", seconds=0.0, call_site=users_frame())
 
     def notes(self) -> dict[str, object]:
         """Return the order in which buckets travel, and the choice of "auto"."""

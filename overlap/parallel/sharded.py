@@ -15,6 +15,7 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets.bucketed import Bucketed
 from .buckets.gathering import Gathering, Prefetched
+from .buckets.gradients import Place
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .buckets.scattered import Gauge, Scattered
 from .checkpoints.names import Own
@@ -23,6 +24,7 @@ from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Stage, expected_memory
 from .settings import Order, Settings, Unused, check_count
 from .tree import Params, flatten
+from .work import users_frame
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -138,18 +140,20 @@ class Sharded(Bucketed[Scattered, Params]):
         flats = [_flat(rank, plan, leaves) for plan in plans]
         first: Future[list[Array]] | None = None
         if self.group.size > 1:  # the comparison is issued before all that waits for weights
-            first = rank.spawn(self._broadcast, flats, self._alike(), name="first weights")
-        for place, bucket in enumerate(self._buckets):
-            bucket.begin(flats[place] if first is None else first[place])
+            frame = users_frame()
+            place = frame.f_code, frame.f_lasti
+            first = rank.spawn(self._broadcast, flats, self._alike(), place, name="first weights")
+        for number, bucket in enumerate(self._buckets):
+            bucket.begin(flats[number] if first is None else first[number])
         self._gathering: Gathering = Prefetched(depth) if stage == 3 else Gathering()
         self._on_the_wire: deque[Future[Array]] = deque()
         self._rounds = self._last_rounds = 0  # micro-batches without an update in this step, and in the one before
 
-    async def _broadcast(self, flats: list[Array], alike: Future[None]) -> list[Array]:
+    async def _broadcast(self, flats: list[Array], alike: Future[None], place: Place) -> list[Array]:
         """Return the weights of the first rank, once it is known that all ranks have the same parameters."""
         await alike
         stream = self.rank.stream(f"first weights of {self.group.name}")
-        sent = [self.group.broadcast(flat, stream=stream, name="first weights") for flat in flats]
+        sent = [self.group.broadcast(flat, stream=stream, name="first weights", call_site=place) for flat in flats]
         return [await each for each in sent]
 
     def _bucket(self, plan: BucketPlan) -> Scattered:

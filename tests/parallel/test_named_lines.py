@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 import overlap
 from overlap.collectives.reduce import Array
-from overlap.parallel import SGD, DataParallel, Local, Pipeline, Sequential, Sharded, schedules
+from overlap.parallel import SGD, DataParallel, Local, Pipeline, Sequential, Sharded, hooks, schedules
 from overlap.timeline import Recorder, Timeline, verdict_of
 
 HERE = r"[\w/]*test_named_lines.py"
@@ -90,6 +90,20 @@ def test_a_verdict_names_the_line_that_asked_for_the_update() -> None:
     recorders = overlap.run(train, ranks=2, clock=slow)
     verdict = str(verdict_of(Timeline.collect(recorders, world_size=2), step=1))
     assert re.search(rf"rank 1 \(compute 'update' at {HERE}:{line_of('the verdict')}\)", verdict.replace("\n", " "))
+
+
+@pytest.mark.parametrize("kind", [DataParallel, Sharded])
+def test_hooks_and_norms_are_told_under_the_lines_of_the_program(kind: type) -> None:
+    async def train(rank: overlap.Rank) -> set[str]:
+        weights = {"w": np.ones(64, np.float32)}
+        model = kind(rank, weights, optimizer=SGD(0.5), hook=hooks.float16(), clip_norm=1.0)
+        model.reduce("w", rank.compute(gradient))
+        model.step()
+        await model.finish()
+        return {span.info.call_site if span.info else span.call_site for span in rank.recorder.spans()}
+
+    for told in overlap.run(train, ranks=2):
+        assert [place for place in told if not re.fullmatch(rf"{HERE}:\d+", place)] == []
 
 
 def plain(w: Array, x: Array) -> tuple[Array, Array]:

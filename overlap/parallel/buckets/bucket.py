@@ -126,7 +126,7 @@ class Bucket:
     ) -> Future[Array]:
         """Issue the mean over the group: by the hook, if there is one, or by this collective."""
         if self.hooked is not None:
-            return self.hooked.start(packed, step)
+            return self.hooked.start(packed, step, self.place)
         if self._group.size == 1:
             return packed
         return collective(

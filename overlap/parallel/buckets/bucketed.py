@@ -19,6 +19,7 @@ from ..checkpoints.names import Own
 from ..settings import Settings
 from ..strategy import Ahead, Strategy
 from ..tree import Params
+from ..work import users_frame
 from .agreement import agreement
 from .bucket import Bucket, Wiring
 from .gradients import Part, Place, clip_factor, square_sums
@@ -194,7 +195,8 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
     def _count(self, mine: float) -> Future[Array]:
         """Ask how many ranks have samples in this step."""
         stream = self.rank.stream(f"samples of {self.group.name}")
-        return self.group.all_reduce(np.array([mine]), stream=stream, name="ranks with samples")
+        place = users_frame()
+        return self.group.all_reduce(np.array([mine]), stream=stream, name="ranks with samples", call_site=place)
 
     async def _join(self) -> None:
         """Take part, with zeros, in the steps of ranks that have more samples."""
@@ -229,14 +231,15 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         parts: list[list[Part]] = [
             [(place, self._copies.get(name, 1)) for name, place in places] for _, places in arrived
         ]
-        reduced = [future for future, _ in arrived]
+        reduced, place = [future for future, _ in arrived], users_frame()
         nbytes = sum(bucket.plan.nbytes for bucket in self._buckets)
         squares: Future[Array] = self._work.compute(
             partial(square_sums, parts), *reduced, name="norm", moved_bytes=nbytes, stream=stream
         )
         for group in self._with_other_parts():
-            squares = group.all_reduce(squares, exact=True, name="norm")
-        return (self.rank.compute(partial(clip_factor, limit), squares, name="norm", seconds=0.0, stream=stream),)
+            squares = group.all_reduce(squares, exact=True, name="norm", call_site=place)
+        factor = partial(clip_factor, limit)
+        return (self.rank.compute(factor, squares, name="norm", seconds=0.0, stream=stream, call_site=place),)
 
     def _with_other_parts(self) -> list[Group]:
         """Return the groups whose ranks have other gradients than this one, after their means."""

@@ -16,6 +16,7 @@ from .plan import BucketPlan, GradientBucket, Hook
 
 if TYPE_CHECKING:
     from ..tree import Array
+    from .gradients import Place
 
 
 class Hooked:
@@ -48,9 +49,9 @@ class Hooked:
         self._group = group.on(rank.stream(f"gradients of {group.name}, bucket {plan.index}"))
         self._counts = None if counts is None else tuple(counts)
 
-    def start(self, packed: Future[Array], step: int) -> Future[Array]:
+    def start(self, packed: Future[Array], step: int, place: Place | None) -> Future[Array]:
         """Return a future of the mean: of all of it, or of this rank's part."""
-        return self._rank.spawn(self._run, packed, step, name=f"hook of bucket {self._plan.index}")
+        return self._rank.spawn(self._run, packed, step, place, name=f"hook of bucket {self._plan.index}")
 
     @property
     def unsavable(self) -> str:
@@ -72,7 +73,7 @@ class Hooked:
         self.state = {} if told is None else told["state"]
         return True
 
-    async def _run(self, packed: Future[Array], step: int) -> Array:
+    async def _run(self, packed: Future[Array], step: int, place: Place | None) -> Array:
         buffer, index = await packed, self._plan.index
         mine = GradientBucket(
             rank=self._rank,
@@ -83,6 +84,7 @@ class Hooked:
             shapes=tuple(slot.shape for slot in self._plan.slots),
             buffer=buffer,
             priority=self._priority,
+            place=place,
             counts=self._counts,
             state=self.state,
             rng=np.random.default_rng((step, index, self._rank.rank)),

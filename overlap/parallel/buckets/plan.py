@@ -15,6 +15,7 @@ from ...runtime.rank import Rank
 
 if TYPE_CHECKING:
     from ..tree import Array
+    from .gradients import Place
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
@@ -141,6 +142,7 @@ class GradientBucket:
     # return the elements of its rank alone. None if each needs all.
     counts: tuple[int, ...] | None = None
     priority: int = 0  # For its operations; lower is more urgent
+    place: Place | None = None  # The line of the program that handed a gradient over last, for `call_site`
     # The hook's own, kept from step to step as long as the bucket lives.
     state: dict[str, Any] = field(default_factory=dict)
     rng: np.random.Generator  # Numbers that differ between ranks, buckets and steps, and are the same from run to run

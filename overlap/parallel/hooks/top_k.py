@@ -40,7 +40,7 @@ def top_k(density: float = 0.01) -> Callable[[GradientBucket], Awaitable[Values]
         error = bucket.state.setdefault("error", np.zeros(bucket.buffer.size, np.float32))
         # Not among the arguments, which are read-only: the function changes it.
         sent = await beside(bucket, partial(_largest, error, entries), bucket.buffer, passes=6, name="top k")
-        everything = await bucket.group.all_gather(sent, priority=bucket.priority)
+        everything = await bucket.group.all_gather(sent, priority=bucket.priority, call_site=bucket.place)
         return await beside(bucket, _added, everything, bucket.group.size, bucket.buffer, name="add top k")
 
     return hook
