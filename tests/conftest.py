@@ -86,7 +86,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep bytecode; and in the process that tells the result, watch what is skipped."""
+    """Be as a user's shell; keep bytecode; and in the process that tells the result, watch what is skipped."""
+    # Without buffers, processes that share an output write lines and their ends one by one, in any order.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     _keep_bytecode(config)
     if config.getoption("--no-unexpected-skips") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Skips())

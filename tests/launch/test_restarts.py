@@ -253,9 +253,9 @@ def test_kills_of_one_node_of_two_leave_the_same_bits(job, tmp_path):
     check_kills(job, tmp_path, 3, "--nnodes", "2")
 
 
-@pytest.mark.slow
-def test_many_kills_of_one_node_of_four_leave_the_same_bits(job, tmp_path):
-    check_kills(job, tmp_path, 18, "--nnodes", "4", "--nproc-per-node", "2")
+@pytest.mark.parametrize("kills", [pytest.param(6, marks=pytest.mark.slow), pytest.param(18, marks=pytest.mark.kills)])
+def test_many_kills_of_one_node_of_four_leave_the_same_bits(job, tmp_path, kills):
+    check_kills(job, tmp_path, kills, "--nnodes", "4", "--nproc-per-node", "2")
 
 
 def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
