@@ -7,7 +7,7 @@ import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from sys import _current_frames, _getframe
+from sys import _getframe
 from traceback import FrameSummary, extract_tb
 from types import CodeType, FrameType
 
@@ -23,6 +23,7 @@ from .errors import (
     RemoteError,
     text_of,
 )
+from .threads import frames_of, without_collector
 
 _HERE = os.path.dirname(__file__)
 _OURS = tuple(
@@ -151,13 +152,9 @@ def all_notes(error: BaseException) -> list[str]:
     return [*getattr(error, "__notes__", ()), *(note for each in inside for note in all_notes(each))]
 
 
-def place_of(frame: FrameType | None) -> str:
-    """Return "file:line" of the innermost frame of the program in a stack that ends here; if it has none, of any."""
-    stack: list[FrameType] = []
-    while frame is not None:
-        stack.append(frame)
-        frame = frame.f_back
-    return _place((each, each.f_lineno) for each in reversed(stack))
+def place_of(thread: int) -> str:
+    """Return "file:line" of the innermost frame of the program in a thread; if it has none, of any."""
+    return _place((frame, frame.f_lineno) for frame in reversed(frames_of(thread)))
 
 
 def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: str = "") -> Iterator[str]:
@@ -171,7 +168,8 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
     """
     parts = [part for part in task.name.split(".") if part not in ("__main__", "<locals>")]
     running = getattr(task.coro, "cr_running", False)
-    place = place_of(_current_frames().get(thread)) if running else _place(task.iter_await_frames())
+    with without_collector():
+        place = place_of(thread) if running else _place(task.iter_await_frames())
     yield f"{indent}{name or '.'.join(parts[-2:])} at {place}{', which keeps the event loop' if running else ''}"
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda child: child.name):

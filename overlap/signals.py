@@ -250,7 +250,7 @@ class _Obedience:
             tell = _once(life.tell)
             self._soon(life, tell, tell)
         if not _lives:
-            where = f"its program is at {place_of(frame)}" if frame else "its program runs"
+            where = f"its program is at {place_of(threading.get_ident())}" if frame else "its program runs"
             told = [f"asked by {ASKING.name}, process {os.getpid()}:", f"no world lives here in real time; {where}"]
             # not here: what was interrupted may be about to write, too
             threading.Thread(target=_say, args=(told,), name="overlap answer").start()

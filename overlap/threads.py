@@ -1,10 +1,17 @@
-"""Starts threads, and says what is the matter where the system allows no more."""
+"""Starts threads, saying what is the matter where the system allows no more; and looks at where another thread is."""
 
 from __future__ import annotations
 
-from threading import Thread
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock, Thread
+from types import FrameType
 
 from .errors import UsageError
+
+_looking = RLock()
 
 
 def start_thread(thread: Thread, need: str = "a world needs a few") -> None:
@@ -21,3 +28,39 @@ def start_thread(thread: Thread, need: str = "a world needs a few") -> None:
         thread.start()
     except RuntimeError as error:  # "can't start new thread"
         raise UsageError(f"no thread for {thread.name!r} ({error}); {need}: allow more (ulimit -u)") from error
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Keep the garbage collector off while frames are asked for that another thread may leave.
+
+    Python 3.11 makes a frame's object when somebody asks for it, and may collect garbage for that. A finalizer can then
+    let the other thread go on and leave the frame, and the object made for it overwrites what took the frame's place:
+    a crash, or worse. From 3.12 on, nothing is collected there.
+    """
+    if sys.version_info >= (3, 12):
+        yield
+        return
+    with _looking:  # else one thread would turn the collector on while another still looks
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_on:
+                gc.enable()
+
+
+def frames_of(thread: int) -> list[FrameType]:
+    """Return the frames of a thread, innermost first; none if it has ended.
+
+    Args:
+        thread: Its ident.
+    """
+    frames: list[FrameType] = []
+    with without_collector():
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+    return frames

@@ -25,7 +25,8 @@ HOUSES = ("overlap", "topology", "transports")
 HOUSE = (
     ("topology", "transports"),
     ("overlap.errors",),
-    ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.hints", "overlap.threads"),
+    ("overlap.threads",),
+    ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.hints"),
     ("overlap.collectives", "overlap.data"),
     ("overlap.cost",),
     ("overlap.timeline", "overlap.trace_files"),

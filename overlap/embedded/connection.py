@@ -235,7 +235,7 @@ class Connection:
 
     def _place(self) -> str:
         """Return where the thread is that has connected, for reports of ranks that wait for this one."""
-        return place_of(sys._current_frames().get(self._owner))
+        return place_of(self._owner)
 
     async def _main(self, rank: Rank) -> None:
         self.rank, self._lived = rank, True

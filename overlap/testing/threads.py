@@ -7,7 +7,6 @@ where it issues an operation, waits, or ends. So the order of everything follows
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -166,7 +165,7 @@ class RankThread(Generic[T]):
 
     def place(self) -> str:
         """Return where the program is, as "file:line"."""
-        return place_of(sys._current_frames().get(self._thread.ident or 0))
+        return place_of(self._thread.ident or 0)
 
     def _unwind(self) -> None:
         """End the thread: whatever it asks for from now on raises."""

@@ -11,7 +11,6 @@ runs, and where, in a turn that lasts.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,7 @@ import trio
 from trio.lowlevel import Task
 
 from ...diagnostics import is_ours, program_point
-from ...threads import start_thread
+from ...threads import frames_of, start_thread, without_collector
 from ...timeline.recording import call_site
 
 #: So long may a program keep the loop before that is told, and shown in the timeline. People notice a second.
@@ -194,11 +193,11 @@ class LoopWatch:
         Args:
             working_for: Whether work of ours that the rank has called counts, such as a copy.
         """
-        frame = sys._current_frames().get(self._loop_thread)
-        running = []
-        while frame is not None:
-            running.append(frame)
-            frame = frame.f_back
+        with without_collector():
+            return self._found(working_for=working_for)
+
+    def _found(self, *, working_for: bool) -> Busy | None:
+        running = frames_of(self._loop_thread)
         codes = (each.f_code for each in running)
         inner = next((code for code in codes if not code.co_filename.startswith("<frozen importlib")), None)
         if not working_for and inner is not None and is_ours(inner):  # or imports a module for that
@@ -261,7 +260,8 @@ def program_places(task: Task) -> list[str]:
     """
     places: dict[str, None] = {}
     for each in tasks_of(task):
-        points = [(frame.f_code, frame.f_lasti) for frame, _ in each.iter_await_frames()]
+        with without_collector():
+            points = [(frame.f_code, frame.f_lasti) for frame, _ in each.iter_await_frames()]
         if not (each.child_nurseries and _joins(points)):  # else its children stand for it
             places[_outside(points)] = None
     return [place for place in places if place]

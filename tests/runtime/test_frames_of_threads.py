@@ -1,0 +1,73 @@
+"""Frames of another thread: nothing is collected while they are asked for."""
+
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from overlap.threads import frames_of, without_collector
+
+
+@pytest.fixture
+def deep() -> Iterator[int]:
+    """A thread that stands under more frames than the collector waits for."""
+    there, over = threading.Event(), threading.Event()
+
+    def go(depth: int) -> None:
+        if depth:
+            go(depth - 1)
+        else:
+            there.set()
+            over.wait()
+
+    thread = threading.Thread(target=go, args=(100,))
+    thread.start()
+    there.wait()
+    yield thread.ident or 0
+    over.set()
+    thread.join()
+
+
+def test_frames_are_found_and_nothing_is_collected_meanwhile(deep: int) -> None:
+    looking: list[bool] = []  # whenever something was collected
+
+    def note(phase: str, _: object) -> None:
+        inside = sys._getframe(1)
+        looking.append(inside.f_code is frames_of.__code__ and "frame" in inside.f_locals)
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(1)
+    try:
+        names = [frame.f_code.co_name for frame in frames_of(deep)]
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(note)
+    assert names.count("go") == 101
+    assert not any(looking)
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        frames_of(threading.get_ident())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_collector_comes_back_after_the_last_who_looks() -> None:
+    with without_collector():
+        with without_collector():
+            pass
+        assert not gc.isenabled() or sys.version_info >= (3, 12)
+    assert gc.isenabled()
+
+
+def test_a_thread_that_has_ended_has_no_frames() -> None:
+    thread = threading.Thread(target=str)
+    thread.start()
+    thread.join()
+    assert frames_of(thread.ident or 0) == []
