@@ -14,7 +14,7 @@ import trio
 
 from ..processes.messages import MemberLost
 from ..processes.place import member_variables
-from ..processes.silence import queued_ns, stat_of
+from ..processes.silence import queued_ns, stat_of, waits_in_kernel
 from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_record
 from ..signals import ASKING
 from .lifeline import tie
@@ -28,6 +28,8 @@ _STANDSTILL = {
     "t": "is held by a debugger",
     "D": "waits in the kernel, for a disk or for memory",
 }
+# Parts of the names of functions that wait for nothing but memory: of a control group above its limit, or of the system.
+_FOR_MEMORY = ("mem_cgroup", "reclaim")
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system
 
 
@@ -184,9 +186,18 @@ class NodeProcess:
         """Whether it is stopped, as by SIGSTOP: it ends neither by itself nor when it is told to."""
         return self._state() == "T"
 
-    def standstill(self) -> str:
-        """Say why it does not run, if the kernel knows a reason that others should hear of; else return ""."""
-        return _STANDSTILL.get(self._state(), "")
+    def standstill(self) -> tuple[str, str]:
+        """Say why it does not run, if the kernel knows a reason that others should hear of.
+
+        Returns:
+            The letter of its state, and the reason, which may change while the state lasts; both empty if there is none.
+        """
+        state = self._state()
+        if state not in _STANDSTILL:
+            return "", ""
+        function = waits_in_kernel(self.process.pid) if state == "D" else ""
+        reason = "waits for memory" if any(part in function for part in _FOR_MEMORY) else _STANDSTILL[state]
+        return state, f"{reason} (in {function})" if function else reason
 
     def _state(self) -> str:
         with suppress(OSError, IndexError):

@@ -174,7 +174,7 @@ class _Watch:
         while True:
             await trio.sleep(LOOK_S)
             for member in self._running():
-                state = member.standstill()
+                state, reason = member.standstill()
                 before, looks = still.get(member.node, ("", 0))
                 looks = looks + 1 if state and state == before else 1
                 still[member.node] = state, looks
@@ -182,7 +182,7 @@ class _Watch:
                 if not state or self._ending or self.asked is not None or not (awaited or elsewhere):
                     continue
                 if awaited and looks * LOOK_S == SUSPECT_S:
-                    self._what.report(f"{member.name} {state}, for {SUSPECT_S:g} s now; others wait for it to join")
+                    self._what.report(f"{member.name} {reason}, for {SUSPECT_S:g} s now; others wait for it to join")
                 if looks * LOOK_S >= STOPPED_S and member.is_stopped():
                     self._what.report(f"{member.name} {_STAYED_STOPPED}")
                     self._end_stopped(member)

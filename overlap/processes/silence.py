@@ -86,6 +86,13 @@ def queued_ns(pid: int) -> int:
     return 0
 
 
+def waits_in_kernel(pid: int) -> str:
+    """Return the function of the kernel in which a process sleeps: proc(5), "/proc/pid/wchan"; "" if nobody says."""
+    with suppress(OSError):
+        return (_PROC / str(pid) / "wchan").read_text().strip().removeprefix("0")  # "0": it runs, or that is a secret
+    return ""
+
+
 @cache
 def _host() -> str:
     """Name the kernel and the namespace in which process ids count."""

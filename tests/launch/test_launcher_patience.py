@@ -8,11 +8,13 @@ from math import inf
 from signal import SIGINT, SIGKILL, SIGTERM
 from types import SimpleNamespace
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from overlap.launch.nodeprocess import LaunchSpec, NodeProcess
 from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, STOPPED_S, SUSPECT_S, launch
+from overlap.processes import silence
 
 GRACE_S = 30.0
 
@@ -34,13 +36,14 @@ class Node:
         losses=(),
         stopped_s=(),
         held=False,
+        kernel=(),
         queued=0.0,
         **after,
     ):
         self._waits_s, self._waits = waits_s, None
         self.node, self.status, self.stopped = node, status, False
         self._losses, self._stopped_s = losses, stopped_s
-        self.name, self._held = f"node {node}", held
+        self.name, self._held, self._kernel = f"node {node}", held, kernel  # in it from the beginning, second by second
         self.process = SimpleNamespace(returncode=None)
         self.vanished = lambda: False
         self._queued = queued  # share of the time in which it waits for a processor
@@ -67,7 +70,12 @@ class Node:
         return self._queued * trio.current_time()
 
     def standstill(self):
-        return "is stopped, as SIGSTOP does" if self.is_stopped() else "is held by a debugger" if self._held else ""
+        if self.is_stopped():
+            return "T", "is stopped, as SIGSTOP does"
+        second = int(trio.current_time()) - 1
+        if second < len(self._kernel) and self._kernel[second]:
+            return "D", self._kernel[second]
+        return ("t", "is held by a debugger") if self._held else ("", "")
 
     def reached(self):
         return self._waits or 0
@@ -269,11 +277,49 @@ def test_the_kernel_says_of_a_process_that_it_is_stopped():
     try:
         node.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, node.process.pid, os.WSTOPPED)
-        assert (node.is_stopped(), node.standstill()) == (True, "is stopped, as SIGSTOP does")
+        assert (node.is_stopped(), node.standstill()) == (True, ("T", "is stopped, as SIGSTOP does"))
     finally:
         node.process.kill()
         node.process.wait()
-    assert (node.is_stopped(), node.standstill()) == (False, "")
+    assert (node.is_stopped(), node.standstill()) == (False, ("", ""))
+
+
+ON_A_DISK = "waits in the kernel, for a disk or for memory"
+
+
+@pytest.mark.parametrize(
+    ("letter", "function", "said"),
+    [
+        ("D", "mem_cgroup_handle_over_high", ("D", "waits for memory (in mem_cgroup_handle_over_high)")),
+        ("D", "reclaim_throttle", ("D", "waits for memory (in reclaim_throttle)")),
+        ("D", "folio_wait_bit_common", ("D", f"{ON_A_DISK} (in folio_wait_bit_common)")),
+        ("D", "0", ("D", ON_A_DISK)),  # the kernel does not tell
+        ("D", None, ("D", ON_A_DISK)),
+        ("S", "do_epoll_wait", ("", "")),  # for a peer or for a user
+        ("R", "0", ("", "")),
+        ("T", "do_signal_stop", ("T", "is stopped, as SIGSTOP does")),
+    ],
+)
+def test_the_kernel_says_of_a_process_that_it_waits_for_memory(tmp_path, monkeypatch, letter, function, said):
+    monkeypatch.setattr(silence, "_PROC", tmp_path)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(f"7 (a) b) {letter} {' '.join(['0'] * 49)}")
+    if function is not None:
+        (tmp_path / "7" / "wchan").write_text(function)
+    node = object.__new__(NodeProcess)
+    node.process = SimpleNamespace(pid=7, returncode=None)
+    assert node.standstill() == said
+
+
+def test_a_node_that_waits_for_memory_is_named_with_its_last_reason_and_left_alone():
+    kernel = ["waits A", "waits B", "waits C", "waits B", "waits for memory (in reclaim_throttle)", *["waits A"] * 20]
+    _, nodes, told, end_s = launched({"waits_s": 0.5, "ends_s": 40}, {"kernel": kernel, "ends_s": 40})
+    assert ([node.got for node in nodes], end_s) == ([[], []], 40)
+    assert told == [
+        (SUSPECT_S, "node 1 waits for memory (in reclaim_throttle), for 5 s now; others wait for it to join")
+    ]
+    moving = ["waits A", "waits A", "waits A", "waits A", "", "waits A"]
+    assert launched({"waits_s": 0.5, "ends_s": 9}, {"kernel": moving, "ends_s": 9})[2] == []
 
 
 def test_a_node_in_a_debugger_is_named_and_left_alone():
