@@ -28,7 +28,7 @@ _STANDSTILL = {
     "t": "is held by a debugger",
     "D": "waits in the kernel, for a disk or for memory",
 }
-# Parts of the names of functions that wait for nothing but memory: of a control group above its limit, or of the system.
+# Parts of the names of functions that wait for nothing but memory, of a control group or of the system.
 _FOR_MEMORY = ("mem_cgroup", "reclaim")
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system
 
@@ -190,7 +190,7 @@ class NodeProcess:
         """Say why it does not run, if the kernel knows a reason that others should hear of.
 
         Returns:
-            The letter of its state, and the reason, which may change while the state lasts; both empty if there is none.
+            The letter of its state, and the reason, which may change while the state lasts; empty if there is none.
         """
         state = self._state()
         if state not in _STANDSTILL:
