@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..units import count, seconds
 from .parser import Parser
+
+if TYPE_CHECKING:
+    from ..testing.running import Setting
 
 _DESCRIPTION = """\
 Run an unchanged PyTorch program with many ranks in this process, in virtual time, once for each seed. A seed decides
@@ -76,12 +82,11 @@ def _options_after_the_program(args: argparse.Namespace) -> list[str]:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 1 if a seed fails."""
-    from ..testing import RanksFailed
-    from .repeating import RepeatedByCommand
+    from ..testing import Ranks, RanksFailed
 
     arguments, began_s = _options_after_the_program(args), time.perf_counter()
     try:
-        run = RepeatedByCommand().program(
+        run = Ranks(repeating=_repeating).program(
             args.program, arguments, ranks=args.ranks, seeds=args.seeds, seed=args.seed, cluster=args.cluster,
             faults=args.faults or (), real_timeout_s=args.timeout,
         )  # fmt: skip
@@ -108,3 +113,12 @@ def main(args: argparse.Namespace) -> int:
         f"{run.exposed:.0%} of the time exposed, {run.sent_bytes:,} bytes sent by a rank ({took_s:.1f} s)"
     )
     return 0
+
+
+def _repeating(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
+    """Return the command that repeats a run."""
+    words = ["overlap", "test", os.fspath(path), "--ranks", str(setting.ranks)]
+    words += ["--cluster", str(setting.cluster)] if setting.cluster != "local" else []
+    words += ["--seed", str(setting.seed)] if setting.seed else []
+    words += ["--faults", ", ".join(map(str, setting.faults))] if setting.faults else []
+    return shlex.join([*words, *(["--", *args] if args else [])])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UsageError
 from ..version import install_command
@@ -20,6 +20,8 @@ from .running import Setting, explore, run_async, settled
 
 if TYPE_CHECKING:
     from .programs import Program
+
+Repeating: TypeAlias = Callable[[str | os.PathLike[str], Sequence[str], Setting], str]
 
 # Longest that processes of a marked test may take, in seconds.
 _PROCESSES_S = 300
@@ -30,11 +32,16 @@ class Ranks:
 
     Args:
         folder: Where programs with relative names are; by default the current one.
+        repeating: Returns the line that repeats a run of a program, from its path, arguments and setting; by default
+            that of a test.
         defaults: Settings of all its runs, such as `ranks=8`; see `program`.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, **defaults: Any) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, *, repeating: Repeating | None = None, **defaults: Any
+    ) -> None:
         self._folder, self._defaults = Path(folder or "."), defaults
+        self._repeating = repeating or _repeating_in_a_test
         settled(defaults)
 
     def program(
@@ -137,14 +144,14 @@ class Ranks:
 
         return _tried(partial(_with_line, lambda each, line: once(each, line), line), chosen, seeds, kinds, check)
 
-    def _repeating(self, path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
-        """Return the line that repeats the run of a program."""
-        shown = f", args={args}" if args else ""
-        return f'ranks.program("{path}"{shown}, {setting.told})'
-
     def _found(self, path: str | os.PathLike[str]) -> Path:
         beside = self._folder / path
         return beside if beside.exists() else Path(path)
+
+
+def _repeating_in_a_test(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
+    shown = f", args={args}" if args else ""
+    return f'ranks.program("{path}"{shown}, {setting.told})'
 
 
 def _with_line(make: Callable[..., Run], line: Callable[[Setting], str], setting: Setting) -> Run:
