@@ -87,6 +87,17 @@ def send_recv(nbytes: int, group: Any) -> Callable[[], None]:
     return there_and_back
 
 
+def send_recv_in_a_row(nbytes: int, group: Any) -> Callable[[], None]:
+    """A hundred times there and back without a pause; fewer of more than 160 KiB, 16 MiB in all."""
+    once, times = send_recv(nbytes, group), max(1, min(100, (16 << 20) // nbytes))
+
+    def steadily() -> None:
+        for _ in range(times):
+            once()
+
+    return steadily
+
+
 def coalesced(nbytes: int, group: Any) -> Callable[[], None]:
     """Sixteen all-reduces in flight."""
     xs = [torch.ones(max(2, nbytes // 64)) for _ in range(16)]
@@ -110,5 +121,6 @@ OPERATIONS: dict[str, Operation] = {
     "scatter": scatter,
     "all_to_all_single": all_to_all,
     "send_recv": send_recv,
+    "send_recv in a row": send_recv_in_a_row,
     "16 all_reduces": coalesced,
 }
