@@ -224,7 +224,8 @@ def torch_of_ranks() -> Iterator[None]:
             torch.set_num_threads(threads)
             torch.random.set_rng_state(state)
             torch.set_default_dtype(dtype)
-            torch.use_deterministic_algorithms(deterministic)
+            if torch.are_deterministic_algorithms_enabled() != deterministic:  # imports the compiler
+                torch.use_deterministic_algorithms(deterministic)
             RANKS.clear()
             forget()
 

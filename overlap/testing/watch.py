@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ..torch.issuing import line_of, users_frame
+from ..torch.operations import untraced
 from ..torch.tensors import view_of
 from .record import Issue, Record, Touch, Weights
 from .threads import RankThread
@@ -66,6 +67,12 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
 
     # -- functions ---------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch that `untraced` does it, without an import of its compiler within a rank, of several seconds."""
+        return False
+
+    @untraced
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ dist = torch.distributed
 import overlap.torch  # noqa: E402
 
 HERE = Path(__file__).parent / "programs"
+ROOT = str(Path(__file__).parents[2])
 
 
 def test_ddp_has_the_same_weights_on_all_ranks_and_those_of_one_process() -> None:
@@ -66,6 +69,31 @@ def test_a_function_returns_its_results() -> None:
     run = Ranks().function(reduced, [1.0, 2.0, 4.0], ranks=3)
     assert run.results == [7, 7, 7]
     assert run.same("results")
+
+
+WITHOUT_COMPILER = """
+import sys
+import torch
+from overlap.testing import Ranks
+
+def reduced():
+    torch.distributed.init_process_group("gloo")
+    total = torch.ones(3) + 1
+    torch.distributed.all_reduce(total)
+    return total[0].item()
+
+assert Ranks().function(reduced, ranks=2).results == [4, 4]
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_ranks_do_without_torchs_compiler_whose_import_takes_seconds(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(WITHOUT_COMPILER)
+    run = subprocess.run(
+        [sys.executable, script], env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=300
+    )
+    assert (run.stdout, run.returncode) == ("False\n", 0), run.stderr
 
 
 def spawning():
@@ -165,9 +193,9 @@ def uses_mpi():
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_sentence(function, told, monkeypatch) -> None:
-    monkeypatch.delitem(__import__("sys").modules, "mpi4py", raising=False)
+    monkeypatch.delitem(sys.modules, "mpi4py", raising=False)
     with pytest.raises(RanksFailed, match=told):
-        Ranks().function(function, ranks=2, timeout_s=1000, real_timeout_s=2)
+        Ranks().function(function, ranks=2, timeout_s=1000, real_timeout_s=2 if function is never_ends else 60)
     assert Ranks().function(reduced, [1.0, 2.0], ranks=2).results == [3, 3]  # the next one is clean
 
 
