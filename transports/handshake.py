@@ -46,8 +46,9 @@ _UNPROVED, _WELCOME, _REFUSED = b"U", b"W", b"R"
 
 #: Why a handshake failed. ``left``: the other side hung up half-way; ``silent``: it let the deadline pass;
 #: ``tls``: it has no certificate for us, or no TLS; ``protocol``: it does not speak this protocol; ``version``: another
-#: version of it; ``secret``: the secrets differ; ``refused``: it knows the secret and does not want us.
-Why: TypeAlias = Literal["left", "silent", "tls", "protocol", "version", "secret", "refused"]
+#: version of it; ``secret``: the secrets differ; ``refused``: it knows the secret and does not want us;
+#: ``crowded``: the listener has ended it, as too many others knocked meanwhile.
+Why: TypeAlias = Literal["left", "silent", "tls", "protocol", "version", "secret", "refused", "crowded"]
 
 
 class HandshakeError(TransportError):

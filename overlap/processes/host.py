@@ -47,7 +47,7 @@ class Acceptor:
     Attributes:
         links: Of the members that are inside.
         turned_away: How many connections were not let in.
-        told: What was reported of these: a line for each reason, and few in all.
+        told: Why these were not: a line for each reason, and few in all.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Acceptor:
                 return await welcome(stream, self._config.secret, self._judge)
             finally:
                 self._pending.pop(scope, None)
-        raise HandshakeError("it said nothing while too many others knocked", why="silent")
+        raise HandshakeError("it said nothing while too many others knocked", why="crowded")
 
     def _judge(self, theirs: Hello) -> Hello | str:
         """Return this host's hello, or a reason to refuse; a process of a later epoch hears of this one, and waits."""
@@ -182,17 +182,20 @@ class Acceptor:
             self._refuse(address, str(error))
         elif error.why != "left":  # they are members that gave up and try again
             self.turned_away += 1
-            self._report_once(error.why, f"turned away {address}: {error} (others like it are only counted)")
+            line = f"turned away {address}: {error} (others like it are only counted)"
+            # A member on a busy host is late as well, and tries again; the error about a missing one repeats this.
+            self._report_once(error.why, line, aloud=error.why != "silent")
 
     def _refuse(self, address: str, reason: str) -> None:
         self.turned_away += 1
         self._report_once(reason, f"refused {address}: {reason}")
 
-    def _report_once(self, key: str, line: str) -> None:
+    def _report_once(self, key: str, line: str, *, aloud: bool = True) -> None:
         if key not in self._reported and len(self._reported) < _REPORTED_LIMIT:
             self._reported.add(key)
             self.told.append(line)
-            self._report(line)
+            if aloud:
+                self._report(line)
 
 
 async def enter_as_host(

@@ -16,7 +16,7 @@ from trio.testing import MockClock, memory_stream_pair
 from overlap.errors import OverlapError
 from overlap.processes import host as acceptor
 from overlap.processes.coordinator import Coordinator
-from overlap.processes.identity import RendezvousConfig
+from overlap.processes.identity import JoinError, RendezvousConfig
 from overlap.processes.link import ControlLink
 from overlap.processes.member import MemberLostError, Membership
 from overlap.processes.messages import (
@@ -38,11 +38,11 @@ from overlap.processes.messages import (
     framed,
 )
 from overlap.processes.silence import Patience, watch
-from transports.handshake import welcome
+from transports.handshake import VERSION, welcome
 
-from .company import Company, Puppet, wait_and_leave, with_company
+from .company import Company, Puppet, listening, run, wait_and_leave, with_company
 
-OPENING = b"ovlp" + struct.pack("!H", 1)
+OPENING = b"ovlp" + struct.pack("!H", VERSION)
 
 
 async def knock(company: Company, data: bytes, *, then_eof: bool = False) -> bytes:
@@ -105,6 +105,41 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
     assert [re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", line) for line in lines] == [
         "turned away ADDRESS: it said nothing while too many others knocked (others like it are only counted)"
     ]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_handshake_that_is_late_matters_where_a_member_is_missing(*, comes: bool) -> None:
+    """A member on a busy host is as late, and tries again: nobody is told, if it comes."""
+    late = (
+        "turned away ADDRESS: the other side did not finish the handshake within 2 s (others like it are only counted)"
+    )
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host, company)
+            async with await trio.open_tcp_stream(*company.endpoint) as stream:
+                await stream.send_all(OPENING + b"n" * 32)
+                assert len(await stream.receive_some()) == 38
+                clock.jump(2)
+                while await stream.receive_some():
+                    pass
+            if comes:
+                nursery.start_soon(company.attend, 1, wait_and_leave)
+            else:
+                clock.jump(60)
+
+    async def host(company: Company) -> None:
+        try:
+            await company.attend(0, wait_and_leave)
+        except JoinError as error:
+            told.append(re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", str(error)))
+
+    clock, told = MockClock(), list[str]()
+    with listening() as listener:
+        company = Company(listener, 2)
+        run(partial(main, company), clock=clock)
+    assert told == ([] if comes else [f"process 1 did not join within 60 s; process 0 {late}"])
+    assert not [line for line in company.lines if "turned away" in line]
 
 
 @pytest.mark.parametrize(
