@@ -53,7 +53,7 @@
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, threads, units, version   small things the others stand on
 #
-# Seven routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
+# Nine routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
 #
 #   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
 #                          process). Several processes: spanning in place of communicator; then host_memory (one
@@ -62,21 +62,31 @@
 #   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
 #                          transports: memory of its own ranks first, then shared memory of a host before sockets
 #                          (transports/nearest); transports/router takes the first that reaches the peer
+#   eager or offered       transports/matched (begin_send) asks the link to send at once (send_now), else it queues the
+#                          message; matching/outgoing decides by length and credit whether it leaves with its
+#                          announcement, is pushed behind it, or is offered. Ranks of one process (neuronlink) meet
 #   a reduction operator   one entry of OPS in collectives/reduce: combination, reference, refusals; its name for type
 #                          checkers in runtime/calls/shapes (a test compares them); benchmark and tests
-#                          (core/test_operators) take every entry from OPS; listed in docs/loops
+#                          (core/test_operators) take every entry from OPS; listed in docs/loops. If torch has it,
+#                          too: torch/issuing and torch/reductions
 #   a lost process         noticed by processes/link (the connection ends), silence (no signs of life) or host ->
 #                          processes/coordinator => processes/member -> processes/control_plane (makes PeerLostError)
-#                          -> runtime/world -> runtime/ending: `await` raises PeerFailedError with that as its cause,
-#                          `run` raises RankFailedError. If only a wire breaks, spanning.fail_one delays the error for
-#                          a moment, for the news of a lost process names the culprit
+#                          -> runtime/world (its operations fail: outstanding.abandon) -> runtime/ending: `await`
+#                          raises PeerFailedError with that as its cause, `run` raises RankFailedError. The loss of
+#                          process 0 is noticed by processes/join, which tells member. If only a wire breaks,
+#                          spanning.fail_one delays the error for a moment, for the news of a lost process names the
+#                          culprit
 #   a choice of algorithm  runtime/engine/real_engine asks whether ranks share memory (no schedule is needed), else
 #                          compiler -> cost/choice (also an `algorithm=` that is asked for) -> cost/select.plan:
-#                          candidates lists the options, flat (one level) and composed (several phases) price them;
-#                          the cheapest, and reason() words why (shown by cli/plan/collective). The schedules
-#                          themselves: collectives/generators
-#   exposed time           timeline/recording -> columnar (spans as columns) -> measure/activity (when a rank computes,
-#                          when bytes move) -> measure/metrics (exposed, hidden, idle) -> measure/verdict (a sentence)
+#                          candidates lists the options, flat (one level) and composed (several phases); each has a
+#                          price (option, phased, library); the cheapest, and reason() words why (shown by
+#                          cli/plan/collective). In virtual time simulation/simulated_engine asks cost/choice. The
+#                          schedules themselves: collectives/generators
+#   exposed time           cli/timeline -> timeline/measure/verdict (a sentence) and operations (a table) -> metrics
+#                          (coverage: exposed, hidden, idle); reasons -> activity say which rank or operation it
+#                          belongs to. Spans come from timeline/recording, as columns (columnar)
+#   a bucket's size        parallel/buckets/plan divides gradients into buckets, for data_parallel, sharded and
+#                          torch/model; parallel/tuning tries sizes for `bucket_bytes="auto"`
 #   a hang                 runtime/blame/reports (each rank's state) -> stall (is it one?) -> standing (who waits for
 #                          whom); processes/control_plane gathers the states of other processes. In a test:
 #                          testing/judging -> verdict

@@ -1,4 +1,4 @@
-"""Rendezvous of connections: at an endpoint that all were told, or at one that rank 0 puts into a store."""
+"""Rendezvous of the processes of `connect`: at an address that all know, or one that rank 0 puts into a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report of `overlap bench`: measures, prints each row of the table as soon as it is known, and writes the JSON."""
+"""Output of `overlap bench`: runs the measurements, prints each row as soon as it is known, and writes JSON."""
 
 from __future__ import annotations
 

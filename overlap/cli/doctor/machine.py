@@ -1,4 +1,4 @@
-"""Machine: cores, memory and its bandwidth, memory between processes, clocks and limits."""
+"""Checks of the machine: cores, memory and its bandwidth, memory between processes, clocks and limits."""
 
 from __future__ import annotations
 

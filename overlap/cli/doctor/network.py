@@ -1,4 +1,4 @@
-"""Network: sockets of this host, its name, rails, congestion controls; and records that runs have left."""
+"""Checks of the network: sockets, host name, rails, congestion control; and flight records of failed runs."""
 
 from __future__ import annotations
 

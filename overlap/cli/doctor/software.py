@@ -1,4 +1,4 @@
-"""Software: Python, the packages that are needed and their lowest versions, extras, and packages that shadow others."""
+"""Checks of software: the versions of Python, of needed packages and extras, and packages that shadow ours."""
 
 from __future__ import annotations
 

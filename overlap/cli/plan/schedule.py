@@ -1,4 +1,4 @@
-"""A pipeline schedule: the grid of ranks by time, its idle time, and the activations that ranks hold at once."""
+"""Page of a pipeline schedule: its grid of ranks by time, its idle time, the activations held; and a comparison."""
 
 from __future__ import annotations
 

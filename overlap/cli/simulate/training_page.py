@@ -1,4 +1,4 @@
-"""Page of a predicted training step: its time and memory, the error of the prediction, and the verdict."""
+"""Pages of a predicted training step (time, memory, error, verdict), and of a search among layouts."""
 
 from __future__ import annotations
 

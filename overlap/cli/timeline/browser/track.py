@@ -1,4 +1,4 @@
-"""Tracks of the browser: one run as rows of lanes, the spans under an instant, and their descriptions."""
+"""Tracks of the terminal browser: a run as lanes, the spans under the cursor, and the text that describes them."""
 
 from __future__ import annotations
 
