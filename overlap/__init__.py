@@ -58,7 +58,10 @@
 #   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
 #                          process). Several processes: spanning in place of communicator; then host_memory (one
 #                          host), which picks on_board or on_host, or engine/programs -> execution -> the package
-#                          transports/: matched -> a link. Its end: operation.finish -> stream, future
+#                          transports/: matched -> efa/efa_link -> efa/connection, and back: connection -> reading ->
+#                          efa_link -> matching/incoming -> execution -> arithmetic, which reduces. A call that was
+#                          seen before skips real_engine: communicator keeps the way (shortened). Its end:
+#                          operation.finish -> stream, future
 #   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
 #                          transports: memory of its own ranks first, then shared memory of a host before sockets
 #                          (transports/nearest); transports/router takes the first that reaches the peer
@@ -69,19 +72,18 @@
 #                          checkers in runtime/calls/shapes (a test compares them); benchmark and tests
 #                          (core/test_operators) take every entry from OPS; listed in docs/loops. If torch has it,
 #                          too: torch/issuing and torch/reductions
-#   a lost process         noticed by processes/link (the connection ends), silence (no signs of life) or host ->
-#                          processes/coordinator => processes/member -> processes/control_plane (makes PeerLostError)
-#                          -> runtime/world (its operations fail: outstanding.abandon) -> runtime/ending: `await`
-#                          raises PeerFailedError with that as its cause, `run` raises RankFailedError. The loss of
-#                          process 0 is noticed by processes/join, which tells member. If only a wire breaks,
-#                          spanning.fail_one delays the error for a moment, for the news of a lost process names the
-#                          culprit
+#   a lost process         is the end of processes/link's reading (silence cuts the link of a silent process) -> host
+#                          -> coordinator => member; of process 0: join -> member. Then control_plane (makes
+#                          PeerLostError) -> runtime/world (its operations fail: outstanding.abandon) ->
+#                          runtime/ending: `await` raises PeerFailedError with that as its cause, `run` raises
+#                          RankFailedError. If only a wire breaks, spanning.fail_one delays the error for a moment, for
+#                          the news of a lost process names the culprit
 #   a choice of algorithm  runtime/engine/real_engine asks whether ranks share memory (no schedule is needed), else
 #                          compiler -> cost/choice (also an `algorithm=` that is asked for) -> cost/select.plan:
-#                          candidates lists the options, flat (one level) and composed (several phases); each has a
-#                          price (option, phased, library); the cheapest, and reason() words why (shown by
-#                          cli/plan/collective). In virtual time simulation/simulated_engine asks cost/choice. The
-#                          schedules themselves: collectives/generators
+#                          candidates collects the options of flat (one level), composed (several phases), shortcut
+#                          and library; each has a price (option, phased); the cheapest, and reason() words why (shown
+#                          by cli/plan/collective and cli/timeline/browser). In virtual time
+#                          simulation/simulated_engine asks cost/choice. The schedules: collectives/generators
 #   exposed time           cli/timeline -> timeline/measure/verdict (a sentence) and operations (a table) -> metrics
 #                          (coverage: exposed, hidden, idle); reasons -> activity say which rank or operation it
 #                          belongs to. Spans come from timeline/recording, as columns (columnar)

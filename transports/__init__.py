@@ -18,8 +18,7 @@
 #   shared_memory  processes of one host, which read each other's memory
 #   nearest      shared memory inside a host, sockets beyond
 #   mpi          the same over an MPI library
-#   patience     how long to look whether others have come before sleeping;  cores: how to leave one
-#                that others need, too
+#   patience     how long to look whether others have come before sleeping, and how to leave a core that others need
 #   router       several transports as one: each rank by the first that reaches it
 #   wrappers     what all wrappers share; Recording writes down what is sent
 #   paced        emulates latency and bandwidth; its wires are plans, not tasks

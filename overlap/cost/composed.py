@@ -26,7 +26,7 @@ from .phased import Phased
 from .placed import Placed, on
 from .regular import regular_rounds
 from .rounds import Rounds
-from .symmetry import Sample, Stage
+from .symmetry import EqualNodes, Sample
 
 _GATHERS = ("mesh", "rdh", "kangaring", "multi_ring", "ring")
 _GATHERS_ON_ONE_LEVEL = (*_GATHERS, "swing", "bucket")
@@ -121,9 +121,9 @@ class _Levels:
         return self.request.geometry.part(self.places[0])
 
     @cached_property
-    def stage(self) -> Stage:
+    def equal_nodes(self) -> EqualNodes:
         """Ranks that have to be looked at to know what a phase takes."""
-        return Stage.of(self.request.geometry, self.placement, self.home[0])
+        return EqualNodes.of(self.request.geometry, self.placement, self.home[0])
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -178,11 +178,11 @@ class _Levels:
         if phase.level is Level.HOME:
             names: tuple[str, ...] = SCATTERS
             groups, root = [self.nodes[home]], place
-            sample = None if self.one else self.stage.root_node()
+            sample = None if self.one else self.equal_nodes.root_node()
         else:
             names = _EXCHANGES if phase.collective == "all_to_all" else _GATHERS_ON_ONE_LEVEL if self.one else _GATHERS
             groups, root = list(self.nodes), 0
-            sample = None if self.one else self.stage.inside(folded)
+            sample = None if self.one else self.equal_nodes.inside(folded)
         self._near[key] = self._parts(phase, names, self.inside, groups, sample, root=root)
         return self._near[key]
 
@@ -194,19 +194,19 @@ class _Levels:
         """
         phase = next(each for each in self.phases if each.level is Level.BETWEEN)
         share = 1.0 if phase.collective == "all_to_all" else 1 / len(self.places)
-        ring = self.stage.ring
+        ring = self.equal_nodes.ring
         for name in _BETWEEN[phase.collective]:
             alike = regular_rounds(phase.collective, name, len(self.nodes), ring) if ring else None
             if alike is not None:
                 yield name, self._folded(phase, name, alike, share), True
                 continue
-            sample = self.stage.between()
+            sample = self.equal_nodes.between()
             found = self._parts(phase, [name], self.between, self.places, sample, root=self.home[0], share=share)
             yield from ((name, part, False) for name, part in found.items())
 
     def _folded(self, phase: Phase, algorithm: str, alike: Rounds, share: float) -> Part:
         """Put one unit's part of a phase between nodes on the machine."""
-        unit = self.stage.unit
+        unit = self.equal_nodes.unit
         places = list(zip(*unit.groups, strict=True))
         model = self._on(unit.placement, alike.copied(places, unit.placement.size))
 

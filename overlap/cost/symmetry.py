@@ -35,7 +35,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class EqualNodes:
     """A group of equal nodes."""
 
     geometry: Geometry  # machine and ranks of the group
@@ -44,7 +44,7 @@ class Stage:
     folds: bool  # whether one node stands for all: all have ranks at the same places, and a network joins some
 
     @classmethod
-    def of(cls, geometry: Geometry, placement: Placement, home: int) -> Stage:
+    def of(cls, geometry: Geometry, placement: Placement, home: int) -> EqualNodes:
         """Look at a group."""
         cluster, ranks = geometry.cluster, geometry.ranks
         places = {tuple(ranks[index] % cluster.ranks_per_node for index in node) for node in geometry.nodes}

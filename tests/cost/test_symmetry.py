@@ -9,7 +9,7 @@ from overlap.collectives.generators.composed import PHASES
 from overlap.cost import cost
 from overlap.cost.candidates import candidates
 from overlap.cost.select import plan
-from overlap.cost.symmetry import Stage
+from overlap.cost.symmetry import EqualNodes
 
 
 def whole_s(part, nbytes):
@@ -79,12 +79,12 @@ def check_one_stands_for_all(monkeypatch, name, op, servers, per_node):
         rank for rank, (node, local) in enumerate(place) if node % machine.servers in servers and local < per_node
     )
     few = prices(machine, op, ranks)
-    looked_at = Stage.of
+    looked_at = EqualNodes.of
 
     def of_all(geometry, placement, home):
         return replace(looked_at(geometry, placement, home), folds=False)
 
-    monkeypatch.setattr(Stage, "of", of_all)
+    monkeypatch.setattr(EqualNodes, "of", of_all)
     assert few == prices(machine, op, ranks)
     candidates.cache_clear()
 

@@ -98,7 +98,7 @@ class Departures:
         """Return the next chunk, if one is due."""
         while self._chunks:
             chunk = self._chunks.popleft()
-            if chunk.send.stage is not ENDED:
+            if chunk.send.progress is not ENDED:
                 return chunk
         return self._outgoing.next_chunk()
 
@@ -115,7 +115,7 @@ class Departures:
         buffer = self._memory.take(nbytes)
         buffer[:nbytes] = chunk.view
         copy = Send(send.lane, buffer[:nbytes], send.priority)
-        copy.number, copy.stage, copy.wake = send.number, FLOWING, lambda _: self._memory.give_back(buffer)
+        copy.number, copy.progress, copy.wake = send.number, FLOWING, lambda _: self._memory.give_back(buffer)
         return Chunk(copy, chunk.offset, nbytes)
 
     def arrived(self, entry: Entry) -> None:
@@ -130,7 +130,7 @@ class Departures:
     def repeat(self, entries: Iterable[Entry]) -> int:
         """Queue the lost entries of a dead rail again, before all others; return their bytes."""
         lost = list(entries)
-        chunks = [each for each in lost if isinstance(each, Chunk) and each.send.stage is not ENDED]
+        chunks = [each for each in lost if isinstance(each, Chunk) and each.send.progress is not ENDED]
         frames = [each for each in lost if isinstance(each, bytes)]
         self._chunks.extendleft(reversed(chunks))
         self._frames.extendleft(reversed(frames))

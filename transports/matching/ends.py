@@ -75,7 +75,7 @@ class _End:
         self.fail(LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag))
 
 
-class Stage(Enum):
+class Progress(Enum):
     """The progress of a send."""
 
     WAITING = auto()  #: to be announced
@@ -84,7 +84,7 @@ class Stage(Enum):
     ENDED = auto()
 
 
-WAITING, OFFERED, FLOWING, ENDED = Stage  # asking the enumeration takes 0.2 us, for each message
+WAITING, OFFERED, FLOWING, ENDED = Progress  # asking the enumeration takes 0.2 us, for each message
 
 
 class Send(_End):
@@ -92,13 +92,13 @@ class Send(_End):
 
     Attributes:
         priority: As passed; any integer.
-        stage: Its progress.
+        progress: From its announcement to its end.
         number: Of its announcement.
         next_offset: Bytes before it have been handed to the wire.
         cancelled: The caller has given up, and waits to hear whether that was in time.
     """
 
-    stage: Stage = WAITING
+    progress: Progress = WAITING
     number = -1
     next_offset = 0
     cancelled = False
@@ -111,12 +111,12 @@ class Send(_End):
 
     def end(self) -> None:
         """Release the bytes, and wake the waiting caller."""
-        self.stage = ENDED
+        self.progress = ENDED
         super().end()
 
     def lose(self, reason: str) -> None:
         """Fail because the other process is gone; a cancellation that was waiting to hear of it was in time."""
-        if self.cancelled and self.stage is OFFERED:
+        if self.cancelled and self.progress is OFFERED:
             self.undo()
         else:
             super().lose(reason)

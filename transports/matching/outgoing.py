@@ -57,8 +57,8 @@ class Outgoing:
     @property
     def waiting(self) -> Iterator[Send]:
         """Every message that the receiver has not accepted yet."""
-        yield from (send for _, _, send in self._announcing if send.stage is WAITING)
-        yield from (send for send in self.sends.values() if send.stage is OFFERED)
+        yield from (send for _, _, send in self._announcing if send.progress is WAITING)
+        yield from (send for send in self.sends.values() if send.progress is OFFERED)
 
     @property
     def credit_bytes(self) -> int:
@@ -97,7 +97,7 @@ class Outgoing:
         send.number = self._next_number
         self._next_number += 1
         self.sends[send.number] = send
-        send.stage, send.next_offset = FLOWING, nbytes
+        send.progress, send.next_offset = FLOWING, nbytes
         return True
 
     def announce(self, send: Send) -> None:
@@ -109,10 +109,10 @@ class Outgoing:
 
     def withdraw(self, send: Send) -> bool:
         """Take a message back; False if it cannot be, or the receiver has to be asked first."""
-        if send.stage is WAITING:
+        if send.progress is WAITING:
             send.undo()
             return True
-        if send.stage is OFFERED and not send.cancelled:
+        if send.progress is OFFERED and not send.cancelled:
             send.cancelled = True
             self.answer(MessageKind.WITHDRAW, send.number)
         return False
@@ -131,7 +131,7 @@ class Outgoing:
     @property
     def due_bytes(self) -> int:
         """Bytes of accepted messages that have not left. Cost: O(messages)."""
-        return sum(max(0, send.nbytes - send.next_offset) for *_, send in self._flowing if send.stage is FLOWING)
+        return sum(max(0, send.nbytes - send.next_offset) for *_, send in self._flowing if send.progress is FLOWING)
 
     def next_message(self) -> Message | None:
         """Return the next message, if anything but chunks is due.
@@ -143,7 +143,7 @@ class Outgoing:
         while self._announcing:
             _, _, send = heappop(self._announcing)
             self._left_lane(send.lane)
-            if send.stage is WAITING:
+            if send.progress is WAITING:
                 return self._announcement(send)
         return None
 
@@ -168,14 +168,14 @@ class Outgoing:
             self._credit_bytes -= cost_bytes
             self._flow(send)
             return MessageKind.PUSH, (number, *send.lane, nbytes), None
-        send.stage = OFFERED
+        send.progress = OFFERED
         return MessageKind.OFFER, (number, *send.lane, nbytes), None
 
     def next_chunk(self) -> Chunk | None:
         """Return the next piece of the most urgent message that has been accepted."""
         while self._flowing:
             send = self._flowing[0][2]
-            if send.stage is FLOWING:
+            if send.progress is FLOWING:
                 break
             heappop(self._flowing)
         else:
@@ -203,7 +203,7 @@ class Outgoing:
         self._flow(send)
 
     def _flow(self, send: Send) -> None:
-        send.stage = FLOWING
+        send.progress = FLOWING
         heappush(self._flowing, (send.priority, send.number, send))
 
     def refused(self, number: int, expected_bytes: int) -> None:
@@ -230,7 +230,7 @@ class Outgoing:
             return
         send = self.sends.get(number)
         flows = send is not None and send.nbytes and not self._limits.fetched
-        if send is None or send.stage is not (FLOWING if flows else OFFERED):
+        if send is None or send.progress is not (FLOWING if flows else OFFERED):
             raise ProtocolError(f"message {number} is reported as taken, but was not flowing")
         if flows and (send.next_offset < send.nbytes or not self._limits.confirms(send.nbytes)):
             raise ProtocolError(f"message {number} is reported as taken, but has not left yet")
@@ -249,7 +249,7 @@ class Outgoing:
             self._given_up.remove(number)
             return None
         send = self.sends.get(number)
-        if send is None or send.stage is not OFFERED:
+        if send is None or send.progress is not OFFERED:
             raise ProtocolError(f"an answer to offer {number}, which is not waiting for one")
         return send
 
@@ -279,4 +279,4 @@ class Outgoing:
 
 
 def _moves(send: Send) -> bool:
-    return send.stage is FLOWING
+    return send.progress is FLOWING

@@ -33,7 +33,7 @@ from transports.efa.connection import SocketRail
 from transports.efa.departures import LIMITS
 from transports.efa.rail import Rail
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, KEPT_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, FrameKind, pack
-from transports.matching.ends import Stage
+from transports.matching.ends import Progress
 from transports.testing import CHECKS
 from transports.tls import Tls
 
@@ -497,7 +497,7 @@ def test_whoever_is_cancelled_finishes_what_has_met_and_says_goodbye() -> None:
                     await ready.wait()
                     inside.start_soon(here.endpoint(0).send, 1, 5, message)
                     sends = here.links[1].engine.outgoing.sends
-                    while all(send.stage is not Stage.FLOWING for send in sends.values()):
+                    while all(send.progress is not Progress.FLOWING for send in sends.values()):
                         await trio.lowlevel.checkpoint()
                     scope.cancel()
         assert world.reports == [[], []]
@@ -523,7 +523,7 @@ def test_closing_finishes_what_has_met_and_fails_what_has_not() -> None:
                 await wait_all_tasks_blocked()
                 nursery.start_soon(quietly, partial(a.send, 1, 1, message), errors["met"])
                 sends = world.efas[0].links[1].engine.outgoing.sends
-                while all(send.stage is not Stage.FLOWING for send in sends.values()):
+                while all(send.progress is not Progress.FLOWING for send in sends.values()):
                     await trio.lowlevel.checkpoint()
                 await world.efas[0].aclose()
 
