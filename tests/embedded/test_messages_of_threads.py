@@ -1,5 +1,6 @@
 """Messages of threads: begun and taken in by the thread itself while its loop sleeps, in any mixture."""
 
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import overlap
+from overlap.processes import control_plane
 from overlap.runtime.event_loop import Handover, Looks
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.peer_memory import Word
@@ -318,6 +320,8 @@ def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Handover, "enter", entered)
 
     meeting, seen = threading.Barrier(2), list[int]()
+    # an operation that waits for 50 ms is told of, and the next one is the business of the loop
+    monkeypatch.setattr(control_plane, "_LONG_NS", math.inf)
     monkeypatch.setattr(Handover, "post", posting)
     connected(program, 2)
     assert seen == [0, 0]
