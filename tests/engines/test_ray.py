@@ -140,6 +140,8 @@ async def train(rank, steps, pause_s):
     found = await rank.state.latest()
     first = 0 if found is None else found.step + 1
     for step in range(first, steps):
+        if step == 8 and rank.restart == 0:
+            await trio.sleep_forever()  # until a node is lost
         with rank.step(step):
             total = await rank.all_reduce(np.ones(3))
             await trio.sleep(pause_s)
