@@ -15,7 +15,7 @@ from ..collectives.schedule import Schedule
 from ..cost import cost, on, rounds
 from ..cost.option import Option, Part, Price
 from .conditions import SlowWires
-from .flow import Flow, Stage, quantised
+from .flow import Flow, Section, quantised
 from .loads import Loads, Resources
 from .unfolded import Plan, alone
 from .unfolding import MOST_MESSAGES, unfolding
@@ -37,15 +37,15 @@ class Demand:
     marks_ns: tuple[int, ...]  # when some ranks are done, ascending
     positions: tuple[Ints, ...]  # for each mark, which ranks are done then, as positions in `ranks`, ascending
     resources: Ints  # (needs,) the resources that it ever keeps busy, each once
-    ends_ns: tuple[int, ...]  # when each stage ends, ascending
-    shares: Floats  # (stages, needs) for what share of a stage each resource is busy
-    messages: Floats  # (stages, needs) how many of its messages share a resource at a time
-    stages: tuple[Stage, ...] = field(init=False, repr=False)  # the three columns above as records, which flows take
+    ends_ns: tuple[int, ...]  # when each section ends, ascending
+    shares: Floats  # (sections, needs) for what share of a section each resource is busy
+    messages: Floats  # (sections, needs) how many of its messages share a resource at a time
+    sections: tuple[Section, ...] = field(init=False, repr=False)  # these three columns as records, for flows
 
     def __post_init__(self) -> None:
         each = zip(self.ends_ns, self.shares, self.messages, strict=True)
-        stages = tuple(Stage.of(end_ns, self.resources, shares, messages) for end_ns, shares, messages in each)
-        object.__setattr__(self, "stages", stages)
+        sections = tuple(Section.of(end_ns, self.resources, shares, messages) for end_ns, shares, messages in each)
+        object.__setattr__(self, "sections", sections)
 
     @property
     def alone_ns(self) -> int:
@@ -54,7 +54,7 @@ class Demand:
 
     @property
     def busy_ns(self) -> Floats:
-        """(stages, needs) For how long it keeps what busy."""
+        """(sections, needs) For how long it keeps what busy."""
         return self.shares * np.diff(self.ends_ns, prepend=0)[:, None]
 
     @classmethod
@@ -73,9 +73,9 @@ class Demand:
             ranks: (size,) World ranks.
             left_ns: (size,) What each of them has to go, from the arrival of the last.
             resources: (needs,) What is kept busy.
-            busy_ns: (stages, needs) For how long in each stage; or (needs,) all the time.
-            took: (stages,) How long the stages take, relative to each other.
-            messages: (stages, needs) How many messages share it at a time; one if None.
+            busy_ns: (sections, needs) For how long in each section; or (needs,) all the time.
+            took: (sections,) How long the sections take, relative to each other.
+            messages: (sections, needs) How many messages share it at a time; one if None.
         """
         marks: tuple[int, ...] = (int(left_ns[0]),)
         positions: tuple[Ints, ...] = (np.arange(len(ranks)),)
@@ -86,7 +86,7 @@ class Demand:
             positions = tuple(np.split(order, np.searchsorted(which[order], np.arange(1, len(marks)))))
         busy_ns = np.atleast_2d(busy_ns)
         each = np.ones(busy_ns.shape) if messages is None else messages
-        ends, shares, each = _stages(marks[-1], np.ones(1) if took is None else took, busy_ns, each)
+        ends, shares, each = _sections(marks[-1], np.ones(1) if took is None else took, busy_ns, each)
         needs = shares.any(axis=0)
         return cls(
             ranks=ranks,
@@ -99,10 +99,8 @@ class Demand:
         )
 
 
-def _stages(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) -> tuple[Ints, Floats, Floats]:
-    """Return when stages end that share a time, and (stages, needs) what shares of everything they take, in how many
-    messages.
-    """
+def _sections(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return when sections end that share a time, and (sections, needs) what shares they take, in how many messages."""
     if not total_ns:  # no other operation competes with it
         return np.zeros(1, np.int64), np.zeros((1, busy_ns.shape[1])), messages[:1]
     ends_ns = np.rint(np.cumsum(took) * (total_ns / took.sum())).astype(np.int64)
@@ -186,7 +184,7 @@ class Pricing:
             return None
         found = Plan(launch_ns=round(max(launch_s, 0.0) * 1e9), phases=phases, ranks=len(self.ranks))
         expected_ns = self.demand(nbytes, np.zeros(len(self.ranks), np.int64)).alone_ns
-        whole = Flow((), (expected_ns,), (Stage.of(expected_ns, np.zeros(0, np.int64), np.zeros(0)),))
+        whole = Flow((), (expected_ns,), (Section.of(expected_ns, np.zeros(0, np.int64), np.zeros(0)),))
         taken_ns, _, _ = alone(whole, found)
         longer = taken_ns / expected_ns - 1 if expected_ns else 0.0
         if not -_CLOSE <= longer <= (_LONGER_IN_SLICES if sliced else _CLOSE):
@@ -206,7 +204,7 @@ class Pricing:
         left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)
         if self._loads is None:
             self._loads = Loads(self._under_way(1), self.ranks, self._resources)
-        took_s, busy_s, messages = self._loads.stages(nbytes, evenly=self._priced(nbytes).slices > 1)
+        took_s, busy_s, messages = self._loads.sections(nbytes, evenly=self._priced(nbytes).slices > 1)
         resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
         if cores:  # every operation in flight keeps one as long as it lasts
             resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])

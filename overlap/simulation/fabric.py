@@ -64,7 +64,7 @@ class Transfer(Flow):
         computes: bool = False,
         plan: Callable[[], Plan | None] | None = None,
     ) -> None:
-        super().__init__(key, demand.marks_ns, demand.stages, priority=priority, lane=lane)
+        super().__init__(key, demand.marks_ns, demand.sections, priority=priority, lane=lane)
         self.kind, self.demand, self.computes, self.plan = kind, demand, computes, plan
 
     @property

@@ -24,7 +24,7 @@ def quantised(shares: Floats) -> Floats:
     return np.floor(np.minimum(shares, 1.0) * _QUANTUM) / _QUANTUM
 
 
-class Stage(NamedTuple):
+class Section(NamedTuple):
     """Needs of a flow for a part of its work."""
 
     end_ns: int  # work at which the needs of a flow change
@@ -35,7 +35,7 @@ class Stage(NamedTuple):
     most: int  # the largest index of a resource; -1 without resources
 
     @classmethod
-    def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Stage:
+    def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Section:
         """Make one, without what it does not need; with one message on everything unless it is said."""
         if not len(shares):
             return cls(end_ns, resources, shares, {}, {}, -1)
@@ -54,8 +54,8 @@ class Flow:
     Attributes:
         key: tells flows apart, and orders what they reach in one instant.
         marks_ns: ascending: work at which parts of it are done; the last is the end.
-        stages: what it needs until when; the last ends with the work.
-        stage: that in which it is.
+        sections: what it needs until when; the last ends with the work.
+        section: that in which it is.
         priority: lower is more urgent.
         lane: what it belongs to; None for none.
         cap: the most its rate may be.
@@ -66,8 +66,8 @@ class Flow:
     """
 
     __slots__ = (
-        "_due_ns", "_mark", "_since_ns", "_stage", "age", "cap", "done_ns", "key", "lane", "marks_ns", "priority",
-        "rate", "stage", "stages", "started_ns",
+        "_due_ns", "_mark", "_section", "_since_ns", "age", "cap", "done_ns", "key", "lane", "marks_ns", "priority",
+        "rate", "section", "sections", "started_ns",
     )  # fmt: skip
     cap: float
     key: tuple[object, ...]
@@ -75,26 +75,26 @@ class Flow:
     marks_ns: Sequence[int]
     priority: int
     rate: float
-    stage: Stage
-    stages: Sequence[Stage]
+    section: Section
+    sections: Sequence[Section]
     started_ns: int
 
     def __init__(
         self,
         key: tuple[object, ...],
         marks_ns: Sequence[int],
-        stages: Sequence[Stage],
+        sections: Sequence[Section],
         *,
         priority: int = 0,
         lane: object = None,
     ) -> None:
-        self.key, self.marks_ns, self.stages, self.stage = key, marks_ns, stages, stages[0]
+        self.key, self.marks_ns, self.sections, self.section = key, marks_ns, sections, sections[0]
         self.priority, self.lane = priority, lane
         self.cap = self.rate = 1.0
         self.started_ns = self._since_ns = 0
         self.done_ns: float = 0.0
         self.age: tuple[int, int] = 0, 0
-        self._mark, self._stage, self._due_ns = 0, 0, -1
+        self._mark, self._section, self._due_ns = 0, 0, -1
 
     def __repr__(self) -> str:
         return f"<Flow {self.key}: {self._mark} of {len(self.marks_ns)} marks, rate {self.rate:.3g}>"
@@ -140,18 +140,18 @@ class Occupancy:
         return bool(self._changed or self._changed_wide)
 
     def add(self, flow: Flow) -> None:
-        """Let a flow ask for what its stage needs."""
-        stage = flow.stage
-        if stage.most >= len(self._load):
-            self._grow(stage.most + 1)
-        if len(stage.needs) >= _WIDE:
+        """Let a flow ask for what its section needs."""
+        section = flow.section
+        if section.most >= len(self._load):
+            self._grow(section.most + 1)
+        if len(section.needs) >= _WIDE:
             self._wide[flow] = None
-            self._loads[stage.resources] += stage.shares
-            self._note_wide(stage.resources[self._loads[stage.resources] > 1])
+            self._loads[section.resources] += section.shares
+            self._note_wide(section.resources[self._loads[section.resources] > 1])
             return
         load, users = self._load, self._users
-        self._few += bool(stage.needs)
-        for number, share in stage.needs.items():
+        self._few += bool(section.needs)
+        for number, share in section.needs.items():
             of_it = users.get(number)
             if of_it is None:
                 of_it = users[number] = {}
@@ -169,16 +169,16 @@ class Occupancy:
             self._changed_wide.append(scarce)
 
     def remove(self, flow: Flow) -> None:
-        """Let a flow ask no more for what its stage needs."""
-        stage = flow.stage
-        if len(stage.needs) >= _WIDE:
+        """Let a flow ask no more for what its section needs."""
+        section = flow.section
+        if len(section.needs) >= _WIDE:
             del self._wide[flow]
-            self._note_wide(stage.resources[self._loads[stage.resources] > 1])
-            self._loads[stage.resources] -= stage.shares
+            self._note_wide(section.resources[self._loads[section.resources] > 1])
+            self._loads[section.resources] -= section.shares
             return
         load, users = self._load, self._users
-        self._few -= bool(stage.needs)
-        for number, share in stage.needs.items():
+        self._few -= bool(section.needs)
+        for number, share in section.needs.items():
             if load[number] > 1:
                 self._changed.add(number)
             load[number] -= share
@@ -194,8 +194,8 @@ class Occupancy:
     def free(self, flow: Flow) -> bool:
         """Return whether a flow needs nothing that is scarce."""
         if flow in self._wide:
-            return not (self._loads[flow.stage.resources] > 1).any()
-        return not any(self._load[number] > 1 for number in flow.stage.needs)
+            return not (self._loads[flow.section.resources] > 1).any()
+        return not any(self._load[number] > 1 for number in flow.section.needs)
 
     def others(self, flow: Flow) -> list[Flow]:
         """Return the flows that share a scarce resource with a flow."""
@@ -203,11 +203,11 @@ class Occupancy:
 
     def slopes(self, flow: Flow) -> dict[int, float]:
         """Return how fast a flow would get on if its messages had their part of one resource alone, by resource."""
-        found, messages = {}, flow.stage.messages
-        for number, share in flow.stage.needs.items():
+        found, messages = {}, flow.section.messages
+        for number, share in flow.section.needs.items():
             if self._load[number] > 1:
-                users = [*self._users.get(number, ()), *(each for each in self._wide if number in each.stage.needs)]
-                total = sum(each.stage.messages[number] for each in users)
+                users = [*self._users.get(number, ()), *(each for each in self._wide if number in each.section.needs)]
+                total = sum(each.section.messages[number] for each in users)
                 found[number] = min(messages[number] / (share * total), 1.0)
             else:
                 found[number] = 1.0
@@ -220,7 +220,7 @@ class Occupancy:
         return self._users_of(few, wide)
 
     def _scarce_of(self, flow: Flow) -> Ints:
-        return flow.stage.resources[self._loads[flow.stage.resources] > 1]
+        return flow.section.resources[self._loads[flow.section.resources] > 1]
 
     def _users_of(self, few: Collection[int], many: Sequence[Ints] = ()) -> dict[Flow, None]:
         """Return the flows on some resources, of which a few are given one by one and many in arrays."""
@@ -235,7 +235,7 @@ class Occupancy:
             asked[list(few)] = True
             for numbers in many:
                 asked[numbers] = True
-            found.update((each, None) for each in self._wide if asked[each.stage.resources].any())
+            found.update((each, None) for each in self._wide if asked[each.section.resources].any())
         return found
 
     def crowd(self, flow: Flow) -> tuple[list[Flow], Collection[int] | Ints]:
@@ -245,7 +245,7 @@ class Occupancy:
         crowd, scarce, load = {flow: None}, set[int](), self._load
         todo = [flow]
         for each in todo:
-            further = {number for number in each.stage.needs if load[number] > 1 and number not in scarce}
+            further = {number for number in each.section.needs if load[number] > 1 and number not in scarce}
             scarce |= further
             users = self._users_of(further)
             todo += users.keys() - crowd.keys()

@@ -1,10 +1,10 @@
 """Fluid model of sharing: how fast each flow gets on, and when it reaches its marks. Pure; no Trio.
 
 A flow has work, in nanoseconds that it takes alone, and while it gets on at rate r (1 is alone) it takes the share
-r * u of every resource that it needs in its stage. Rates change only when flows start, end, are capped or come to
-another stage, and then only those of flows that scarce resources join with these, directly or through others; between,
-everything is linear. SimGrid shares its networks like this (Casanova et al., "Versatile, scalable, and accurate
-simulation of distributed applications and platforms", JPDC 74, 2014).
+r * u of every resource that it needs in its section. Rates change only when flows start, end, are capped or come to
+another section, and then only those of flows that scarce resources join with these, directly or through others;
+between, everything is linear. SimGrid shares its networks like this (Casanova et al., "Versatile, scalable, and
+accurate simulation of distributed applications and platforms", JPDC 74, 2014).
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Fluid:
             due_ns = heappop(self._heap)
             for flow in sorted(self._due.pop(due_ns), key=_key):
                 while flow._due_ns == due_ns:
-                    if flow.stage.end_ns < flow.marks_ns[flow._mark]:
-                        self._next_stage(flow)
+                    if flow.section.end_ns < flow.marks_ns[flow._mark]:
+                        self._next_section(flow)
                     else:
                         reached.append((flow, flow._mark))
                         flow._mark += 1
@@ -128,22 +128,22 @@ class Fluid:
         self._occupancy.remove(flow)
         self._unfair.pop(flow, None)
 
-    def _next_stage(self, flow: Flow) -> None:
+    def _next_section(self, flow: Flow) -> None:
         self._occupancy.remove(flow)
-        flow._stage += 1
-        flow.stage = flow.stages[flow._stage]
+        flow._section += 1
+        flow.section = flow.sections[flow._section]
         self._occupancy.add(flow)
         if flow.rate != flow.cap:
             self._unfair[flow] = None
         self._note(flow)
 
     def _note(self, flow: Flow) -> None:
-        """Find out when a flow reaches its next mark or stage at this rate; never while others leave it nothing."""
+        """Find out when a flow reaches its next mark or section at this rate; never while others leave it nothing."""
         rate = flow.rate
         if not rate:
             flow._due_ns = -1
             return
-        done_ns, end_ns = flow.marks_ns[flow._mark], flow.stage.end_ns
+        done_ns, end_ns = flow.marks_ns[flow._mark], flow.section.end_ns
         ahead_ns = round(((done_ns if done_ns < end_ns else end_ns) - flow.done_ns) / rate)
         due_ns = flow._due_ns = flow._since_ns + (ahead_ns if ahead_ns > 0 else 0)
         batch = self._due.get(due_ns)

@@ -136,7 +136,7 @@ def _levels(cluster: Cluster, first: int) -> list[_Level]:
 
 # Operations of more rounds are taken to load what they need evenly: their rounds are short against the whole.
 _MOST_ROUNDS = 8
-# Of a round: a part that is shorter is no stage of its own.
+# Of a round: a part that is shorter is no section of its own.
 _SHORT = 0.05
 
 
@@ -150,8 +150,8 @@ class _Load:
     taken_s_per_byte: float  # time in which some resource is busy
     whole: bool  # whether busy and idle parts alternate so often that they are one
 
-    def stages(self, nbytes: float) -> list[tuple[float, Floats, Floats]]:
-        """Return how long each stage takes, for how long of that everything is busy, and with how many messages."""
+    def sections(self, nbytes: float) -> list[tuple[float, Floats, Floats]]:
+        """Return how long each section takes, for how long of that everything is busy, and with how many messages."""
         taken_s, busy_s = self.taken_s_per_byte * nbytes, self.busy_s_per_byte * nbytes
         total_s = taken_s + self.idle_s
         if self.whole or min(taken_s, self.idle_s) < _SHORT * total_s:
@@ -192,21 +192,21 @@ class Loads:
         self._messages[busy] /= self._busy_s_per_byte[busy]
         self._rounds = loads if len(rounds) <= _MOST_ROUNDS else []
 
-    def stages(self, nbytes: float, *, evenly: bool) -> tuple[Floats, Floats, Floats]:
-        """Return how long each stage takes, relative to the others, and (stages, needs) for how long what is busy, and
-        with how many messages at a time.
+    def sections(self, nbytes: float, *, evenly: bool) -> tuple[Floats, Floats, Floats]:
+        """Return how long each section takes, relative to the others, and (sections, needs) for how long what is busy,
+        and with how many messages at a time.
 
         Args:
             nbytes: Of the whole vector.
-            evenly: Whether phases run beside each other, so that there is one stage.
+            evenly: Whether phases run beside each other, so that there is one section.
         """
         if evenly or not self._rounds:
             return np.ones(1), self._busy_s_per_byte[None, :] * nbytes, self._messages[None, :]
-        stages = [stage for each in self._rounds for stage in each.stages(nbytes) if stage[0]]
-        if not stages:
+        sections = [section for each in self._rounds for section in each.sections(nbytes) if section[0]]
+        if not sections:
             none = np.zeros((1, len(self.resources)))
             return np.ones(1), none, none
-        took_s, busy_s, messages = zip(*stages, strict=True)
+        took_s, busy_s, messages = zip(*sections, strict=True)
         return np.array(took_s), np.array(busy_s), np.array(messages)
 
     def _load(self, part: Part, one: PlacedRound) -> _Load:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..collectives.placement import Floats, Ints
-from .flow import Flow, Stage
+from .flow import Flow, Section
 
 _User: TypeAlias = tuple[int, float, float]  # flow, its share of a resource, and the messages that share the resource
 
@@ -32,14 +32,14 @@ _REMEMBERED = 1 << 12
 
 
 class Rates:
-    """Rates of crowds, found once for flows in the same stages.
+    """Rates of crowds, found once for flows in the same sections.
 
-    What a crowd's flows need says which resources are scarce, so that their stages, their limits and their turns are
+    What a crowd's flows need says which resources are scarce, so that their sections, their limits and their turns are
     all that rates depend on.
     """
 
     def __init__(self) -> None:
-        self._known: dict[object, tuple[list[float], list[Stage]]] = {}
+        self._known: dict[object, tuple[list[float], list[Section]]] = {}
 
     def of(self, flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
         """Return how fast flows get on that need scarce resources.
@@ -54,13 +54,13 @@ class Rates:
         """
         if len(flows) * len(scarce) <= _FEW:
             return few(flows, scarce)
-        key = tuple((id(flow.stage), flow.cap) for flow in flows), tuple(map(tuple, _turns(flows)))
+        key = tuple((id(flow.section), flow.cap) for flow in flows), tuple(map(tuple, _turns(flows)))
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            # Stages are kept as well: the identity of an object is its own only while it lives.
-            known = self._known[key] = many(flows, scarce), [flow.stage for flow in flows]
+            # Sections are kept as well: the identity of an object is its own only while it lives.
+            known = self._known[key] = many(flows, scarce), [flow.section for flow in flows]
         return known[0]
 
 
@@ -69,8 +69,8 @@ def few(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
     place = {number: row for row, number in enumerate(sorted(scarce))}
     users: list[list[_User]] = [[] for _ in place]
     for n, flow in enumerate(flows):
-        messages = flow.stage.messages
-        for number, share in flow.stage.needs.items():
+        messages = flow.section.messages
+        for number, share in flow.section.needs.items():
             if number in place:
                 users[place[number]].append((n, share, messages[number]))
     left, rate = [1.0] * len(users), [0.0] * len(flows)
@@ -118,10 +118,10 @@ def _slopes(turn: set[int], users: Sequence[Sequence[_User]], flows: int) -> lis
 
 def many(flows: Sequence[Flow], scarce: Collection[int] | Ints) -> list[float]:
     """Return the rates of many flows, or flows on many resources, in arrays."""
-    owner = np.repeat(np.arange(len(flows)), [len(flow.stage.resources) for flow in flows])
-    needed = np.concatenate([flow.stage.resources for flow in flows])
-    share = np.concatenate([flow.stage.shares for flow in flows])
-    message = np.concatenate([np.fromiter(flow.stage.messages.values(), np.float64) for flow in flows])
+    owner = np.repeat(np.arange(len(flows)), [len(flow.section.resources) for flow in flows])
+    needed = np.concatenate([flow.section.resources for flow in flows])
+    share = np.concatenate([flow.section.shares for flow in flows])
+    message = np.concatenate([np.fromiter(flow.section.messages.values(), np.float64) for flow in flows])
     numbers = np.fromiter(scarce, np.int64, len(scarce))
     is_scarce = np.zeros(int(max(needed.max(), numbers.max())) + 1, np.bool_)
     is_scarce[numbers] = True

@@ -119,8 +119,9 @@ def repeated(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
 def together(groups: Sequence[Same], ends: Sequence[int], first_like: Ints) -> Demand:
     """Return the common demand of groups that do the same at once, as the simulated ranks see it.
 
-    Ranks of one class are done when the last of them is. What the groups need of one wire adds up, stage by stage, and
-    if that is more than there is, all take so much longer. Groups whose stages differ in length need it evenly.
+    Ranks of one class are done when the last of them is. What the groups need of one wire adds up, section by
+    section, and if that is more than there is, all take so much longer. Groups whose sections
+    differ in length need it evenly.
 
     Args:
         groups: All of them.
@@ -132,19 +133,19 @@ def together(groups: Sequence[Same], ends: Sequence[int], first_like: Ints) -> D
         for mark_ns, positions in zip(same.demand.marks_ns, same.demand.positions, strict=True):
             np.maximum.at(left_ns, same.standing[:, positions], mark_ns)
     alone_ns, evenly = int(left_ns.max()), len({same.demand.ends_ns for same in groups}) > 1
-    stage_ends_ns = np.array([alone_ns] if evenly else groups[0].demand.ends_ns)
+    section_ends_ns = np.array([alone_ns] if evenly else groups[0].demand.ends_ns)
     needed, busy_ns, messages = _added_up(groups, evenly)
-    lengths_ns = np.diff(stage_ends_ns, prepend=0)
+    lengths_ns = np.diff(section_ends_ns, prepend=0)
     longer_ns = np.maximum(lengths_ns, np.rint(busy_ns.max(axis=1, initial=0.0)).astype(np.int64))
-    starts_ns, later_ns = stage_ends_ns - lengths_ns, np.cumsum(longer_ns) - longer_ns
-    stage = np.searchsorted(stage_ends_ns[:-1], left_ns)
-    within = (left_ns - starts_ns[stage]) / np.maximum(lengths_ns[stage], 1)
-    left_ns = np.rint(later_ns[stage] + within * longer_ns[stage]).astype(np.int64)[first_like]
+    starts_ns, later_ns = section_ends_ns - lengths_ns, np.cumsum(longer_ns) - longer_ns
+    section = np.searchsorted(section_ends_ns[:-1], left_ns)
+    within = (left_ns - starts_ns[section]) / np.maximum(lengths_ns[section], 1)
+    left_ns = np.rint(later_ns[section] + within * longer_ns[section]).astype(np.int64)[first_like]
     return Demand.of(np.array(ends, np.int64), left_ns, needed, busy_ns, longer_ns, messages)
 
 
 def _added_up(groups: Sequence[Same], evenly: bool) -> tuple[Ints, Floats, Floats]:
-    """Return the resources of all groups, (stages, needs) busy times and messages; one stage if `evenly`."""
+    """Return the resources of all groups, (sections, needs) busy times and messages; one section if `evenly`."""
     needed, which = np.unique(np.concatenate([same.resources.ravel() for same in groups]), return_inverse=True)
 
     def over_all(rows: Sequence[Floats]) -> Floats:

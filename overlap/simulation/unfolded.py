@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .flow import Flow, Stage
+from .flow import Flow, Section
 from .fluid import Fluid
 from .unfolding import ARRIVED, LEFT, STARTED, Phase, Post
 
@@ -22,7 +22,7 @@ class Plan(NamedTuple):
     """Plan of a collective in flight: its phases, message by message."""
 
     launch_ns: int  # before its first phase
-    phases: tuple[Phase, ...]  # stages, one after the other
+    phases: tuple[Phase, ...]  # sections, one after the other
     ranks: int  # number of ranks
     taken_ns: int = 0  # time of the whole operation if it runs alone
 
@@ -47,14 +47,14 @@ class Letter(Flow):
         self,
         of: Unfolded,
         marks_ns: Sequence[int],
-        stages: Sequence[Stage],
+        sections: Sequence[Section],
         *,
         step: int = 0,
         post: Post | None = None,
         then: Callable[[], None] = lambda: None,
     ) -> None:
         whole = of.whole
-        super().__init__((*whole.key, of.letters), marks_ns, stages, priority=whole.priority, lane=whole.lane)
+        super().__init__((*whole.key, of.letters), marks_ns, sections, priority=whole.priority, lane=whole.lane)
         self.of, self.step, self.post, self.then = of, step, post, then
         self.age: tuple[int, int] = whole.age[0], of.letters
 
@@ -95,7 +95,7 @@ class Unfolded:
     def nudge(self) -> Letter:
         """Return something that comes to its end at once."""
         self.letters += 1
-        return Letter(self, (0,), (Stage.of(0, *_NOTHING),))
+        return Letter(self, (0,), (Section.of(0, *_NOTHING),))
 
     def reached(self, letter: Letter, mark: int) -> None:
         """Go on where one has come to a mark."""
@@ -118,7 +118,7 @@ class Unfolded:
             then()
             return
         self.letters += 1
-        self._new.append(Letter(self, (delay_ns,), (Stage.of(delay_ns, *_NOTHING),), then=then))
+        self._new.append(Letter(self, (delay_ns,), (Section.of(delay_ns, *_NOTHING),), then=then))
 
     def _next_phase(self) -> None:
         self._phase = _Phase(self._phases.popleft())
@@ -159,7 +159,7 @@ class Unfolded:
 
     def _send(self, post: Post, step: int) -> None:
         self.letters += 1
-        self._new.append(Letter(self, post.marks_ns, post.stages, step=step, post=post))
+        self._new.append(Letter(self, post.marks_ns, post.sections, step=step, post=post))
         if post.becomes[0] != STARTED:
             self._phase.starting[post.src] -= 1
 

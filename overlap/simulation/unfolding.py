@@ -16,7 +16,7 @@ import numpy as np
 from ..collectives.placement import Ints
 from ..cost.option import Part
 from ..cost.placed import PlacedRound
-from .flow import Stage, quantised
+from .flow import Section, quantised
 from .loads import Resources
 
 MOST_MESSAGES = 512
@@ -40,7 +40,7 @@ class Post:
     # its events, of `STARTED`, `LEFT` and `ARRIVED`; without `STARTED` it starts at once.
     becomes: tuple[int, ...]
     marks_ns: tuple[int, ...]  # work at which that is so
-    stages: tuple[Stage, ...]  # the resources that it needs, and until when
+    sections: tuple[Section, ...]  # the resources that it needs, and until when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,19 +154,19 @@ def _post(
 ) -> Post:
     started_ns, left_ns = round(start_s * 1e9), round((start_s + takes_s) * 1e9)
     arrived_ns = round((start_s + takes_s + late_s) * 1e9)
-    stages = []
+    sections = []
     if started_ns:
-        stages.append(Stage.of(started_ns, *_NOTHING))
+        sections.append(Section.of(started_ns, *_NOTHING))
     if left_ns > started_ns:
         shares = quantised(np.fromiter(needs.values(), np.float64, len(needs)))
-        stages.append(Stage.of(left_ns, np.fromiter(needs, np.int64, len(needs)), shares))
-    if arrived_ns > left_ns or not stages:
-        stages.append(Stage.of(arrived_ns, *_NOTHING))
+        sections.append(Section.of(left_ns, np.fromiter(needs, np.int64, len(needs)), shares))
+    if arrived_ns > left_ns or not sections:
+        sections.append(Section.of(arrived_ns, *_NOTHING))
     return Post(
         src=src,
         dst=dst,
         port=port,
         becomes=(STARTED, LEFT, ARRIVED) if started_ns else (LEFT, ARRIVED),
         marks_ns=(started_ns, left_ns, arrived_ns) if started_ns else (left_ns, arrived_ns),
-        stages=tuple(stages),
+        sections=tuple(sections),
     )

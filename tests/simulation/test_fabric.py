@@ -67,7 +67,7 @@ def test_a_sender_is_free_again_once_it_has_started_its_message():
     planned = Fabric(TRN1).collective((), "all_reduce", found, 1 << 16, range(4), np.zeros(4, np.int64)).plan()
     posts = [post for phase in planned.phases for step in phase for each in step.posts for post in each]
     assert {post.becomes for post in posts} == {(STARTED, LEFT, ARRIVED)}
-    assert {post.marks_ns[0] for post in posts} == {post.stages[0].end_ns for post in posts} == started_ns != {0}
+    assert {post.marks_ns[0] for post in posts} == {post.sections[0].end_ns for post in posts} == started_ns != {0}
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "mesh", "kangaring"])
@@ -115,7 +115,7 @@ def test_two_at_once_share_wires():
     fabric = Fabric(TRN1)
     one, two = (collective(fabric, "all_gather", 1 << 28, key=(n,), algorithm="ring") for n in (1, 2))
     ends = play(fabric, (0, one), (0, two))
-    assert len(one.stages) == 2  # the first step also copies a rank's own part
+    assert len(one.sections) == 2  # the first step also copies a rank's own part
     together_ns = crowded_ns(one.demand, 2)
     assert together_ns > 1.9 * one.alone_ns
     assert max(ends[1,]) == max(ends[2,]) == pytest.approx(together_ns, abs=1)
@@ -123,7 +123,7 @@ def test_two_at_once_share_wires():
 
 
 def crowded_ns(demand, count):
-    """Return what so many operations take at once that need the same: each stage as much longer as they lack."""
+    """Return what so many operations take at once that need the same: each section as much longer as they lack."""
     lengths_ns = np.diff(demand.ends_ns, prepend=0)
     return float(sum(np.maximum(1, count * demand.shares.max(axis=1)) * lengths_ns))
 
@@ -147,7 +147,7 @@ def test_collective_processors_are_shared_out():
     assert TRN1.cc_cores_per_rank == 3
     six = [collective(fabric, "all_reduce", 256, key=(n,)) for n in range(6)]
     ends = play(fabric, *((0, each) for each in six))
-    assert max(six[0].stages[0].needs.values()) == pytest.approx(1 / 3, rel=1e-4)
+    assert max(six[0].sections[0].needs.values()) == pytest.approx(1 / 3, rel=1e-4)
     together_ns = crowded_ns(six[0].demand, 6)
     assert [max(each) for each in ends.values()] == [pytest.approx(together_ns, abs=1)] * 6
 

@@ -6,23 +6,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap.simulation import sharing
-from overlap.simulation.flow import Flow, Stage, quantised
+from overlap.simulation.flow import Flow, Section, quantised
 from overlap.simulation.fluid import Fluid
 from overlap.simulation.sharing import Rates, few, many
 
 
 def flow(name, marks_ns, needs, **turn):
-    """`needs` says which resources, by number, and how much of each; or so by the ends of stages."""
+    """`needs` says which resources, by number, and how much of each; or so by the ends of sections."""
     marks = [marks_ns] if isinstance(marks_ns, int) else marks_ns
-    stages = needs if any(isinstance(each, dict) for each in needs.values()) else {marks[-1]: needs}
-    return Flow((name,), marks, [stage(end_ns, each) for end_ns, each in stages.items()], **turn)
+    sections = needs if any(isinstance(each, dict) for each in needs.values()) else {marks[-1]: needs}
+    return Flow((name,), marks, [section(end_ns, each) for end_ns, each in sections.items()], **turn)
 
 
-def stage(end_ns, needs):
+def section(end_ns, needs):
     """`needs` may be pairs, of how much and in how many messages."""
     both = np.array([each if isinstance(each, tuple) else (each, 1) for each in needs.values()], np.float64)
     shares, messages = both.reshape(-1, 2).T
-    return Stage.of(end_ns, np.array([*needs], np.int64), quantised(shares), messages)
+    return Section.of(end_ns, np.array([*needs], np.int64), quantised(shares), messages)
 
 
 def play(*starts, caps=()):
@@ -201,20 +201,21 @@ def test_rates_are_max_min_fair(flows):
     A flow has risen by what it has of its messages' part of the resource that holds it back most.
     """
     found = many(flows, range(5))
-    each_of = [sum(each.stage.messages.get(r, 0) for each in flows) for r in range(5)]
+    each_of = [sum(each.section.messages.get(r, 0) for each in flows) for r in range(5)]
     parts = [
-        min(each.stage.messages[r] / (each_of[r] * share) for r, share in each.stage.needs.items()) for each in flows
+        min(each.section.messages[r] / (each_of[r] * share) for r, share in each.section.needs.items())
+        for each in flows
     ]
     used, level = np.zeros(5), [rate / part for rate, part in zip(found, parts, strict=True)]
     for each, rate in zip(flows, found, strict=True):
-        used[each.stage.resources] += each.stage.shares * rate
+        used[each.section.resources] += each.section.shares * rate
     assert used.max() <= 1 + 1e-9
     for number, each in enumerate(flows):
         assert 0 < found[number] <= 1
         if found[number] < 1:
-            full = [r for r in each.stage.resources if used[r] > 1 - 1e-9]
+            full = [r for r in each.section.resources if used[r] > 1 - 1e-9]
             assert any(
-                level[number] >= max(level[n] for n, other in enumerate(flows) if r in other.stage.resources) - 1e-9
+                level[number] >= max(level[n] for n, other in enumerate(flows) if r in other.section.resources) - 1e-9
                 for r in full
             )
 
@@ -235,7 +236,7 @@ def test_one_by_one_and_at_once_give_the_same_bits(flows):
 
 
 def test_a_crowd_that_comes_again_is_not_worked_out_again(monkeypatch):
-    """Only if its flows are in the same stages, with the same limits and turns."""
+    """Only if its flows are in the same sections, with the same limits and turns."""
     found = []
 
     def counting(flows, scarce):
@@ -245,7 +246,7 @@ def test_a_crowd_that_comes_again_is_not_worked_out_again(monkeypatch):
     monkeypatch.setattr(sharing, "many", counting)
     monkeypatch.setattr(sharing, "_FEW", 0)
     crowd = [flow(name, 100, {0: 1.0}) for name in "abc"]
-    again = [Flow((each.key, "again"), [100], [each.stage]) for each in crowd]
+    again = [Flow((each.key, "again"), [100], [each.section]) for each in crowd]
     rates = Rates()
     assert rates.of(crowd, [0]) == rates.of(again, [0]) == many(crowd, [0])
     assert found == [3]
@@ -280,13 +281,13 @@ def test_each_crowd_gets_what_it_would_get_among_all(groups):
     every, each_alone = [], Fluid()
     for number, group in enumerate(groups):
         for each in group:
-            needs = {r + 5 * number: (share, each.stage.messages[r]) for r, share in each.stage.needs.items()}
+            needs = {r + 5 * number: (share, each.section.messages[r]) for r, share in each.section.needs.items()}
             every.append(flow((number, *each.key), 100, needs))
         each_alone.start(0, [each for each in every if each.key[0][0] == number])
         each_alone.settle(0)
-    load = {r: sum(each.stage.needs.get(r, 0) for each in every) for r in range(15)}
+    load = {r: sum(each.section.needs.get(r, 0) for each in every) for r in range(15)}
     scarce = [resource for resource in load if load[resource] > 1]
-    crowded = [each for each in every if any(each.stage.needs.get(resource) for resource in scarce)]
+    crowded = [each for each in every if any(each.section.needs.get(resource) for resource in scarce)]
     expected = dict.fromkeys(every, 1.0)
     if crowded:
         expected.update(zip(crowded, many(crowded, scarce), strict=True))

@@ -20,7 +20,7 @@ def messages(cluster, conditions=SLOW):
 
 def told(found):
     """Return all that a demand says."""
-    needs = [(stage.end_ns, stage.needs) for stage in found.stages]
+    needs = [(section.end_ns, section.needs) for section in found.sections]
     return found.ranks.tolist(), found.marks_ns, [each.tolist() for each in found.positions], needs
 
 
@@ -53,18 +53,18 @@ def test_a_kind_of_way_is_costed_once(monkeypatch):
     assert shared.demand(0, 64, 4096, 0) is found
     assert not costed
     assert {each.marks_ns for each in others} == {found.marks_ns}
-    assert len({frozenset(each.stages[0].needs) for each in (found, *others)}) == 64
+    assert len({frozenset(each.sections[0].needs) for each in (found, *others)}) == 64
 
 
 def test_a_message_is_on_its_wires_first_and_then_on_the_way():
     found = messages(topology.cluster("trn1.32xlarge"), Conditions()).demand(3, 17, 1 << 16, 0)
-    busy, underway = found.stages
+    busy, underway = found.sections
     assert busy.end_ns < underway.end_ns == found.alone_ns
     assert len(busy.needs) > len(underway.needs) > 0  # of the collective processors
     assert max(busy.needs.values()) == pytest.approx(1, abs=1e-3)
-    for stage in found.stages:
-        assert stage.needs == dict(zip(stage.resources.tolist(), stage.shares.tolist(), strict=True))
-        assert np.all(stage.shares > 0)
+    for section in found.sections:
+        assert section.needs == dict(zip(section.resources.tolist(), section.shares.tolist(), strict=True))
+        assert np.all(section.shares > 0)
 
 
 @pytest.mark.parametrize("name", ["trn1.32xlarge x2", "trn2.48xlarge", "dl1.24xlarge x2"])
