@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from overlap.errors import UsageError
+from overlap.launch import mpi
 from overlap.launch.mpi import seats
 
 # Starts the given number of processes, the last rank first, with a pipe each as the process manager has; says what
@@ -84,3 +85,27 @@ async def cancel_once(path: Path, scope: trio.CancelScope) -> None:
     while not path.exists():  # noqa: ASYNC110, ASYNC240 - nothing tells of a file
         await trio.sleep(0.01)
     scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("mpi4py", "mpiexec", "told"),
+    [
+        (False, True, "--transport mpi: mpi4py is not installed: pip install mpi4py"),
+        (True, False, "--transport mpi: there is no mpiexec: pip install mpich"),
+        (True, True, None),
+    ],
+)
+def test_what_an_mpi_job_lacks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mpi4py: bool, mpiexec: bool, told: str | None
+) -> None:
+    monkeypatch.setattr(mpi, "find_spec", lambda name: {"mpi4py": "found" if mpi4py else None}[name])
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if mpiexec:
+        (tmp_path / "mpiexec").touch(mode=0o755)
+    if told is None:
+        assert mpi.find_mpiexec() == str(tmp_path / "mpiexec")
+    else:
+        with pytest.raises(UsageError) as caught:
+            mpi.find_mpiexec()
+        assert str(caught.value) == told
