@@ -128,6 +128,11 @@ def is_ours(code: CodeType) -> bool:
     return code.co_filename.startswith(_OURS)
 
 
+def is_of_tasks(code: CodeType) -> bool:
+    """Whether code is part of what runs tasks."""
+    return code.co_filename.startswith(_TASKS)
+
+
 def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
     """Return the innermost of some points, outermost first, that is of the program; if none is, any that is not ours.
 

@@ -19,6 +19,7 @@ from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
 from .hints import suggesting
 from .processes.life import Keeper, alone, among, cluster_of, live
+from .runtime.ending import ended_by_its_loop
 from .runtime.rank import Rank
 from .runtime.world import World
 from .settings import Wires
@@ -103,6 +104,10 @@ def run(
                 results = trio.run(_live, main, args, wanted, keeper)
             else:
                 results = _simulate(main, args, wanted, keeper)
+    except trio.TrioInternalError as internal:
+        if (failed := ended_by_its_loop(internal)) is None:
+            raise
+        raise failed from failed.cause
     except BaseExceptionGroup as group:
         if not is_interrupt(group):
             raise

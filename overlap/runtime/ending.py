@@ -13,14 +13,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import TracebackType
 from typing import NoReturn, Protocol
 from weakref import WeakSet
 
+import outcome
 import trio
 from trio.lowlevel import Task
 
-from ..diagnostics import is_ours, where
+from ..diagnostics import is_of_tasks, is_ours, tellable, where
 from ..errors import PeerFailedError, RankFailedError, in_one_line
 
 _FORKED = (
@@ -90,6 +92,32 @@ class Ending:
             others=self.others,
             world_size=world_size,
         )
+
+
+RANK: ContextVar[tuple[int, int]] = ContextVar("rank")
+"""Rank whose program a task is part of, and the size of its world."""
+
+
+def ended_by_its_loop(internal: trio.TrioInternalError) -> RankFailedError | None:
+    """Return the error of a world whose event loop has died of an error that cannot be shown; None: not of that.
+
+    A nursery of the program shows the error of its task by `repr`, in the loop itself; `tellable` comes too late.
+    """
+    task: Task | None = None
+    error: BaseException | None = None
+    cause = internal.__cause__
+    for frame, _ in traceback.walk_tb(cause.__traceback__ if cause is not None else None):
+        if is_of_tasks(frame.f_code):
+            for value in frame.f_locals.values():
+                task = value if isinstance(value, Task) else task
+                error = value.error if isinstance(value, outcome.Error) else error
+    if task is None or error is None or RANK not in task.context:
+        return None
+    told = tellable(error)
+    if told is error:  # it can be shown: something else is wrong
+        return None
+    rank, world_size = task.context[RANK]
+    return RankFailedError(rank=rank, cause=told, where=where(told), doing=(), others={}, world_size=world_size)
 
 
 # A program that catches the error and waits again is ended after so many times.

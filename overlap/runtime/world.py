@@ -29,7 +29,7 @@ from .communicator import BaseEngine
 from .communicators import Communicators
 from .compute import ComputeStreams
 from .context import RankContext
-from .ending import Ending, ending_forks, kept, stop_loop
+from .ending import RANK, Ending, ending_forks, kept, stop_loop
 from .event_loop import Handover, InTurn
 from .group import GroupRules
 from .interpreter import tuned
@@ -216,6 +216,7 @@ class World:
         self, member: Member, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
         rank, context = member.rank, member.context
+        RANK.set((context.rank, self.size))
         try:
             async with trio.open_nursery() as context.nursery:
                 try:

@@ -112,6 +112,50 @@ def test_two_nodes_of_two_ranks(tmp_path: Path, way: tuple[str, ...]) -> None:
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
 
 
+UNSHOWABLE = """
+import trio
+import overlap
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+    __repr__ = __str__
+
+async def child(rank):
+    if rank.rank == 1:
+        raise Mute
+
+async def main(rank):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(child, rank)
+        await trio.sleep(100)
+
+if __name__ == "__main__":
+    overlap.run(main, SETTINGS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [("ranks=2", None), ("ranks=2, clock='virtual'", None), ("", ("--nnodes", "2", "--nproc-per-node", "1"))],
+    ids=["alone", "virtual", "two nodes"],
+)
+def test_an_error_that_cannot_be_shown_in_a_nursery_of_the_program_has_a_rank_and_a_line(
+    tmp_path: Path, settings: str, options: tuple[str, ...] | None
+) -> None:
+    """The nursery shows it within Trio's loop, which dies of that."""
+    script = tmp_path / "train.py"
+    script.write_text(UNSHOWABLE.replace("SETTINGS", settings))
+    if options is None:
+        run = interpreters.run(script, cwd=tmp_path, env=clean(), timeout=LIMIT_S)
+    else:
+        run = launched(tmp_path, script, *options)
+    told = "overlap: rank 1 failed at train.py:12: RuntimeError: Mute: (its text cannot be had: ValueError)"
+    assert run.returncode == 1
+    assert told in run.stderr.splitlines(), run.stderr
+    assert "TrioInternalError" not in run.stderr
+
+
 @pytest.mark.slow
 def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
     run = launched(tmp_path, program(tmp_path, worlds=2), "--nnodes", "4", "--nproc-per-node", "1")
