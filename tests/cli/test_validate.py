@@ -111,3 +111,8 @@ def test_all_collectives_are_predicted_whatever_folder_one_is_in(overlap, tmp_pa
     assert (code, err) == (0, "")
     assert "collectives, H100, across nodes, float32" in out  # of machines that are files of ours, too
     assert "collectives, Trainium2, one node, float32" in out
+
+
+def test_a_chip_of_which_nothing_is_published(overlap):
+    code, out, err = overlap("validate", "steps", "--chip", "trn9")
+    assert (code, out, err) == (2, "", "overlap: --chip: nothing is published of 'trn9'\n")

@@ -2,6 +2,7 @@
 
 import io
 import os
+import select
 import struct
 import subprocess
 import sys
@@ -158,6 +159,19 @@ def test_on_paper_there_are_plain_lines(capsys):
     assert said.startswith("overlap: ")
     assert said.isascii()
     assert said.endswith(f"{SUMS}; waited for: rank 3, 100% of all waiting; moved: 4 MiB/s in process")
+
+
+@pytest.mark.parametrize(("key", "ends"), [(b"q", True), (b"Q", True), (b"x", False), (b"\x04", False)])
+def test_q_ends_a_screen_and_no_other_key(monkeypatch, key, ends):
+    master, slave = pty.openpty()
+    with os.fdopen(master, "wb", buffering=0) as keyboard, os.fdopen(slave) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        with livescreen._keys() as pressed:
+            assert not pressed()
+            keyboard.write(key)
+            select.select([terminal], [], [])
+            assert pressed() == ends
+            assert not pressed()
 
 
 def test_a_dumb_terminal_and_a_pipe_are_paper(monkeypatch):

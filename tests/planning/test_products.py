@@ -59,3 +59,20 @@ def test_what_is_no_product_is_refused(tmp_path, header, rows, expected):
         fit(read(path), path)
     assert str(refused.value).startswith(path)
     assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--cluster", "p9.48xlarge"],
+        [],
+        ["--cluster", "p5.48xlarge", "log.txt"],
+        ["--cluster", "p5.48xlarge", "--op", "all_reduce"],
+        ["--cluster", "p5.48xlarge", "--ranks", "2"],
+    ],
+)
+def test_products_are_of_one_of_our_machines_and_stand_alone(tmp_path, capsys, words):
+    (path := tmp_path / "products.csv").write_text("m,n,k,dtype,ms\n")
+    assert main(["calibrate", "--products", str(path), *words, "-o", str(tmp_path / "out.toml")]) == 2
+    told = "--products: expected one of our machines as --cluster, and no LOG beside it; got "
+    assert told in capsys.readouterr().err

@@ -168,6 +168,14 @@ def uses_cuda():
     torch.ones(1).cuda()
 
 
+def says_another_rank():
+    dist.init_process_group("gloo", rank=1, world_size=2)
+
+
+def says_another_size():
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=3)
+
+
 def runs_ranks_of_its_own():
     overlap.run(None, ranks=2)
 
@@ -185,6 +193,8 @@ def uses_mpi():
         (says_nothing, "no communication: the program has ended, and no rank has issued any operation"),
         (forks, "the program forks, and a fork of this process would have all ranks; load data in the program's own"),
         (uses_cuda, r"in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available\(\)"),
+        (says_another_rank, r"test_torch.py:\d+: ValueError: rank: the program says 1 on rank 0 of the test"),
+        (says_another_size, r"test_torch.py:\d+: ValueError: world_size: the program says 3, and the test has 2 ranks"),
         (
             runs_ranks_of_its_own,
             "the program starts ranks of its own by overlap.run; test its async function",
