@@ -15,6 +15,7 @@ from ..units import count, seconds
 from .parser import Parser
 
 if TYPE_CHECKING:
+    from ..testing.run import Run
     from ..testing.running import Setting
 
 _DESCRIPTION = """\
@@ -102,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
     if args.verbose:
         for rank, text in enumerate(run.output):
             sys.stdout.writelines(f"[r{rank}] {line}\n" for line in text.splitlines())
-    same = run.same() if args.same else None
+    same = run.same() if args.same and run.error is None else None
     if same is not None and not same:
         print(f"{args.program} is wrong with {run.size} ranks: {same.problem}")
         return 1
@@ -112,7 +113,17 @@ def main(args: argparse.Namespace) -> int:
         f"{args.program} is well with {run.size} ranks and {seeds}: {len(run.record.issues)} operations, "
         f"{run.exposed:.0%} of the time exposed, {run.sent_bytes:,} bytes sent by a rank ({took_s:.1f} s)"
     )
+    if args.faults:
+        print(run.tried or _faults(run))
     return 0
+
+
+def _faults(run: Run) -> str:
+    """Say which of the faults that were written down have happened, and what came of them."""
+    if not run.faults:
+        return "no fault happened: the rank does not do so many things"
+    ended = f", and the run ended so: {run.verdict}" if run.verdict is not None else ""
+    return f"{', '.join(map(str, run.faults))} happened{ended}"
 
 
 def _repeating(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
@@ -121,4 +132,7 @@ def _repeating(path: str | os.PathLike[str], args: Sequence[str], setting: Setti
     words += ["--cluster", str(setting.cluster)] if setting.cluster != "local" else []
     words += ["--seed", str(setting.seed)] if setting.seed else []
     words += ["--faults", ", ".join(map(str, setting.faults))] if setting.faults else []
+    words += (
+        ["--timeout", f"{setting.real_timeout_s:g}"] if setting.real_timeout_s != type(setting)().real_timeout_s else []
+    )
     return shlex.join([*words, *(["--", *args] if args else [])])

@@ -108,6 +108,10 @@ class Fates:
         how = f"the same again: clock=overlap.Virtual(faults=overlap.{self.faults})"
         return f"{how} or `overlap simulate --faults {self.faults.seed}`" if self.faults.only_seeded else how
 
+    def cause(self, rank: int) -> str:
+        """Say what wanted a rank to be hit, for messages."""
+        return f"{self.faults} wants it"
+
     def next(self, rank: int) -> Fate:
         """Draw what becomes of the next thing that a rank does."""
         self._done[rank] += 1

@@ -77,7 +77,7 @@ class Doom:
         self._lose(context, f"was not heard in {operation.label} ({operation.call_site})", self.fates.faults.silence_s)
 
     def _lose(self, context: RankContext, how: str, after_s: float) -> None:
-        error = PeerLostError(f"rank {context.rank} {how}, as {self.fates.faults} wants it", culprit=context.rank)
+        error = PeerLostError(f"rank {context.rank} {how}, as {self.fates.cause(context.rank)}", culprit=context.rank)
         doing = context.outstanding.lines()
         assert self.world is not None
         tell = partial(self.world.fail_elsewhere, context.rank, error, doing)

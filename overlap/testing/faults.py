@@ -182,6 +182,11 @@ class Plan(Fates):
         ends = [until for f, until in self._cuts if f.rank == rank and (f.to is None or f.to in members)]
         return max(0.0, *ends, now_ns) - now_ns
 
+    def cause(self, rank: int) -> str:
+        """Say what wanted a rank to be hit: the planned faults of it, if there are any."""
+        planned = [str(fault) for fault in self.happened if fault.rank == rank]
+        return f"{', '.join(planned)} wants it" if planned else super().cause(rank)
+
     def next(self, rank: int) -> Fate:
         """Return what becomes of the next thing that a rank does."""
         drawn = super().next(rank) if self._seed else self._calm(rank)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..errors import UsageError
 from ..version import install_command
 from .run import Answer, RanksFailed, Run, whole_weights
-from .running import Setting, explore, run_async, settled
+from .running import Setting, explore, failed, run_async, settled
 
 if TYPE_CHECKING:
     from .programs import Program
@@ -65,7 +65,7 @@ class Ranks:
                 kinds of verdicts that are no failures.
 
         Returns:
-            The run; of several seeds that of the first.
+            The run; of several seeds that of the first, or the one without faults if seeds draw some.
 
         Raises:
             RanksFailed: If the program is wrong: with ranks, operations and lines, and the line that repeats it.
@@ -210,10 +210,13 @@ def _stepping(function: Callable[..., Any], setting: Setting) -> Callable[..., A
 
 def _tried(make: Callable[[Setting], Run], setting: Setting, seeds: int, kinds: tuple[str, ...], check: bool) -> Run:
     __tracebackhide__ = True
-    if check and (seeds > 1 or kinds):
-        return explore(make, setting, seeds=seeds, kinds=kinds)[0]
+    if seeds > 1 or kinds:
+        runs = explore(make, setting, seeds=seeds, kinds=kinds, check=check)
+        happened, ended = sum(len(run.faults) for run in runs), sum(run.error is not None for run in runs)
+        told = f"{happened} faults happened, and {ended} runs ended with the rank that was hit" if kinds else ""
+        return replace(runs[-1] if seeds == 1 else runs[0], tried=told)
     run = make(setting)
-    if check:
+    if check and failed(run):
         run.check()
     return run
 

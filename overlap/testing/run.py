@@ -63,7 +63,7 @@ class Run:
     Attributes:
         size: How many ranks there were.
         seed: Decided the order of the ranks and their speeds; 0 is none.
-        faults: What was done to them.
+        faults: Those that have happened.
         results: What their programs have returned, by rank; empty if the run failed.
         verdicts: What is wrong, the cause first; empty if all is well.
         record: Every operation of every rank.
@@ -72,6 +72,7 @@ class Run:
         weights: The weights of each rank at the end, by name.
         error: The exception that ended the run, if one did.
         line: The line that repeats it in a test.
+        tried: What the faults of several seeds have done, in words.
     """
 
     size: int
@@ -85,6 +86,7 @@ class Run:
     weights: list[dict[str, Weight]] = field(default_factory=list)
     error: BaseException | None = None
     line: str = ""
+    tried: str = ""
 
     def __repr__(self) -> str:
         return f"<Run of {self.size} ranks, seed {self.seed}: {self.verdict or 'well'}>"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Memory that a rank takes besides its program's, measured with 64 ranks of DDP on a small model: 0.8 MiB.
 _RANK_BYTES = 1 << 20
+_REAL_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Setting:
     faults: tuple[Fault, ...] = ()
     steps: int | None = None  # Of the program: its argument `--steps`, or the argument `steps` of a function
     timeout_s: float | None = 1e5  # Limit in virtual time
-    real_timeout_s: float = 60.0  # Limit in real time of what a rank does without giving others their turn
+    real_timeout_s: float = _REAL_TIMEOUT_S  # Limit in real time of what a rank does without giving others their turn
     cost: Any = "fixed"  # Prices of PyTorch's functions: "fixed", "measured", a table of seconds by name, a function
     clock: Virtual = field(default_factory=Virtual)  # Assumptions of virtual time
     allow: tuple[str, ...] = ()  # Kinds of verdicts that are no failures
@@ -62,6 +63,7 @@ class Setting:
         parts += [f"seed={self.seed}"] if self.seed else []
         parts += [f'faults="{", ".join(map(str, self.faults))}"'] if self.faults else []
         parts += [f"steps={self.steps}"] if self.steps is not None else []
+        parts += [f"real_timeout_s={self.real_timeout_s:g}"] if self.real_timeout_s != _REAL_TIMEOUT_S else []
         return ", ".join(parts)
 
 
@@ -129,7 +131,7 @@ def finished(lived: Lived, setting: Setting, line: str) -> Run:
         size=lived.record.size,
         record=lived.record,
         seed=setting.seed,
-        faults=setting.faults,
+        faults=tuple(lived.faults),
         results=lived.results,
         spans=lived.timeline,
         error=lived.error,
@@ -169,7 +171,13 @@ def limited(seconds: float, progress: Callable[[], object]) -> Iterator[None]:
 
 
 def explore(
-    make: Callable[[Setting], Run], setting: Setting, *, seeds: int, kinds: Sequence[str] = (), until_s: float = 1e9
+    make: Callable[[Setting], Run],
+    setting: Setting,
+    *,
+    seeds: int,
+    kinds: Sequence[str] = (),
+    check: bool = True,
+    until_s: float = 1e9,
 ) -> list[Run]:
     """Try seeds, and return their runs; a failing one is made smaller first.
 
@@ -177,7 +185,9 @@ def explore(
         make: Runs a setting.
         setting: Of the first seed.
         seeds: How many.
-        kinds: Kinds of faults that the seed may draw; none by default.
+        kinds: Kinds of faults that each seed draws; none by default. A run without faults then comes first, for seeds
+            draw among its operations.
+        check: Whether to raise for a seed that fails.
         until_s: Instant of `time.monotonic` after which no other seed is begun.
 
     Raises:
@@ -186,11 +196,13 @@ def explore(
     """
     __tracebackhide__ = True
     runs: list[Run] = []
-    for seed in range(setting.seed, setting.seed + seeds):
-        faults = draw(seed, kinds, _counts(runs[0])) if kinds and runs else setting.faults
-        run = make(replace(setting, seed=seed, faults=faults))
-        if failed(run):
-            raise smaller(make, replace(setting, seed=seed, faults=faults), run)
+    for seed in ([None] if kinds else []) + [*range(setting.seed, setting.seed + seeds)]:
+        chosen = setting if seed is None else replace(setting, seed=seed)
+        if kinds and runs:
+            chosen = replace(chosen, faults=draw(chosen.seed, kinds, _counts(runs[0])))
+        run = make(chosen)
+        if check and failed(run):
+            raise smaller(make, chosen, run)
         runs.append(run)
         if time.monotonic() > until_s:
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +22,7 @@ from ..simulation.faulty_world import Doom, FaultyCommunicator, FaultyCommunicat
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
 from ..timeline.recording import KeptSteps
 from ..timeline.spans import Timeline
-from .faults import Plan
+from .faults import Fault, Plan
 from .record import Issue, Record
 
 if TYPE_CHECKING:
@@ -231,6 +231,7 @@ class Lived:
     results: list[Any] = field(default_factory=list)  # Of the programs, by rank; empty if the world ended badly
     error: BaseException | None = None  # That ended it
     timeline: Callable[[], Timeline] | None = None  # Returns it: to read the spans takes a while
+    faults: Sequence[Fault] = ()  # Planned ones that have happened
 
 
 def simulate(
@@ -256,7 +257,7 @@ def simulate(
     size = ranks or placed.world_size
     record = Record(size=size)
     clock = TestedBackend(assumptions, placed, plan, record)
-    lived = Lived(record=record)
+    lived = Lived(record=record, faults=plan.happened)
 
     async def live() -> list[Any]:
         world = clock.world(size, placed, algorithm=None)

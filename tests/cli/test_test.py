@@ -30,17 +30,21 @@ def test_weights_faults_traces_and_output(overlap, tmp_path):
     assert code == 0
     assert len(trace.read_text().splitlines()) == 8
     code, out, _ = overlap("test", program, "--ranks", "2", "--faults", "die(rank=1, at=1)", "--", "--right")
-    assert (code, "rank lost: rank 1 died at all_reduce #1" in out) == (1, True)
+    told = "die(rank=1, at=1) happened, and the run ended so: rank lost: rank 1 died at all_reduce #1"
+    assert (code, told in out) == (0, True)
+    out = overlap("test", program, "--ranks", "2", "--faults", "die(rank=1, at=99)", "--", "--right")[1]
+    assert out.endswith("no fault happened: the rank does not do so many things\n")
+    out = overlap("test", program, "--ranks", "2", "--faults", "die", "--seeds", "2", "--", "--right")[1]
+    assert "faults happened, and 2 runs ended with the rank that was hit" in out
 
 
 def test_a_failure_names_the_command_that_repeats_it(overlap):
-    program = str(MUSEUM / "other_seeds.py")
-    faults = ("--faults", "die(rank=1, at=1)")
-    code, out, _ = overlap("test", program, "--cluster", "trn2.3xlarge", "--seed", "3", *faults, "--", "--right")
+    program = str(MUSEUM / "saved_by_one.py")
+    told = ("--cluster", "trn2.3xlarge", "--seed", "3", "--faults", "late(rank=1, at=0)", "--timeout", "50")
+    code, out, _ = overlap("test", program, "--ranks", "2", *told)
     [line] = [line for line in out.splitlines() if line.startswith("repeat: ")]
     words = shlex.split(line.removeprefix("repeat: "))
-    assert words[:6] == ["overlap", "test", program, "--ranks", "2", "--cluster"]
-    assert words[-4:] == [*faults, "--", "--right"]
+    assert words == ["overlap", "test", program, "--ranks", "2", *told]
     assert overlap(*words[1:])[:2] == (code, out)
 
 

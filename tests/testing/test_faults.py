@@ -1,5 +1,7 @@
 """Faults as data: what each does, that a seed draws them, and that a failing seed is made smaller."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -104,6 +106,23 @@ def test_a_seed_draws_the_same_faults_and_other_seeds_others() -> None:
 def test_a_program_that_names_the_lost_rank_passes_all_seeds() -> None:
     run = Ranks().run(steps, ranks=3, faults="die, cut, late, slow", seeds=8)  # raises at the first that fails
     assert run.results == [10.0 * 3] * 3  # of the first, which has no faults
+    assert re.fullmatch(r"\d+ faults happened, and \d+ runs ended with the rank that was hit", run.tried)
+    assert "0 runs" not in run.tried
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_one_seed_draws_faults_too(check: bool) -> None:
+    ended = [Ranks().run(steps, ranks=3, faults="die", seed=seed, check=check) for seed in range(4)]
+    assert all(run.faults for run in ended)
+    assert all(run.verdict is not None and run.verdict.ranks[0] == run.faults[0].rank for run in ended)
+
+
+def test_a_fault_that_does_not_happen_is_none_of_the_run() -> None:
+    assert Ranks().run(steps, ranks=3, faults="die(rank=1, at=999)").faults == ()
+
+
+def test_a_lost_rank_names_the_fault_that_was_written_down() -> None:
+    assert "as die(rank=1, at=3) wants it" in str(run("die(rank=1, at=3)").verdict)
 
 
 async def fragile(rank: overlap.Rank) -> None:
