@@ -14,6 +14,7 @@ from overlap.collectives.kinds import Collective
 from overlap.runtime import event_loop as handover_module
 from overlap.runtime.engine import on_host
 from overlap.runtime.engine.looking import Looking
+from overlap.runtime.engine.meeting import BoardRun
 from overlap.runtime.engine.on_board import SmallRun
 from overlap.runtime.engine.on_host import HostRun
 from overlap.runtime.engine.workers import Workers
@@ -127,6 +128,34 @@ def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.Monkey
 
     def program(world: overlap.Connection) -> None:
         while True:  # until it has happened once; the time-out bounds it
+            mine = np.array(threading.get_ident() in ended_by)
+            if world.rank.all_reduce(mine, op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
+                return
+
+    connected(program, 2)
+    assert ended_by
+
+
+def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking, ended_by = set[int](), set[int]()
+    look, end = BoardRun.look_in_thread, SmallRun._end
+
+    def look_in_thread(run: BoardRun) -> None:
+        looking.add(threading.get_ident())
+        look(run)
+        looking.discard(threading.get_ident())
+
+    def ending(run: SmallRun) -> None:
+        ended_by.update(looking & {threading.get_ident()})
+        end(run)
+
+    monkeypatch.setattr(BoardRun, "look_in_thread", look_in_thread)
+    monkeypatch.setattr(SmallRun, "_end", ending)
+
+    def program(world: overlap.Connection) -> None:
+        for _ in range(20 * ROUNDS):  # until it has happened once
             mine = np.array(threading.get_ident() in ended_by)
             if world.rank.all_reduce(mine, op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
                 return

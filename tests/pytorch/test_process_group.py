@@ -169,11 +169,12 @@ def test_nobody_asks_what_travels(pair: Ranks, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_coalesced_operations_travel_as_one_unless_they_are_large(pair: Ranks) -> None:
-    large = 1 << 16
+    large = (1 << 15) + 1  # 128 KiB, and one element more
 
     def call(group: ProcessGroup) -> tuple[Any, ...]:
         rank, before = group.rank(), group._get_sequence_number_for_group()
         sums = [torch.full((2, 3), rank + 1.0).t(), torch.full((large,), rank + 1.0), torch.full((), rank + 1.0)]
+        sums.append(torch.full((large - 1,), rank + 1.0))
         average = options(dist.AllreduceCoalescedOptions, reduceOp=dist.ReduceOp.AVG)
         group.allreduce_coalesced(sums, average).wait()
         joined = [torch.empty(4), torch.empty(2, dtype=torch.int8)]
@@ -185,7 +186,7 @@ def test_coalesced_operations_travel_as_one_unless_they_are_large(pair: Ranks) -
 
     for rank, (issued, sums, floats, numbers, parts) in enumerate(pair.do(call)):
         assert issued == 2 + 1 + 1
-        assert sums == [([1.5], (3, 2)), ([1.5], (large,)), ([1.5], ())]
+        assert sums == [([1.5], (3, 2)), ([1.5], (large,)), ([1.5], ()), ([1.5], (large - 1,))]
         assert (floats, numbers) == ([1, 1, 2, 2], [0, 1])
         assert [part.tolist() for part in parts] == [[[0, 2], [4, 6]][rank : rank + 1], [2]]
 
