@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from overlap.timeline import Span, breakdowns, causes
 from overlap.timeline.measure.activity import Activity
 from overlap.timeline.measure.meetings import PAIRED, last_rows
 from overlap.timeline.measure.metrics import coverage
-from overlap.timeline.measure.reasons import FOLLOWED, computed_ns, largest_excess, reasons
+from overlap.timeline.measure.reasons import FOLLOWED, reasons, spent_ns
 from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
 
 
@@ -172,12 +173,45 @@ def test_it_is_what_the_victim_does_not_compute_even_if_the_rank_is_on_to_someth
         comm(0, 10, 14, 20), comm(1, 14, 14, 20),
     )  # fmt: skip
     assert only(timeline)[1] == (1, "compute 'tokenise' at train.py:31", 4)
-    for window, rank, excess in (
-        ((0, 20), 1, (("tokenise", "train.py:31"), 4)),
-        ((2, 8), 1, (("tokenise", "train.py:31"), 2)),
-        ((0, 20), 2, (("", ""), 0)),
-    ):
-        assert largest_excess(computed_ns(timeline.columns, window), 0, rank) == excess
+
+
+def test_a_compute_after_the_wait_made_nobody_late():
+    timeline = timeline_of(
+        compute(0, 0, 5, "backward"), compute(1, 0, 8, "backward"), comm(0, 5, 8, 9), comm(1, 8, 8, 9),
+        compute(0, 9, 11, "update"), compute(1, 9, 18, "update"),
+    )  # fmt: skip
+    assert only(timeline)[0] == (1, "compute 'backward' at train.py:1", 3)
+
+
+def test_what_the_rank_was_at_is_named_before_a_larger_excess():
+    timeline = timeline_of(
+        compute(0, 0, 2, "update"), compute(1, 0, 9, "update"), compute(0, 2, 9, "other"),
+        compute(0, 10, 15, "backward"), compute(1, 10, 18, "backward"), comm(0, 15, 18, 19), comm(1, 18, 18, 19),
+    )  # fmt: skip
+    assert only(timeline)[0] == (1, "compute 'backward' at train.py:1", 3)
+
+
+def test_what_a_rank_computed_before_its_step_began_is_no_excess_of_the_step():
+    steps = [
+        Span(rank=rank, kind="step", lane="step", name="step 1", start_ns=start_ns, end_ns=30, step=1)
+        for rank, start_ns in ((0, 10), (1, 16))
+    ]
+    timeline = timeline_of(
+        *steps, compute(0, 0, 10, "update"), compute(1, 6, 16, "update"), compute(0, 10, 14, "backward"),
+        compute(1, 16, 20, "backward"), comm(0, 14, 20, 30), comm(1, 20, 20, 30),
+    )  # fmt: skip
+    told = [str(cause) for cause in causes(timeline, step=1) if cause.rank == 1]
+    assert told == ["compute 'backward' at train.py:1", "compute 'update' at train.py:1"]
+
+
+@given(traces(), st.lists(st.integers(0, LIMIT_NS), min_size=RANKS, max_size=RANKS))
+def test_time_spent_until_an_instant_is_what_one_finds_by_looking(timeline, begun):
+    computes = timeline.columns.take(timeline.columns.is_kind("compute"))
+    asked = [(rank, now) for now in range(2 * LIMIT_NS) for rank in range(RANKS)]
+    found = spent_ns(computes, np.array(begun), *np.array(asked).T)
+    for (rank, now), ns in zip(asked, found.tolist(), strict=True):
+        spans = [span for span in timeline.spans if span.kind == "compute" and span.rank == rank]
+        assert ns == sum(max(min(span.end_ns, now) - max(span.start_ns, begun[rank]), 0) for span in spans)
 
 
 def test_a_program_that_kept_the_loop_busy_is_told_with_its_place():

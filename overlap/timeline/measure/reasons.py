@@ -5,8 +5,8 @@ the wire is the cause, and the oldest such operation stands for it; else the old
 cause is what the rank that came last to it was doing at that instant. If that rank was itself waiting, the cause is
 further back, and is followed there.
 
-Where a rank is late because it computes something that its victim does not compute, or takes longer for it, that
-compute is named, even if the rank did something else by the time that it was waited for.
+Where a rank is late because it computed something that its victim does not compute, or took longer for it, that compute
+is named, even if the rank did something else by the time that it was waited for.
 """
 
 from __future__ import annotations
@@ -175,49 +175,60 @@ def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> Reasons:
     search = _Search(activity)
     search.run(covers)
     found = search.found()
-    _name_excess(found, activity.columns, window)
+    _name_excess(found, activity.columns, covers, window[0])
     return found
 
 
-def _name_excess(found: Reasons, columns: SpanColumns, window: Interval) -> None:
-    """Name the compute that makes a rank late instead of the compute that it was at."""
-    computed = computed_ns(columns, window)
-    numbers = {text: number for number, text in enumerate(found.texts)}
+def _name_excess(found: Reasons, columns: SpanColumns, covers: Sequence[Coverage], first_ns: int) -> None:
+    """Name the compute that made a rank late instead of the compute that it was at, if that did not make it late.
+
+    A compute makes a rank late if the rank has spent more time on it than the victim by the end of a wait, and at least
+    half of all that the victim has waited for the rank by then. What runs later, or in a window before, does not count.
+    """
     of = np.flatnonzero((found.doing == COMPUTE) & (found.rank != NONE))
     of = of[np.lexsort((found.rank[of], found.victim[of]))]
-    firsts = runs(found.victim[of], found.rank[of])
-    for which in np.split(of, firsts[1:]) if len(of) else ():
-        (name, site), ns = largest_excess(computed, int(found.victim[which[0]]), int(found.rank[which[0]]))
-        if 2 * ns >= int((found.end_ns[which] - found.start_ns[which]).sum()):
-            found.name[which], found.call_site[which] = numbers[name], numbers[site]
+    if not len(of):
+        return
+    rank, victim, end_ns = found.rank[of], found.victim[of], found.end_ns[of]
+    firsts = runs(victim, rank)
+    waited_ns = np.cumsum(end_ns - found.start_ns[of])
+    before_ns = np.append(0, waited_ns)[firsts]
+    waited_ns -= np.repeat(before_ns, np.diff(np.append(firsts, len(of))))
+    begun_ns = np.full(int(columns.rank.max()) + 1, first_ns)
+    begun_ns[[cover.rank for cover in covers]] = [cover.window[0] for cover in covers]
+    named = np.stack([found.name[of], found.call_site[of]])
+    own_ns, most_ns, most = np.zeros(len(of), np.int64), np.zeros(len(of), np.int64), named.copy()
+    for computes in _alike(columns.take(columns.is_kind("compute"))):
+        more_ns = spent_ns(computes, begun_ns, rank, end_ns) - spent_ns(computes, begun_ns, victim, end_ns)
+        key = np.array([[computes.name[0]], [computes.call_site[0]]])
+        is_own, is_more = (named == key).all(axis=0), more_ns > most_ns
+        own_ns[is_own], most_ns[is_more], most[:, is_more] = more_ns[is_own], more_ns[is_more], key
+    late = (2 * own_ns < waited_ns) & (2 * most_ns >= waited_ns)
+    found.name[of[late]], found.call_site[of[late]] = most[:, late]
 
 
-Computed: TypeAlias = dict[int, dict[tuple[str, str], int]]
-"""How long each rank computed, by name and place."""
+def _alike(spans: SpanColumns) -> list[SpanColumns]:
+    """Take spans apart by name and place, in the order of these texts."""
+    order = np.lexsort((spans.call_site, spans.name))
+    firsts = runs(spans.name[order], spans.call_site[order])
+    parts = map(spans.take, np.split(order, firsts[1:]))
+    return sorted(parts, key=lambda part: (part.texts[part.name[0]], part.texts[part.call_site[0]]))
 
 
-def computed_ns(spans: SpanColumns, window: Interval) -> Computed:
-    """Return how long each rank computed what in a window."""
-    inside_ns = np.minimum(spans.end_ns, window[1]) - np.maximum(spans.start_ns, window[0])
-    rows = np.flatnonzero(spans.is_kind("compute") & (inside_ns > 0))
-    rows = rows[np.lexsort((spans.call_site[rows], spans.name[rows], spans.rank[rows]))]
-    keys = spans.rank[rows], spans.name[rows], spans.call_site[rows]
-    firsts = runs(*keys)
-    found: Computed = {}
-    if len(firsts):
-        sums_ns = np.add.reduceat(inside_ns[rows], firsts)
-        told = (key[firsts].tolist() for key in keys)
-        for rank, name, site, ns in zip(*told, sums_ns.tolist(), strict=True):
-            found.setdefault(rank, {})[spans.texts[name], spans.texts[site]] = ns
-    return found
-
-
-def largest_excess(computed: Computed, victim: int, rank: int) -> tuple[tuple[str, str], int]:
-    """Return name and place of the compute that `rank` spends more time on than `victim` by most, and how much more."""
-    mine = computed.get(victim, {})
-    more = {key: ns - mine.get(key, 0) for key, ns in computed.get(rank, {}).items()}
-    most = max(more, key=lambda key: (more[key], key), default=("", ""))
-    return most, more.get(most, 0)
+def spent_ns(spans: SpanColumns, begun_ns: Wholes, rank: Wholes, now_ns: Wholes) -> Wholes:
+    """Return how long spans had run on some ranks by some instants, since an instant `begun_ns` of each rank."""
+    start_ns = np.maximum(spans.start_ns, begun_ns[spans.rank])
+    ranks = np.concatenate([spans.rank, spans.rank, rank])
+    times_ns = np.concatenate([start_ns, np.maximum(spans.end_ns, start_ns), now_ns]) - begun_ns.min()
+    running = np.repeat([1, -1, 0], [len(spans), len(spans), len(rank)])
+    order = np.lexsort((times_ns, ranks))
+    moments_ns = np.cumsum((running * times_ns)[order])
+    firsts = runs(ranks[order])
+    before_ns = np.repeat(np.append(0, moments_ns)[firsts], np.diff(np.append(firsts, len(order))))
+    found: Wholes = np.empty_like(times_ns)
+    found[order] = np.cumsum(running[order]) * times_ns[order] - (moments_ns - before_ns)
+    until_now: Wholes = found[2 * len(spans) :]
+    return until_now
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,7 @@ class Straggler:
     arrivals: Arrivals  # How often the rank was late
     exposed_ns: int  # How long others waited for it with nothing to compute, added up
     slow_ns: int  # How much longer its bytes moved than the bytes of the fastest rank of the same operation, added up
-    doing: str  # What it mostly did when others waited for it, or ""
+    doing: str  # What made it late, or what it mostly did when others waited for it, or ""
 
 
 def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
