@@ -7,7 +7,7 @@ are the rows that the model has not seen.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import median
@@ -87,15 +87,32 @@ class Crossover:
 class Accuracy:
     """Errors of some rows, as shares."""
 
-    rows: int  # number of rows
-    median: float  # median of the absolute errors; 0 without rows
-    worst: float  # largest absolute error
+    errors: tuple[float, ...]  # the absolute error of each row
 
     @classmethod
     def of(cls, rows: Sequence[Judged]) -> Accuracy:
-        """Add up the errors of some rows."""
-        errors = [abs(row.error) for row in rows]
-        return cls(rows=len(rows), median=median(errors) if errors else 0.0, worst=max(errors, default=0.0))
+        """Take the errors of some rows."""
+        return cls(errors=tuple(abs(row.error) for row in rows))
+
+    @classmethod
+    def together(cls, parts: Iterable[Accuracy]) -> Accuracy:
+        """Join the rows of several."""
+        return cls(errors=tuple(error for part in parts for error in part.errors))
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.errors)
+
+    @property
+    def median(self) -> float:
+        """Median error; 0 without rows."""
+        return median(self.errors) if self.errors else 0.0
+
+    @property
+    def worst(self) -> float:
+        """Largest error; 0 without rows."""
+        return max(self.errors, default=0.0)
 
     def meets(self, asked: Asked) -> bool:
         """Return whether median and worst are what is asked."""

@@ -9,7 +9,7 @@ from functools import cache
 from topology import Cluster
 
 from ..cost.parameters import measured
-from ..cost.validation import Class, classes_of
+from ..cost.validation import Accuracy, Class, classes_of
 from .layout import Layout
 from .parts import MESSAGE, Operation, Parts
 from .validation import Band as StepBand
@@ -52,12 +52,12 @@ def _of_place(place: str | None) -> list[Class]:
 
 
 def _joined(classes: Sequence[Class], inside: bool) -> Band:
-    rows = sum(each.unseen.rows for each in classes)
+    unseen = Accuracy.together(each.unseen for each in classes)
     names = f"{classes[0].name}, {classes[0].dtype}" if len(classes) == 1 else _shared([each.name for each in classes])
     return Band(
-        typical=max(each.unseen.median for each in classes),
-        worst=max(each.unseen.worst for each in classes),
-        rows=rows,
+        typical=unseen.median,
+        worst=unseen.worst,
+        rows=unseen.rows,
         of=names,
         measured=inside,
     )

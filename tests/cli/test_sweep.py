@@ -105,6 +105,14 @@ def test_the_table_fits_and_names_what_is_not_swept(overlap, script):
     assert "█" not in narrow
 
 
+def test_a_size_that_the_cluster_has_already_is_refused_before_anything_runs(overlap, script):
+    code, out, err = overlap("simulate", "--cluster", "trn2.48xlarge x16", "--sweep", "nodes=1,4,16", script(WORK))
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        "overlap: --sweep: nodes is given twice: 16 and 1; leave it out of --cluster 'trn2.48xlarge x16'"
+    )
+
+
 def test_a_point_that_fails_is_a_row_and_the_others_go_on(overlap, script):
     code, out, err = overlap("simulate", "--sweep", "ms=1,3,x,2", script(WORK))
     assert (code, err) == (1, "")

@@ -1,6 +1,7 @@
 """Published rows, what is made of them, and how far off the model is."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -139,6 +140,18 @@ def test_how_good_the_planner_is(everything):
     assert all(each.inside for each in everything.crossovers)
 
 
+def test_the_page_has_the_errors_of_today(everything):
+    page = " ".join((Path(__file__).parents[2] / "docs/machines.md").read_text(encoding="utf-8").split())
+    chips = ("A100", "H100", "H200", "B200", "GB200 GPU")
+    of = Accuracy.together(each.unseen for each in everything.classes if each.name.split(",")[0] in chips)
+    assert f"Over {of.rows} rows that others published of A100, H100, H200, B200 and GB200" in page
+    told = f"the median error is {of.median:.0%}, and the worst {of.worst:.0%}: 1 MiB on one p6-b200.48xlarge"
+    assert told.replace("%", " %") in page
+    neuron = {(each.name, each.dtype): each.unseen for each in everything.classes}
+    two = neuron["Trainium1, across nodes", "float32"]
+    assert f"and {two.worst:.1%} for the one row of all cores of two trn1.32xlarge".replace("%", " %") in page
+
+
 def test_extrapolated_is_what_no_fitted_rows_enclose(everything):
     found = {
         (each.of.collective, each.of.nbytes >> 20): each.extrapolated
@@ -180,9 +193,8 @@ def validation_of(*rows, crossovers=()):
 def test_errors_and_their_summary():
     found = validation_of(judged(1.0, 1.25), judged(2.0, 1.0), judged(4.0, 4.0), judged(1.0, 9.0, fits="something"))
     assert [each.error for each in found.rows] == [0.25, -0.5, 0.0, 8.0]
-    assert found.unseen == Accuracy(rows=3, median=0.25, worst=0.5)
-    assert found.all == Accuracy(rows=4, median=0.375, worst=8.0)
-    assert validation_of().all == Accuracy(rows=0, median=0.0, worst=0.0)
+    summaries = [(of.rows, of.median, of.worst) for of in (found.unseen, found.all, validation_of().all)]
+    assert summaries == [(3, 0.25, 0.5), (4, 0.375, 8.0), (0, 0.0, 0.0)]
 
 
 def test_what_is_not_as_asked():

@@ -7,11 +7,13 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 import overlap
 from overlap.cli.simulate.training_page import page
+from overlap.cost.validation import classes_of
 from overlap.parallel.schedules import FAMILIES
 from overlap.planning import Layout, Model, estimate, load, train
 from overlap.planning.amounts import Amounts
@@ -262,6 +264,10 @@ def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     bands = {each.dimension: band_of(MACHINE, each) for each in one.parts.operations}
     assert bands["dp"].of == "Trainium2, one node, bfloat16"
     assert 0 < bands["dp"].typical < bands["dp"].worst
+    far = Operation(dimension="dp", op="all_reduce", nbytes=1 << 20, dtype="float64", ranks=tuple(range(128)))
+    joined = band_of(cluster("trn2.48xlarge x2"), far)  # no row of this chip: all across nodes
+    errors = [error for each in classes_of(place="across nodes") for error in each.unseen.errors]
+    assert (joined.rows, joined.typical, joined.worst) == (len(errors), median(errors), max(errors))
 
 
 def test_collectives_of_published_sizes_and_groups_are_measured_and_messages_are_not():

@@ -44,9 +44,12 @@ def describe(found: Validation) -> dict[str, object]:
             for each in found.crossovers
         ],
         "given": [asdict(each) for each in GIVEN],
-        "classes": [asdict(each) | {"as_asked": each.as_asked} for each in found.classes],
-        "unseen": asdict(found.unseen),
-        "all": asdict(found.all),
+        "classes": [
+            asdict(each) | {"unseen": _as_json(each.unseen), "all": _as_json(each.all), "as_asked": each.as_asked}
+            for each in found.classes
+        ],
+        "unseen": _as_json(found.unseen),
+        "all": _as_json(found.all),
         "as_asked": found.as_asked,
     }
 
@@ -176,6 +179,10 @@ def _class(of: Class) -> str:
     asked = f"{of.asked.median:.0%}, {of.asked.worst:.0%}: {'met' if of.as_asked else 'MISSED'}"
     figures = f"{_figures(of.unseen)}{_figures(of.all)}"
     return f"{of.name:<27} {of.dtype:<9}{figures}  {asked if of.unseen.rows else 'all fitted'}"
+
+
+def _as_json(of: Accuracy) -> dict[str, float]:
+    return {"rows": of.rows, "median": of.median, "worst": of.worst}
 
 
 def _figures(of: Accuracy) -> str:

@@ -8,13 +8,16 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from itertools import product
+from typing import Any
+
+import topology
 
 from ...errors import UsageError
 from ...launch.report import EXIT_INTERRUPTED, report
 from ...notice import say
 from ...units import wrapped
 from .page import described
-from .setting import PARAMETERS, value_of
+from .setting import LOCAL, PARAMETERS, value_of
 from .simulation import SimulatedRun, Simulation, StepSummary
 
 _BAR = 24  # cells of the longest bar, where there is room
@@ -85,8 +88,9 @@ def points(swept: Sequence[SweepAxis], fixed: Mapping[str, object]) -> Iterator[
         fixed: Parameters of the simulation that are the same at all points, unless they are swept.
 
     Raises:
-        UsageError: If a value cannot be meant.
+        UsageError: If a value cannot be meant, or the fixed cluster has one already.
     """
+    _check_size(swept, str(fixed.get("cluster", LOCAL)))
     for texts in product(*(axis.texts for axis in swept)):
         chosen = list(zip(swept, texts, strict=True))
         values = {axis.parameter: value_of(axis.parameter, text) for axis, text in chosen if axis.parameter}
@@ -95,6 +99,17 @@ def points(swept: Sequence[SweepAxis], fixed: Mapping[str, object]) -> Iterator[
             values={**fixed, **values},
             arguments=tuple(word for axis, text in chosen if not axis.parameter for word in (axis.option, text)),
         )
+
+
+def _check_size(swept: Sequence[SweepAxis], cluster: str) -> None:
+    for axis in swept:
+        for text in axis.texts if axis.name in ("nodes", "lnc") else ():
+            size: Any = {axis.name: value_of(axis.name, text)}
+            try:
+                topology.cluster(cluster, **size)
+            except topology.TopologyError as error:
+                if "given twice" in str(error):
+                    raise UsageError(f"--sweep: {error}; leave it out of --cluster {cluster!r}") from None
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
