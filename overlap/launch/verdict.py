@@ -133,7 +133,7 @@ def _memory(oom_kills: int, peak_bytes: int) -> str:
     used = f", it had {format_bytes(peak_bytes)} at most" if peak_bytes else ""
     if oom_kills:
         return f"; the kernel has killed {oom_kills} here for want of memory{used}: use fewer ranks, or smaller batches"
-    return f"; nobody here sent it, so memory may have run out{used} (`dmesg` of that machine says)"
+    return f"; this launcher did not send it: somebody did, or memory ran out{used} (`dmesg` of that machine says)"
 
 
 def _shortened(lines: list[str], most: int) -> list[str]:

@@ -139,15 +139,15 @@ def test_the_card_of_signals():
     begin = "overlap: node 0 (ranks 0-3, pid 77) was killed by "
     assert card(ended(0, -11)) == [begin + "SIGSEGV"]
     assert card(ended(0, -9)) == [
-        begin + "SIGKILL; nobody here sent it, so memory may have run out (`dmesg` of that machine says)"
+        begin + "SIGKILL; this launcher did not send it: somebody did, or memory ran out (`dmesg` of that machine says)"
     ]
     assert card(ended(0, -9), oom_kills=1) == [
         begin + "SIGKILL; the kernel has killed 1 here for want of memory: use fewer ranks, or smaller batches"
     ]
     large = replace(ended(0, -9), peak_bytes=3 << 30)
     assert card(large) == [
-        begin + "SIGKILL; nobody here sent it, so memory may have run out, it had 3 GiB at most (`dmesg` of that "
-        "machine says)"
+        begin + "SIGKILL; this launcher did not send it: somebody did, or memory ran out, it had 3 GiB at most "
+        "(`dmesg` of that machine says)"
     ]
     assert card(large, oom_kills=2) == [
         begin + "SIGKILL; the kernel has killed 2 here for want of memory, it had 3 GiB at most: use fewer ranks, or "

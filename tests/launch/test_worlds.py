@@ -250,8 +250,8 @@ def test_a_process_that_is_killed_is_named_with_what_it_was_doing(tmp_path: Path
     lines = run.stderr.splitlines()
     killed = next(number for number, line in enumerate(lines) if line.startswith("overlap: node 1 (ranks 2-3, pid "))
     assert re.search(
-        r" was killed by SIGKILL; nobody here sent it, so memory may have run out, it had [\d.]+ MiB at most "
-        r"\(`dmesg` of that machine says\)$",
+        r" was killed by SIGKILL; this launcher did not send it: somebody did, or memory ran out, it had [\d.]+ MiB "
+        r"at most \(`dmesg` of that machine says\)$",
         lines[killed],
     )
     assert lines[killed + 2] == f"  rank 3 {doing}"
