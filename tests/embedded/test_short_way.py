@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from overlap.runtime.future import call_anywhere
 from overlap.runtime.operation import CollectiveFuture
 from overlap.runtime.stream import activate_late
 from transports.patience import Patience
+from transports.shared_memory.waiting import PACKETS, SLEEPS, Waiting
 
 from .connecting import TIMEOUT_S, connected
 
@@ -162,6 +163,37 @@ def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_c
 
     connected(program, 2)
     assert ended_by
+
+
+def test_when_a_thread_waits_no_more_its_process_can_be_rung_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a thread looks, others need not ring. Afterwards they must, or the loop hears of them late."""
+    rung, left = list[bool](), threading.Event()
+    doze = Looking._dozed
+
+    def dozing(run: Looking) -> bool:
+        done = doze(run)
+        rung.append(cast(Waiting, run.waiting)._asleep[PACKETS] == SLEEPS)
+        return done
+
+    monkeypatch.setattr(Looking, "_dozed", dozing)
+
+    def program(world: overlap.Connection) -> None:
+        rank, over = world.rank, np.array(False)
+        while not over:  # it is the loop that dozes, if it runs when the thread leaves
+            if rank.rank == 1:
+                assert left.wait(TIMEOUT_S)
+                left.clear()
+            future = rank.all_reduce(np.ones(1), timeout_s=TIMEOUT_S)
+            if rank.rank == 0:
+                with pytest.raises(TimeoutError):
+                    future.result(0.01)
+                left.set()
+            future.result(TIMEOUT_S)
+            over = rank.all_reduce(np.array(bool(rung)), op="bor").result(TIMEOUT_S)
+
+    connected(program, 2)
+    assert rung
+    assert all(rung)
 
 
 def test_a_waiting_thread_leaves_to_the_loop_what_calls_back(monkeypatch: pytest.MonkeyPatch) -> None:
