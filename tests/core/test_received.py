@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import trio
 import overlap
 from overlap.runtime import spanning_messages
 from overlap.runtime.communicator import Communicator
-from overlap.runtime.forms import pack_form, parsed, unpack_form
+from overlap.runtime.forms import pack_form, parsed, text_of, unpack_form
 from overlap.runtime.match import Key
 
 from .companies import by_shared_memory, by_sockets, in_memory, run_far
@@ -425,3 +426,15 @@ def test_a_tree_too_large_for_one_message() -> None:
             rank.send(tree, 0)
 
     run(main, 1)
+
+
+@pytest.mark.parametrize(("nbytes", "travels"), [(27 << 10, True), (28 << 10, False)])
+def test_a_form_travels_that_packs_into_half_a_control_message(nbytes: int, travels: bool) -> None:
+    """Of random digits it takes 32,078 and 33,233 bytes."""
+    key = random.Random(1).randbytes(nbytes).hex()
+    tree, leaves = {key: np.zeros(1)}, [np.zeros(1)]
+    if travels:
+        assert unpack_form(pack_form(text_of(tree, leaves))) == repr({key: "float64 (1,)"})
+    else:
+        with pytest.raises(overlap.UsageError, match=r"^x: a tree of 1 arrays is too large for one message; send its"):
+            text_of(tree, leaves)

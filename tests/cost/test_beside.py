@@ -96,6 +96,15 @@ def test_what_a_step_sends_of_what_it_copies_waits_for_the_copy():
     assert rounds(schedule).rounds[0].beside is None
 
 
+def test_what_a_later_step_sends_of_a_copied_input_is_taken_to_be_there():
+    schedule = generate("broadcast", "binomial", SIZE, root=2)
+    later = (schedule.src == 2) & (schedule.dst != 2) & (schedule.step > 0)
+    assert later.any()
+    schedule.sbuf[later] = Buffer.OUT
+    first = rounds(schedule).rounds[0]
+    assert (first.local.tolist(), first.beside.tolist()) == ([0, 0, 0, 0, 0], [0, 0, 2, 0, 0])
+
+
 @pytest.mark.parametrize(
     ("name", "nbytes"),
     [
