@@ -140,8 +140,17 @@ def test_details_say_what_the_planner_thinks_of_the_algorithm():
 # -- on a screen -------------------------------------------------------------------------------------------------------
 
 
-def screens(tracks, *pressed, size=(80, 24), ascii=False):
-    """Press keys, a few at a time, and return the screen after each."""
+def text_of(strip):
+    return "".join(segment.text for segment in strip).rstrip()
+
+
+def reversed_of(strip):
+    """Return what stands on a line in reverse colours."""
+    return "".join(segment.text for segment in strip if segment.style and segment.style.reverse)
+
+
+def screens(tracks, *pressed, size=(80, 24), ascii=False, of=text_of):
+    """Press keys, a few at a time, and return the screen after each: `of` each line."""
     pytest.importorskip("textual", reason="not installed: textual")
     from overlap.cli.timeline.browser.app import TimelineApp
 
@@ -149,7 +158,7 @@ def screens(tracks, *pressed, size=(80, 24), ascii=False):
 
     def look():
         strips = app.screen._compositor.render_strips()
-        seen.append(["".join(segment.text for segment in strip).rstrip() for strip in strips])
+        seen.append([of(strip) for strip in strips])
 
     async def drive():
         async with app.run_test(size=size) as pilot:
@@ -185,6 +194,12 @@ def test_a_screen_of_80_by_24():
     assert jumped[13] == "rank 0 comm at 10.000 us: all_reduce, 30 us from 10.000 us"
     assert jumped[15] == "queued 0 ns; waited 20 us for rank 1 (compute 'tokenise' at train.py:1)"
     assert zoomed[3].split() == ["this", "╵10", "us", "╵20", "us", "╵30", "us", "╵40", "us"]
+
+
+def test_the_lane_and_the_cell_of_the_cursor_are_marked():
+    first, below = screens([Track(two_ranks(), title="this")], ["down", "down"], of=reversed_of)
+    assert first[4:8] == ["   0 compute █", "", "", ""]
+    assert below[4:8] == ["", "", "   1 compute █", ""]
 
 
 def test_keys_search_help_and_plain_characters():
