@@ -1,5 +1,7 @@
 """The verdict: one sentence, whose figures add up."""
 
+from dataclasses import replace
+
 import pytest
 
 from overlap.timeline import Recorder, Span, Timeline, breakdowns, render_text, verdict_of
@@ -122,3 +124,9 @@ def test_many_small_calls_are_told():
     assert "; 50 calls of 16 KiB (all_reduce at train.py:9)" in str(verdict_of(timeline_of(*calls)))
     few = timeline_of(*calls[:49])
     assert "calls of" not in str(verdict_of(few))
+
+
+def test_many_small_buckets_are_told_although_each_has_a_name_of_its_own_and_they_only_queue():
+    calls = [comm(0, 1000 + at, 1000 + at, 1001 + at, seq=at, nbytes=1024, issued=0) for at in range(50)]
+    told = str(verdict_of(timeline_of(*(replace(call, name=f"bucket {at}") for at, call in enumerate(calls)))))
+    assert "; 50 calls of 1 KiB (all_reduce at train.py:9)" in told

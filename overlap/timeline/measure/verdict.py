@@ -23,8 +23,9 @@ _TOLD = 0.001
 
 _ALIKE = 0.01
 """Part of the longest rank's time: means of the ranks that are so near to it add up to it, as far as people read."""
-_OFTEN = 50
-_LITTLE = 64 * 1024
+OFTEN = 50
+"""Calls in a step: from so many on, what they share is worth a word."""
+LITTLE = 64 * 1024
 """Bytes: on most wires less than this takes as long as nothing."""
 
 
@@ -32,7 +33,7 @@ _LITTLE = 64 * 1024
 class Calls:
     """The calls of one operation at one place in the program."""
 
-    name: str
+    name: str  # The one that all calls have, or else the operation
     call_site: str  # "file:line", or ""
     number: int  # Of each rank, on average
     nbytes: int  # Of each, on average
@@ -214,16 +215,18 @@ def _small(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:
     if not windows:
         return None
     mine = columns.take(np.flatnonzero(begin_inside(columns, windows) & columns.is_operation & (columns.nbytes > 0)))
-    keys = np.stack([mine.name, mine.call_site])
-    names, of = np.unique(keys, axis=1, return_inverse=True)
-    if not names.size:
+    keys = np.stack([mine.op, mine.call_site])  # of buckets, each has a name of its own
+    ops, of = np.unique(keys, axis=1, return_inverse=True)
+    if not ops.size:
         return None
     counts = np.bincount(of.reshape(-1))
     most = int(counts.argmax())
     number, nbytes = round(counts[most] / len(windows)), int(mine.nbytes[of.reshape(-1) == most].mean())
-    if number < _OFTEN or nbytes >= _LITTLE:
+    if number < OFTEN or nbytes >= LITTLE:
         return None
-    name, site = (mine.texts[index] for index in names[:, most].tolist())
+    op, site = ops[:, most].tolist()
+    names = np.unique(mine.name[of.reshape(-1) == most]).tolist()
+    name, site = mine.texts[names[0] if len(names) == 1 else op], mine.texts[site]
     return Calls(name=name, call_site=site, number=number, nbytes=nbytes)
 
 
