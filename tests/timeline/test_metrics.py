@@ -1,12 +1,13 @@
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, breakdowns, median_step
-from overlap.timeline.measure.intervals import intersect, length, merge, subtract
+from overlap.timeline.measure.intervals import covered_ns, intersect, length, merge, subtract
 from overlap.timeline.measure.metrics import coverage
 
 LIMIT_NS = 40
@@ -24,6 +25,14 @@ def test_interval_arithmetic_is_set_arithmetic(left, right):
     assert covered(intersect(a, b)) == covered(left) & covered(right)
     assert covered(subtract(a, b)) == covered(left) - covered(right)
     assert length(a) == len(covered(left))
+
+
+@given(intervals, intervals)
+def test_each_interval_is_covered_as_far_as_its_instants_are(left, right):
+    real = [(start, end) for start, end in left if start < end]
+    start_ns, end_ns = np.array(real, np.int64).reshape(-1, 2).T
+    expected = [len(covered([pair]) & covered(right)) for pair in real]
+    assert covered_ns(start_ns, end_ns, merge(right)).tolist() == expected
 
 
 @given(intervals, intervals)

@@ -11,7 +11,8 @@ from hypothesis import given
 from overlap.cli.timeline import fill, main
 from overlap.cli.timeline.tables import advice_text
 from overlap.errors import UsageError
-from overlap.timeline import median_step, render_text, verdict_of, write_trace
+from overlap.timeline import Span, median_step, render_text, verdict_of, write_trace
+from overlap.timeline.replay import prediction
 from overlap.timeline.replay.buckets import least_bytes
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.graph import Node, input_of
@@ -397,7 +398,7 @@ def test_no_bucket_is_smaller_than_a_gradient():
     )  # fmt: skip
     assert least_bytes(graph_of(timeline)) == 8 << 20
     sizes = [change.text for change in _candidates(timeline, Baseline(timeline, None)) if "bucket" in change.text]
-    assert sizes == ["bucket_bytes=25MiB", "bucket_bytes=100MiB"]
+    assert sizes == ["bucket_bytes=25MiB"]  # which holds all, as 100MiB would
 
 
 def test_a_run_without_barriers():
@@ -418,3 +419,64 @@ def test_advice_stops_in_time_and_names_what_is_not_tried(capsys):
     assert advise(timeline, within_s=-1.0) == []
     told = capsys.readouterr().err
     assert told.startswith("overlap: after -1 s, these are not tried; --what-if tries one: stragglers=none, loop=free")
+
+
+def test_advice_looks_no_closer_at_a_change_once_its_time_is_over(monkeypatch, capsys):
+    """A clock on which each replay takes a second."""
+    replays = []
+
+    def run_and_count(*args, **options):
+        replays.append(1)
+        return run_graph(*args, **options)
+
+    monkeypatch.setattr(prediction, "monotonic", lambda: float(len(replays)))
+    monkeypatch.setattr(prediction, "run_graph", run_and_count)
+    every = advise(two_ranks())
+    texts = [one.changes[0].text for one in every]
+    assert len(texts) >= 3
+    replays.clear()
+    found = advise(two_ranks(), within_s=16.0)
+    assert [one.changes[0].text for one in found] == texts[: len(found)]
+    assert 1 <= len(found) < len(texts)
+    assert len(replays) <= 16
+    assert "these gain less and are left out; --what-if tries one: " in capsys.readouterr().err
+
+
+def many_small():
+    """One compute makes 60 gradients, and each has a pack, a call and an update: 10 us apart, for 1 us of work."""
+    spans, calls_ns = [], range(0, 600_000, 10_000)
+    for rank in range(2):
+        spans += [replace(compute(rank, 0, 10_000, "backward", "train.py:5"), step=0)]
+        for number, at_ns in enumerate(calls_ns):
+            begin_ns = 20_000 + at_ns
+            pack = compute(rank, begin_ns, begin_ns + 1000, "pack", "train.py:9")
+            operation = comm(
+                rank, begin_ns + 1000, begin_ns + 1000, begin_ns + 2000, seq=number, issued=0, ranks=(0, 1), nbytes=1024
+            )
+            spans += [replace(pack, issued_ns=0, step=0), replace(operation, name=f"bucket {number}", step=0)]
+        for at_ns in calls_ns:
+            begin_ns = 630_000 + at_ns
+            spans += [replace(compute(rank, begin_ns, begin_ns + 1000, "update", "train.py:7"), issued_ns=0, step=0)]
+        spans += [Span(rank=rank, kind="step", lane="step", name="step", start_ns=0, end_ns=1_240_000, step=0)]
+    return timeline_of(*spans)
+
+
+def test_fewer_small_buckets_cost_their_program_less():
+    """Backward's 10 us are left, 60 each of packs, updates and the wire, 19 at the end, and a sixtieth of the rest."""
+    found = predict(many_small(), [parse_change("bucket_bytes=1MiB")])
+    assert found.measured.wall_ns == found.replayed.wall_ns == 1_240_000
+    assert found.predicted.wall_ns == 209_000 + 1_031_000 // 60
+    assert found.predicted.small is None
+    assert found.measured.small is not None
+
+
+def test_ranks_do_not_wait_in_a_bucket_before_all_its_gradients_are_there():
+    found = predict(many_small(), [parse_change("bucket_bytes=1MiB")])
+    assert found.predicted.waiting_ns == 0
+    assert len({(s.start_ns, s.end_ns) for s in found.timeline.spans if s.kind == "comm"}) == 1
+
+
+def test_advice_tries_buckets_first_where_a_step_has_many_small_ones():
+    timeline = many_small()
+    assert next(_candidates(timeline, Baseline(timeline, 0))).text == "bucket_bytes=256KiB"
+    assert advise(timeline)[0].changes[0].text == "bucket_bytes=256KiB"

@@ -22,7 +22,7 @@ from ...timeline.measure.oddities import oddities
 from ...timeline.measure.verdict import Verdict, parse_limit, verdict_of
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.replay.changes import Change, parse_change
-from ...timeline.replay.prediction import Prediction, advise, predict
+from ...timeline.replay.prediction import Prediction, advise, neighbours, predict
 from ...timeline.spans import Timeline
 from ...version import install_command
 from ..options import check_width
@@ -142,7 +142,7 @@ def main(args: argparse.Namespace) -> int:
             advice = advise(timeline, step=step, progress=tell, within_s=_ADVISE_S)
         _advised(args, advice)
     elif changes:
-        verdict = _predicted(args, predict(timeline, changes, step=step))
+        verdict = _predicted(args, predict(neighbours(timeline, step), changes, step=step))
     elif args.json:
         verdict = verdict_of(timeline, step=step, ranks=ranks)
         print(as_json(report(timeline, step, ranks, verdict), version=SCHEMA_VERSION), end="")

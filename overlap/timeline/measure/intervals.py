@@ -88,6 +88,20 @@ def inside(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArra
     return at, np.maximum(start_ns[at], merged.start_ns[other]), np.minimum(end_ns[at], merged.end_ns[other])
 
 
+def covered_ns(start_ns: Instants, end_ns: Instants, merged: Merged) -> Instants:
+    """Return how much of each of n non-empty intervals a union covers. O(n log m), however many parts that has."""
+    if not len(merged):
+        return np.zeros(len(start_ns), np.int64)
+    before_ns = np.cumsum(merged.end_ns - merged.start_ns)
+
+    def until(at_ns: Instants) -> Instants:
+        begun = np.searchsorted(merged.start_ns, at_ns, "right") - 1  # the last interval that has begun by then
+        ahead_ns = np.maximum(merged.end_ns[begun] - at_ns, 0)
+        return np.where(begun < 0, 0, before_ns[begun] - ahead_ns)
+
+    return until(end_ns) - until(start_ns)
+
+
 def counted(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return every number from `first` up to `stop` of n ranges, none shorter than 0, and before it the range of each.
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..columnar import NONE, Mask, Rows, SpanColumns, Wholes, runs
 from ..spans import Timeline
 from .activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, Pieces, keepers
-from .intervals import Interval, counted, inside
+from .intervals import Interval, counted, covered_ns, inside
 from .metrics import Coverage, coverage
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "unknown"]
@@ -94,8 +94,8 @@ def queues(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
     found: dict[tuple[int, int, int], int] = {}
     for cover in covers if len(rows) else ():
         mine = rows[columns.rank[rows] == cover.rank]
-        at, start_ns, end_ns = inside(columns.called_ns[mine], columns.start_ns[mine], cover.queued)
-        for row, ns in zip(mine[at].tolist(), (end_ns - start_ns).tolist(), strict=True):
+        waited_ns = covered_ns(columns.called_ns[mine], columns.start_ns[mine], cover.queued)
+        for row, ns in zip(mine[waited_ns > 0].tolist(), waited_ns[waited_ns > 0].tolist(), strict=True):
             key = cover.rank, int(columns.name[row]), int(columns.call_site[row])
             found[key] = found.get(key, 0) + ns
     causes = [

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
 from typing import TypeAlias
 
 from ...errors import UsageError
+from ..measure.verdict import LITTLE, OFTEN
 from .graph import Graph, Node, input_of, release
 from .machine import Machine
 from .transfers import Fit, fits, kind_of, nbytes_of, streams_of, take_turns, window_ns
 
-_Makers: TypeAlias = Callable[[Node], list[Node]]
-_Computes: TypeAlias = Mapping[tuple[int, int | None], Sequence[Node]]
+_Alike: TypeAlias = tuple[int, int | None, str]  # rank, step and name of computes
+_Step: TypeAlias = tuple[int, int | None]  # of a rank
 _Prices: TypeAlias = Callable[[int], tuple[float, float]]  # from bytes to work, and what of it another may hide
 
 WINDOW = 8
@@ -45,16 +47,72 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     for node in graph.nodes:
         if node.kind == "end":
             ends.setdefault(node.after[0][0], []).append(node)
-    computes, used = graph.computes(), dict[tuple[object, ...], int]()
-
-    def makers(arrival: Node) -> list[Node]:
-        return _makers(arrival, computes, used)
-
+    makers = _Makers(graph)
+    cut: dict[_Step, tuple[int, int]] = {}
     for nodes in series.values():
         nodes.sort(key=lambda node: (window_ns(node)[0], nbytes_of(node)))
-        made += _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
+        buckets = _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
+        for rank in nodes[0].ranks:
+            of = rank, nodes[0].span.step
+            before, after = cut.get(of, (0, 0))
+            cut[of] = before + len(nodes), after + len(buckets)
+        made += buckets
         gone.update(nodes)
+    _issue_less(graph, gone, cut)
+    graph.recut = True
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
+
+
+def _issue_less(graph: Graph, gone: Collection[Node], cut: Mapping[_Step, tuple[int, int]]) -> None:
+    """Shorten what many small operations cost their programs, by as much as there are fewer of them.
+
+    That is the time in which the lines of the operations kept an event loop, and the time that passes before each
+    operation, and before each compute that every operation has: those called at least as often in the step. The time
+    that such computes take themselves stays, for they have as much to do in fewer calls.
+
+    Args:
+        graph: Holds all nodes.
+        gone: The operations before they were cut anew.
+        cut: How many of them a rank had in a step, and how many it has now.
+    """
+    sizes: dict[_Step, list[int]] = {}
+    for node in gone:
+        for rank in node.ranks:
+            sizes.setdefault((rank, node.span.step), []).append(nbytes_of(node))
+    shares = {
+        step: after / before
+        for step, (before, after) in cut.items()
+        if before >= OFTEN and after < before and sum(sizes[step]) < LITTLE * before
+    }
+    each: list[Node] = [
+        arrival for node in gone for arrival, _ in node.after
+        if arrival.kind == "arrival" and _step_of(arrival) in shares
+    ]  # fmt: skip
+    for step, computes in graph.computes().items():
+        if step in shares:
+            often = Counter(node.span.name for node in computes)
+            each += [node for node in computes if often[node.span.name] >= cut[step][0]]
+    issues = {node.after[0][0]: shares[_step_of(node)] for node in each}
+    places = {
+        site: shares[_step_of(node)]
+        for node in each
+        if (site := node.info.call_site if node.info else node.span.call_site)
+    }
+    for node in each:
+        _hasten(node, shares[_step_of(node)])
+    for issue, share in issues.items():
+        if any(before in issues for before, _ in issue.after):
+            _hasten(issue, share)
+    for loop in graph.kept_loops():
+        loop.work_ns *= places.get(loop.span.name, 1.0)
+
+
+def _step_of(node: Node) -> _Step:
+    return node.ranks[0], node.span.step
+
+
+def _hasten(node: Node, share: float) -> None:
+    node.after = [(before, delay_ns * share) for before, delay_ns in node.after]
 
 
 def least_bytes(graph: Graph) -> int:
@@ -63,13 +121,12 @@ def least_bytes(graph: Graph) -> int:
     Gradients that came from several computes are several. What came from one compute, or from the program, may be one
     array.
     """
-    computes, used = graph.computes(), dict[tuple[object, ...], int]()
-    least = 0
+    makers, least = _Makers(graph), 0
     transfers = [node for node in graph.nodes if node.kind == "transfer" and node.info]
     for node in sorted(transfers, key=window_ns):
         if node.info and node.info.op == "all_reduce":
             arrival = next(each for each, _ in node.after if each.kind == "arrival")
-            least = max(least, nbytes_of(node) // len(_makers(arrival, computes, used)))
+            least = max(least, nbytes_of(node) // len(makers.of(arrival)))
     return least
 
 
@@ -110,7 +167,7 @@ def _cut(
     at = 0
     for node in nodes:
         first, final = at // nbytes, (at + nbytes_of(node) - 1) // nbytes
-        made = [makers(arrival) for arrival, _ in node.after]
+        made = [makers.of(each) if each.kind == "arrival" else [each] for each, _ in node.after]
         for arrival, _ in node.after:
             release(arrival)  # or a bucket could wait for its own end
         for number in range(first, final + 1):
@@ -124,19 +181,25 @@ def _cut(
     return buckets
 
 
-def _makers(arrival: Node, computes: _Computes, used: dict[tuple[object, ...], int]) -> list[Node]:
-    """Return the computes that have made what an all-reduce carries, in their order; the arrival itself if none show.
+class _Makers:
+    """Finds the computes that have made what an all-reduce carries."""
 
-    Args:
-        arrival: Of the all-reduce on one rank.
-        computes: Of all ranks and steps.
-        used: How many computes of a rank, step and name have been returned for earlier all-reduces.
-    """
-    last = input_of(arrival)
-    if last is None:
-        return [arrival]
-    rank, step, name = last.ranks[0], last.span.step, last.span.name
-    alike = [node for node in computes[rank, step] if node.span.name == name]
-    first, until = used.get((rank, step, name), 0), alike.index(last) + 1
-    used[rank, step, name] = until
-    return alike[first:until] or [arrival]
+    def __init__(self, graph: Graph) -> None:
+        self._alike: dict[_Alike, list[Node]] = {}  # the computes of a rank, step and name
+        self._places: dict[Node, int] = {}  # of each among those that are alike
+        self._used: dict[_Alike, int] = {}  # how many of them made what earlier all-reduces carry
+        for (rank, step), nodes in graph.computes().items():
+            for node in nodes:
+                alike = self._alike.setdefault((rank, step, node.span.name), [])
+                self._places[node] = len(alike)
+                alike.append(node)
+
+    def of(self, arrival: Node) -> list[Node]:
+        """Return those of an all-reduce on one rank, in their order; the arrival itself if none show."""
+        last = input_of(arrival)
+        if last is None:
+            return [arrival]
+        of = last.ranks[0], last.span.step, last.span.name
+        first, until = self._used.get(of, 0), self._places[last] + 1
+        self._used[of] = until
+        return self._alike[of][first:until] or [arrival]

@@ -50,6 +50,7 @@ class Graph:
     start_ns: int  # When the run began
     latency_share: float = 0.0  # The part of a transfer that counts as latency where all transfers are of one size
     modelled: bool = False  # Whether the model of the machine has priced transfers that the trace could not
+    recut: bool = False  # Whether operations are other ones than the spans tell of
     world_size: int = 0  # Ranks of the run
     meta: Mapping[str, str] = field(default_factory=dict)  # Of the timeline
 

@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ...notice import notify
 from ...units import figure, figure_unit, format_bytes, parse_bytes
 from ..measure.critical_path import critical_path
-from ..measure.metrics import median_step
+from ..measure.metrics import median_step, windows_of
 from ..measure.verdict import Verdict, verdict_of
 from ..spans import Timeline
 from .buckets import least_bytes
@@ -84,15 +84,16 @@ class Baseline:
         Raises:
             UsageError: If a change finds nothing to change.
         """
-        return self.replayed.wall_ns - self.judged(_changed(self.timeline, changes)).wall_ns
+        return self.replayed.wall_ns - self.wall_ns(_changed(self.timeline, changes), likely=True)
 
     def graph(self) -> Graph:
         """Return the graph of the run, which nothing has changed."""
         return graph_of(self.timeline)
 
-    def judged(self, graph: Graph, *, likely: bool = True) -> Verdict:
-        """Return the verdict on the replay of a changed graph."""
-        return verdict_of(run_graph(graph, self.timeline, likely=likely), step=self.step)
+    def wall_ns(self, graph: Graph, *, likely: bool) -> int:
+        """Return how long the step takes in the replay of a changed graph, on the rank that takes longest."""
+        windows = windows_of(run_graph(graph, self.timeline, likely=likely), self.step)
+        return max(end_ns - start_ns for start_ns, end_ns in windows.values())
 
 
 def predict(
@@ -113,19 +114,21 @@ def predict(
     measured, replayed, at = base.measured, base.replayed, base.step
     graph = _changed(timeline, changes)
     careful = run_graph(graph, timeline, likely=True)
-    others = [base.judged(graph, likely=False)]
+    others_ns = [base.wall_ns(graph, likely=False)]
     if not graph.modelled and any(fit.sizes == 1 for fit in fits(graph).values()):
-        others.append(base.judged(_changed(timeline, changes, latency_share=1.0)))
+        others_ns.append(base.wall_ns(_changed(timeline, changes, latency_share=1.0), likely=True))
     predicted = verdict_of(careful, step=at)
+    if graph.recut:
+        predicted = replace(predicted, small=None)  # the spans are still those of the operations before
     off_ns = abs(replayed.wall_ns - measured.wall_ns)
-    walls = predicted.wall_ns, *(other.wall_ns for other in others)
+    walls_ns = predicted.wall_ns, *others_ns
     return Prediction(
         changes=tuple(changes),
         measured=measured,
         replayed=replayed,
         predicted=predicted,
-        least_ns=min(walls) - off_ns,
-        most_ns=max(walls) + off_ns,
+        least_ns=min(walls_ns) - off_ns,
+        most_ns=max(walls_ns) + off_ns,
         timeline=careful,
     )
 
@@ -141,8 +144,10 @@ _BUCKETS_AT_MOST = 128
 """Buckets in a step at most: more are not tried, because each is a message that has to be started."""
 _STEPS_AROUND = 4
 """Steps that are replayed before the one that is looked at, and after it, ..."""
-_SPANS_AT_MOST = 50_000
-"""... and only as many of these as have so many spans altogether: to infer and run those takes 1.2 s."""
+_SPANS_AT_MOST = 20_000
+"""... and only as many of these as have so many spans altogether: to infer and run those takes a second or two."""
+_CLOSER = 3
+"""To look closer at a change takes so many times as long as to try it: it is replayed up to three times."""
 BEST = 5
 """Pieces of advice that are given at most."""
 _WORTH = 0.005
@@ -165,20 +170,23 @@ def advise(
         timeline: The recorded run.
         step: The step to look at; None for the median one, or the whole run if it has no steps.
         progress: Told before each replay.
-        within_s: Try no more changes after two thirds of this time, and look closer at no more after all of it.
+        within_s: Try no more changes after two thirds of this time, and do not begin to look closer at one that
+            would end after all of it; the best one is looked at in any case.
 
     Raises:
         UsageError: If the timeline is empty.
     """
     tell, begun_s = progress or (lambda done, total, what: None), monotonic()
     at = median_step(timeline) if step is None else step
-    timeline = around(timeline, at, most_spans=_SPANS_AT_MOST, steps=_STEPS_AROUND)
+    timeline = neighbours(timeline, at)
     tell(0, 0, f"replaying {_named(at, timeline)} as it was")
     base = Baseline(timeline, at)
     found: dict[str, tuple[int, Change]] = {}
     candidates = list(_candidates(timeline, base))
+    slowest_s = 0.0  # to try a change
     for number, change in enumerate(candidates):
-        if monotonic() - begun_s > within_s * 2 / 3:
+        since_s = monotonic()
+        if since_s - begun_s > within_s * 2 / 3:
             left = ", ".join(each.text for each in candidates[number:])
             notify(f"after {within_s * 2 / 3:.0f} s, these are not tried; --what-if tries one: {left}")
             break
@@ -188,10 +196,15 @@ def advise(
             kind = change.text.partition("=")[0]
             if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in found or gain_ns > found[kind][0]):
                 found[kind] = gain_ns, change
+        slowest_s = max(slowest_s, monotonic() - since_s)
     best = sorted(found.values(), key=lambda each: (-each[0], each[1].text))[:BEST]
     predictions: list[Prediction] = []
     for number, (_, change) in enumerate(best, len(candidates)):
-        if predictions and monotonic() - begun_s > within_s:
+        if predictions and monotonic() - begun_s + _CLOSER * slowest_s > within_s:
+            left = ", ".join(each.text for _, each in best[len(predictions) :])
+            notify(
+                f"after {monotonic() - begun_s:.0f} s, these gain less and are left out; --what-if tries one: {left}"
+            )
             break
         tell(number, len(candidates) + len(best), f"how sure the gain of {change.text} is")
         predictions.append(predict(timeline, [change], base=base))
@@ -204,6 +217,11 @@ def _named(step: int | None, timeline: Timeline) -> str:
         return f"the whole run ({spans})"
     others = len(timeline.steps()) - 1
     return f"step {step} and {others} other{'s' * (others != 1)} ({spans})" if others else f"step {step} ({spans})"
+
+
+def neighbours(timeline: Timeline, step: int | None) -> Timeline:
+    """Return the steps around one that advice and predictions of it look at."""
+    return around(timeline, step, most_spans=_SPANS_AT_MOST, steps=_STEPS_AROUND)
 
 
 def around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int) -> Timeline:
@@ -235,6 +253,25 @@ def around(timeline: Timeline, step: int | None, *, most_spans: int, steps: int)
 
 
 def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+    """Return the changes to try; those of buckets first where a step has many small operations."""
+    kinds = (_buckets, _others) if base.measured.small else (_others, _buckets)
+    for kind in kinds:
+        yield from kind(timeline, base)
+
+
+def _buckets(timeline: Timeline, base: Baseline) -> Iterator[Change]:
+    if reduced := _called(timeline, base.step, "all_reduce"):
+        least = max(least_bytes(base.graph()), reduced.total / _BUCKETS_AT_MOST)
+        now = f"{reduced.calls:,} all_reduces of {format_bytes(reduced.total // reduced.calls)} at {reduced.place}"
+        for size in _SIZES:
+            nbytes = parse_bytes(size, argument="size")
+            if nbytes >= least:
+                yield _told(f"bucket_bytes={size}", f"{now} become buckets in the order of the gradients")
+            if nbytes >= reduced.total:
+                return  # of all that are larger, a step has one bucket as well
+
+
+def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     at, verdict = base.step, base.measured
     kept = verdict.kept
     late = [f"rank {rank} is late: {cause}" for rank, cause, _ in verdict.blamed() if rank is not None]
@@ -245,12 +282,6 @@ def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     barriers = _called(timeline, at, "barrier")
     yield _told("barriers=none", f"no rank waits at the barrier at {barriers.place}" if barriers else "")
     yield parse_change("awaits=late")
-    if reduced := _called(timeline, at, "all_reduce"):
-        least = max(least_bytes(base.graph()), reduced.total / _BUCKETS_AT_MOST)
-        now = f"{reduced.calls:,} all_reduces of {format_bytes(reduced.total // reduced.calls)} at {reduced.place}"
-        for size in _SIZES:
-            if parse_bytes(size, argument="size") >= least:
-                yield _told(f"bucket_bytes={size}", f"{now} become buckets in the order of the gradients")
     yield parse_change("order=forward")
     if (better := best_algorithm(timeline)) is not None:
         yield parse_change(f"algorithm={better}")

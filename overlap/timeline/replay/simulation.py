@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
@@ -18,6 +18,8 @@ from .graph import Graph, Node
 
 _NEVER = -1e300
 
+_Side: TypeAlias = tuple[int, str]
+"""A rank, and its operation: a rank may send a message to itself."""
 _Moved: TypeAlias = tuple[int, int, int, int]
 """Start, end, call, and meeting of the ranks of a span."""
 
@@ -39,7 +41,7 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
         begun, over = _Run(graph, likely).times()
     spans: list[Span] = []
     moved: list[_Moved] = []
-    arrivals: dict[Node, dict[int, Node]] = {}  # of a transfer, by the identity of the span
+    arrived: dict[Node, dict[_Side, float]] = {}  # when each side of a transfer had all that it carries
     for node in graph.nodes:
         end_ns = over[node.place]
         if end_ns is None:
@@ -49,17 +51,30 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
             moved += [_moved(span, begun[node.place], end_ns) for span in node.spans]
         elif node.kind == "end":
             transfer, span = node.after[0][0], node.span
-            if transfer not in arrivals:
-                arrivals[transfer] = {id(each.span): each for each, _ in transfer.after if each.kind == "arrival"}
-            arrival = arrivals[transfer][id(span)]
+            if transfer not in arrived:
+                arrived[transfer] = _arrived(transfer, over)
             spans.append(span)
-            moved.append(_carried(span, over[arrival.place] or 0.0, begun[transfer.place], end_ns))
+            moved.append(_carried(span, arrived[transfer][_side(span)], begun[transfer.place], end_ns))
     for first, last, span in graph.steps:
         first_ns, last_ns = over[first.place], over[last.place]
         if first_ns is not None and last_ns is not None:
             spans.append(span)
             moved.append(_moved(span, first_ns, last_ns))
     return _timeline(spans, moved, timeline)
+
+
+def _side(span: Span) -> _Side:
+    return span.rank, span.info.op if span.info else span.name
+
+
+def _arrived(transfer: Node, over: Sequence[float | None]) -> dict[_Side, float]:
+    """Return when each side of a transfer began: a bucket that was cut anew does when the last of its gradients is."""
+    found: dict[_Side, float] = {}
+    for node, _ in transfer.after:
+        if node.kind == "arrival":
+            side = _side(node.span)
+            found[side] = max(found.get(side, 0.0), over[node.place] or 0.0)
+    return found
 
 
 def _timeline(spans: list[Span], moved: list[_Moved], timeline: Timeline) -> Timeline:
