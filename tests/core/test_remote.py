@@ -364,6 +364,23 @@ def test_a_failed_input_fails_the_operation_in_every_process() -> None:
         assert "ZeroDivisionError: lost the gradient" in str(error)
 
 
+def test_an_end_that_its_rank_has_caught_fails_the_other_ends_in_every_process_and_nothing_else() -> None:
+    def broken() -> np.ndarray:
+        raise ZeroDivisionError("lost the gradient")
+
+    async def main(rank: overlap.Rank) -> tuple[str, float]:
+        x = rank.compute(broken) if rank.rank == 1 else np.zeros(2)
+        try:
+            await rank.all_reduce(x)
+        except (overlap.OverlapError, ZeroDivisionError) as error:
+            told = str(error)
+        return told, float((await rank.all_reduce(np.ones(1)))[0])
+
+    place = f"tests/core/test_remote.py:{main.__code__.co_firstlineno + 3}"
+    told = f"rank 1 failed before all_reduce #0 on group 'world' ({place}): ZeroDivisionError: lost the gradient"
+    assert run_far(main, 2, 2) == [(told, 4.0), ("lost the gradient", 4.0), (told, 4.0), (told, 4.0)]
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["before the others come", "while the others wait"])
 def test_a_rank_that_leaves_early_is_named(first: bool) -> None:
     waiting, gone = trio.Event(), trio.Event()
