@@ -62,7 +62,10 @@ def decode(data: bytearray) -> Tree:
     begin = len(_MAGIC) + _LENGTH.size + length
     if length > _HEADER_LIMIT_BYTES or begin > len(body):
         raise DamagedError("its header is too long")
-    header = json.loads(bytes(body[begin - length : begin]))
+    try:
+        header = json.loads(bytes(body[begin - length : begin]))
+    except ValueError as error:
+        raise DamagedError("its header is no JSON") from error
     return _restored(header["tree"], list(_arrays(body, begin, header["arrays"])))
 
 

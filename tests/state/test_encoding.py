@@ -1,5 +1,7 @@
 """A tree of arrays as bytes: what comes back is what was kept, bit by bit, or it is said to be damaged."""
 
+import hashlib
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -38,6 +40,27 @@ def same(one: object, other: object) -> bool:
     if isinstance(one, (list, tuple)):
         return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
     return type(one) is type(other) and one == other
+
+
+def checked(body):
+    return bytearray(body + hashlib.blake2b(body, digest_size=32).digest())
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (checked(b"OVSTATE1" + bytes(7)), "it is no state"),
+        (checked(b"OVSTATE0" + bytes(8)), "it is no state"),
+        (checked(b"OVSTATE1" + bytes(8)), "its header is no JSON"),
+        (checked(b"OVSTATE1" + (2).to_bytes(8, "little") + b"{"), "its header is too long"),
+        (checked(b"OVSTATE1" + (1).to_bytes(8, "little") + b"{"), "its header is no JSON"),
+        (checked(b"OVSTATE1" + bytes(8))[:-1] + b"x", "its checksum is wrong"),
+    ],
+)
+def test_what_nobody_has_encoded_is_told(data, told):
+    with pytest.raises(DamagedError) as caught:
+        decode(data)
+    assert str(caught.value) == told
 
 
 @given(trees)
