@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from overlap.timeline import Recorder, Span, Timeline, breakdowns, render_text, verdict_of
+from overlap.timeline.measure.critical_path import critical_path
+from overlap.timeline.measure.operations import operations
 
 from .made import comm, compute, timeline_of
 
@@ -117,6 +119,27 @@ def test_the_slowest_rank_stands_apart_from_the_means():
     timeline = timeline_of(*steps, compute(0, 0, 100), compute(1, 0, 60))
     said = str(verdict_of(timeline, step=0))
     assert said.startswith("step 100 ns on the longest of 2 ranks; 80 on average: compute 80, idle 0")
+
+
+def test_a_rank_that_marks_no_steps_is_drawn_and_has_no_part_in_the_figures():
+    steps = [
+        Span(rank=rank, kind="step", lane="step", name="step 0", start_ns=start, end_ns=start + 30, step=0)
+        for rank, start in ((1, 0), (2, 60))
+    ]
+    work = compute(1, 0, 20), compute(2, 60, 90)
+    server = compute(0, 0, 9), comm(0, 10, 20, 30, ranks=(0, 1)), comm(1, 20, 20, 30, ranks=(0, 1), site="train.py:7")
+    timeline = timeline_of(*steps, *work, *server)
+    assert str(verdict_of(timeline, step=0)) == (
+        "step 30 ns: compute 25, exposed 5 (17%): 5 on the wire (all_reduce at train.py:7); hidden 0% of 100% possible"
+    )
+    assert [(one.call_site, one.exposed_ns) for one in operations(timeline, step=0)] == [("train.py:7", 10)]
+    assert sum(link.duration_ns for link in critical_path(timeline, step=0)) == 30
+    drawn = render_text(timeline, step=0, all=True, width=100).splitlines()
+    assert drawn[0] == "step 0: 3 of 3 ranks; rank 0 marks no steps and is not counted"
+    assert [line.split()[:2] for line in drawn if line.startswith((" " * 6, "rank/ns"))][-4:] == [
+        ["rank/ns", "wall"], ["0", "90"], ["1", "30"], ["2", "30"],
+    ]  # fmt: skip
+    assert str(verdict_of(timeline, step=0, ranks=[0])).startswith("step 90 ns: compute 9, ")
 
 
 def test_many_small_calls_are_told():

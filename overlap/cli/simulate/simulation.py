@@ -14,7 +14,7 @@ from ...config import RunConfig, imposed, overriding
 from ...cost.parameters import measured
 from ...cost.select import plan, size_class
 from ...errors import ScheduleError, UsageError
-from ...timeline.measure.metrics import Breakdown, breakdowns, median_step, windows_of
+from ...timeline.measure.metrics import Breakdown, breakdowns, median_step, of_steps, windows_of
 from ...timeline.span import CollectiveInfo, Span
 from ...timeline.spans import Timeline
 from ...units import format_ns
@@ -92,7 +92,7 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
         UsageError: If the timeline is empty.
     """
     step = median_step(timeline)
-    rows = breakdowns(timeline, step=step)
+    rows = of_steps(breakdowns(timeline, step=step))
     longest = min(rows, key=lambda row: (-row.wall_ns, -row.exposed_ns, -row.compute_ns, row.rank))
     spans = list(_communicated(timeline, step))
     shapes = tuple(sorted({Shape.of(info) for span in spans if (info := span.info)}))

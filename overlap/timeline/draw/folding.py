@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...units import figure, figure_unit
-from ..measure.metrics import Breakdown
+from ..measure.metrics import Breakdown, of_steps
 
 _ALIKE = 0.02
 """Ranks are alike if their times differ by at most this part of the step; by more if there is no room for the rows."""
@@ -39,7 +39,7 @@ def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) 
     others by exposed communication, most first. The difference that counts as alike doubles until there is room. Cost:
     one pass over the ranks for each doubling, with a look at each row.
     """
-    wall_ns = max((row.wall_ns for row in rows), default=0) or 1
+    wall_ns = max((row.wall_ns for row in of_steps(rows)), default=0) or 1
     points = {row.rank: _point(row, wall_ns) for row in rows}
     total_ns = sum(blamed_ns.values())
     worth = total_ns > _WORTH * sum(row.wall_ns for row in rows)

@@ -10,9 +10,10 @@ import numpy as np
 
 from ...units import wrapped
 from ..measure.intervals import Interval, Merged, union
-from ..measure.metrics import Coverage, coverage
+from ..measure.metrics import Breakdown, Coverage, coverage, of_steps
 from ..measure.reasons import reasons
 from ..measure.verdict import Verdict, judge
+from ..ranklist import listed
 from ..spans import CUT, REPLAYED, Timeline
 from .axis import ruler
 from .folding import Fold, fold, table
@@ -88,8 +89,8 @@ class TimelineView:
         self.verdict: Verdict = judge(timeline, list(self._covers.values()), found, step=step)
         self._waits = found.waits()
         self._streams = _streams(timeline, self._covers)
-        self.length_ns: int = max(cover.window[1] - cover.window[0] for cover in self._covers.values())
-        self._title = _title(timeline, step, len(self._covers))
+        self.length_ns: int = self.verdict.wall_ns
+        self._title = f"{_title(timeline, step, len(self._covers))}{_uncounted(self._rows)}"
 
     def lines(
         self,
@@ -241,6 +242,16 @@ def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
     cut = ", of a file that was cut off" if CUT in timeline.meta else ""
     replayed = ", times from dependencies" if REPLAYED in timeline.meta else ""
     return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{replayed}{cut}"
+
+
+def _uncounted(rows: Sequence[Breakdown]) -> str:
+    """Return which ranks are drawn and have no part in the figures of the step."""
+    counted = {row.rank for row in of_steps(rows)}
+    ranks = [row.rank for row in rows if row.rank not in counted]
+    if not ranks:
+        return ""
+    words = ("rank", "marks", "is") if len(ranks) == 1 else ("ranks", "mark", "are")
+    return f"; {words[0]} {listed(ranks)} {words[1]} no steps and {words[2]} not counted"
 
 
 def _note(folds: Sequence[Fold]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..spans import Timeline
 from .activity import PROGRAM, WAITING, WIRE, Activity
-from .metrics import coverage
+from .metrics import coverage, of_steps
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "waiting"]
 _DOING: tuple[Doing, ...] = ("compute", "program", "wire", "waiting")  # as `activity` numbers it
@@ -44,7 +44,7 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
     The path is followed backwards: from an operation to the rank that came last to it, and there from each piece of
     work to the piece before it. Arguments and errors are those of `metrics.coverage`. Cost: one look at each link.
     """
-    covers = coverage(timeline, step=step, ranks=ranks)
+    covers = of_steps(coverage(timeline, step=step, ranks=ranks))
     window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
     activity = Activity(timeline, window)
     columns, last_of = activity.columns, activity.last

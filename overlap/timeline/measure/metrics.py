@@ -11,8 +11,9 @@ ratio is defined as in HolisticTraceAnalysis (communication_analysis.py): time b
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Breakdown:
     """Where the wall time of one rank went, in one step (or the whole run when `step` is None)."""
 
     rank: int
-    step: int | None
+    step: int | None  # Also None if the rank marks no steps
     wall_ns: int  # The length of the window
     compute_ns: int  # Time in which the rank computed
     comm_ns: int  # Time in which an operation was active: it waited for its last rank, or its bytes moved
@@ -137,13 +138,17 @@ class Coverage:
         )
 
 
+Measured = TypeVar("Measured", Breakdown, Coverage)
+
+
 def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Coverage]:
     """Merge the spans of each rank and clip them to its window.
 
     The window of a step is the rank's own step span (the latest one, if an index was used twice). A program that is
     ahead of its computes leaves a step before they have run: its window ends with the last compute that was issued in
     it, and begins when the computes of the steps before are over, so that the windows of such steps follow each other.
-    A rank that recorded no steps at all has the window from the first to the last instant of the ranks that did.
+    A rank that recorded no steps at all has the window from the first to the last instant of the ranks that did, and no
+    step: `of_steps` leaves it out.
     Without a step the window runs from the first start to the last end over all ranks. Cost: a sort of the spans.
 
     Args:
@@ -157,6 +162,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
     windows = windows_of(timeline, step)
     chosen = _chosen_ranks(sorted(windows), ranks)
     window = min(windows[rank][0] for rank in chosen), max(windows[rank][1] for rank in chosen)
+    marked = set(timeline.columns.rank[timeline.columns.is_kind("step")].tolist())
     spans = timeline.columns.near(window) & np.isin(timeline.columns.rank, chosen)
     columns = timeline.columns if spans.all() else timeline.columns.take(spans)
     rows = columns.rows_by_rank(np.ones(len(columns), bool))
@@ -176,7 +182,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
         )
         return Coverage(
             rank=rank,
-            step=step,
+            step=step if rank in marked else None,
             window=window,
             compute=compute,
             comm=comm,
@@ -191,6 +197,14 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
 def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Breakdown]:
     """Measure each rank; arguments and errors as for `coverage`."""
     return [covered.breakdown() for covered in coverage(timeline, step=step, ranks=ranks)]
+
+
+def of_steps(measured: Sequence[Measured]) -> list[Measured]:
+    """Return what was measured of ranks that mark steps: the others have no part in the figures of a step.
+
+    If no rank does, and for the whole run, all are returned.
+    """
+    return [one for one in measured if one.step is not None] or list(measured)
 
 
 def median_step(timeline: Timeline) -> int | None:

@@ -11,7 +11,7 @@ from ...collectives.kinds import Collective
 from ..columnar import SpanColumns, runs
 from ..spans import Timeline
 from .activity import Activity
-from .metrics import begin_inside, coverage
+from .metrics import begin_inside, coverage, of_steps
 
 _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for each in Collective}
 
@@ -52,7 +52,7 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
     line begins there, those count that were under way and exposed. Arguments and errors are those of
     `metrics.coverage`.
     """
-    covers = coverage(timeline, step=step, ranks=ranks)
+    covers = of_steps(coverage(timeline, step=step, ranks=ranks))
     activity = Activity(timeline, (min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)))
     columns = activity.columns
     exposed_ns = np.zeros(len(columns), np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import UsageError, printable
 from ...units import figure, figure_unit, format_bytes, format_ns
 from ..spans import Timeline
-from .metrics import Breakdown, Coverage, begin_inside, coverage
+from .metrics import Breakdown, Coverage, begin_inside, coverage, of_steps
 from .reasons import Cause, Reasons, kept_loops, queues, reasons
 
 _NAMED = 0.25
@@ -48,7 +48,7 @@ class Verdict:
     """Totals of a step or a run over its ranks, in nanoseconds; as text, the verdict has the means of a rank."""
 
     step: int | None  # The step's index; None if it is the whole run
-    ranks: int  # How many were measured
+    ranks: int  # How many were measured: of a step, those that mark steps
     wall_ns: int  # Wall time of the rank that took longest
     walls_ns: int  # Wall times of all ranks, added up, as all figures below are
     compute_ns: int  # Computing
@@ -191,15 +191,20 @@ def verdict_of(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
 
 
 def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, step: int | None) -> Verdict:
-    """Return the verdict on some ranks, given their intervals and why communication was exposed."""
+    """Return the verdict on some ranks, given their intervals and why communication was exposed.
+
+    Ranks that mark no steps while others do count in no figure of a step; they may be waited for.
+    """
+    covers = of_steps(covers)
     rows = [cover.breakdown() for cover in covers]
+    counted = {cover.rank for cover in covers}
     return Verdict(
         step=step,
         ranks=len(rows),
         wall_ns=max((row.wall_ns for row in rows), default=0),
         walls_ns=sum(row.wall_ns for row in rows),
         hideable_ns=sum(min(row.comm_ns, row.compute_ns) for row in rows),
-        causes=tuple(found.causes()),
+        causes=tuple(cause for cause in found.causes() if cause.victim in counted),
         kept=tuple(kept_loops(timeline, covers)),
         queues=tuple(queues(timeline, covers)),
         small=_small(timeline, covers),
