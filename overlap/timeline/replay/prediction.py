@@ -199,15 +199,16 @@ def advise(
         slowest_s = max(slowest_s, monotonic() - since_s)
     best = sorted(found.values(), key=lambda each: (-each[0], each[1].text))[:BEST]
     predictions: list[Prediction] = []
-    for number, (_, change) in enumerate(best, len(candidates)):
+    for number, (_, change) in enumerate(best):
         if predictions and monotonic() - begun_s + _CLOSER * slowest_s > within_s:
-            left = ", ".join(each.text for _, each in best[len(predictions) :])
+            left = ", ".join(each.text for _, each in best[number:])
             notify(
                 f"after {monotonic() - begun_s:.0f} s, these gain less and are left out; --what-if tries one: {left}"
             )
             break
-        tell(number, len(candidates) + len(best), f"how sure the gain of {change.text} is")
-        predictions.append(predict(timeline, [change], base=base))
+        tell(len(candidates) + number, len(candidates) + len(best), f"how sure the gain of {change.text} is")
+        with suppress(UsageError):  # without probable waits, it cannot be told
+            predictions.append(predict(timeline, [change], base=base))
     return predictions
 
 

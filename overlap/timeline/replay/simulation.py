@@ -33,7 +33,8 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
         likely: Whether to include probable waits.
 
     Raises:
-        UsageError: Pieces wait for each other, and none of these waits was a guess.
+        UsageError: Pieces wait for each other, and none of these waits was a guess; or more transfers of a lane are
+            under way than it may work on at once.
     """
     begun, over = _Run(graph, likely).times()
     if None in over:
@@ -165,6 +166,7 @@ class _Run:
         self._hidden[node] = node.hidden_ns
         for rank in node.ranks:
             self._on.setdefault(rank, {})[node] = None
+        self._check_room(node)
         self._share(node, at_ns)
 
     def _leave(self, node: Node, at_ns: float) -> None:
@@ -172,6 +174,14 @@ class _Run:
             del self._on[rank][node]
         del self._left[node]
         self._share(node, at_ns)
+
+    def _check_room(self, node: Node) -> None:
+        window = self._graph.windows.get(node.lane)
+        if window is not None and sum(each.lane == node.lane for each in self._on[node.ranks[0]]) > window:
+            raise UsageError(
+                f"with this change more than {window} operations of a stream would be under way, as many as streams "
+                "work on at once; which of them would wait cannot be told from a trace: run the changed program"
+            )
 
     def _share(self, changed: Node, at_ns: float) -> None:
         """Assign every transfer on the ranks of a changed one its part of the wires anew."""

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
 from ..span import Span
+from .buckets import WINDOW
 from .graph import Graph, Node, release, waited_for_room
 from .machine import Machine
 from .transfers import priority_of, streams_of, take_turns
@@ -74,8 +75,11 @@ def _issue_order(node: Node) -> tuple[int, int, int]:
 
 def _window(nodes: Sequence[Node]) -> int | None:
     """Return how many operations were active at once, if others waited for room; None if none did."""
-    if not any(waited_for_room(node) for node in nodes):
-        return None
+    return _most(nodes) if any(waited_for_room(node) for node in nodes) else None
+
+
+def _most(nodes: Sequence[Node]) -> int:
+    """Return how many operations were active at once."""
     edges = sorted(edge for node in nodes for edge in ((node.span.start_ns, 1), (node.span.end_ns, -1)))
     active = most = 0
     for _, change in edges:  # at one instant, ends come first
@@ -168,6 +172,10 @@ def forward_first(graph: Graph) -> None:
     does not show which compute needs which: where a program does not await them in their step, its next forward pass is
     taken to need one after the other, evenly.
 
+    A gradient overtakes only what is in the window of its stream. Where a trace shows no operation that waited for
+    room, and so no window, it is taken to be the usual one, or as many as were active at once. A replay in which more
+    are under way is refused: the least urgent would fill the window and hold up the most urgent.
+
     Raises:
         UsageError: If no gradients are reduced, or all are in such an order already.
     """
@@ -181,7 +189,9 @@ def forward_first(graph: Graph) -> None:
     ends = _ends(graph, {node for nodes in plain.values() for node in nodes})
     computes = {key: [node for node in nodes if node.work_ns] for key, nodes in graph.computes().items()}
     until_ns = {(span.rank, span.step): span.end_ns for _, _, span in graph.steps}
-    for nodes in plain.values():
+    for lane, nodes in plain.items():
+        if not any(each.kind == "arrival" and waited_for_room(each) for node in nodes for each, _ in node.after):
+            graph.windows[lane] = max(WINDOW, _most(nodes))
         for step, found in _by_step(sorted(nodes, key=lambda node: (node.span.called_ns, _seq(node)))).items():
             for place, node in enumerate(reversed(found)):
                 node.urgency = (place, *node.urgency[1:])
