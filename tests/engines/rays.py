@@ -97,7 +97,7 @@ class Driver:
         environ = os.environ | {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT), "RAY_DEDUP_LOGS": "0"} | variables
         with open(folder / "stdout", "w") as out, open(folder / "stderr", "w") as err:
             self.process = subprocess.Popen(
-                [sys.executable, str(script), *args], cwd=folder, env=environ, stdout=out, stderr=err
+                [sys.executable, "-u", str(script), *args], cwd=folder, env=environ, stdout=out, stderr=err
             )
         self._folder = folder
 
