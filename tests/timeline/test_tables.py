@@ -16,7 +16,7 @@ from overlap.cli.timeline.tables import (
     stragglers_table,
 )
 from overlap.errors import UsageError
-from overlap.timeline import Span, verdict_of, write_trace
+from overlap.timeline import Span, arrivals, verdict_of, write_trace
 from overlap.timeline.measure.critical_path import critical_path
 from overlap.timeline.measure.operations import operations
 from overlap.timeline.measure.stragglers import stragglers
@@ -76,6 +76,28 @@ def test_an_operation_that_began_before_the_window_of_its_step_is_exposed_in_it(
     timeline = timeline_of(*spans)
     (row,) = operations(timeline, step=1)
     assert (row.count, row.exposed_ns, verdict_of(timeline, step=1).exposed_ns) == (1, 90, 90)
+
+
+def test_operations_belong_to_the_step_that_issued_them():
+    """The operation of step 0 runs within step 1, and that of step 1 is over before its window begins."""
+    steps = [
+        Span(rank=rank, kind="step", lane="step", name="step", start_ns=start, end_ns=start + 10, step=step)
+        for rank in range(2)
+        for start, step in ((0, 1), (10, 0), (20, 1))
+    ]
+    work = [replace(compute(rank, 0, 25), step=0) for rank in range(2)]
+    work += [replace(compute(rank, 25, 29), step=1) for rank in range(2)]
+    issued = [
+        replace(comm(rank, start, start + 2, start + 4, seq=seq, issued=called, nbytes=64 * seq), step=step)
+        for rank in range(2)
+        for seq, (step, called, start) in enumerate(((1, 1, 1), (0, 12, 26), (1, 20, 20)))
+    ]
+    timeline = timeline_of(*steps, *work, *issued)
+    for step, nbytes in ((0, 64), (1, 128)):
+        (one,) = operations(timeline, step=step)
+        assert (one.count, one.nbytes) == (2, 2 * nbytes)
+        assert [each.collectives for each in arrivals(timeline, step=step)] == [1, 1]
+    assert [each.collectives for each in arrivals(timeline)] == [3, 3]
 
 
 def test_stragglers_are_told_by_how_late_and_how_slow_they_are():

@@ -14,7 +14,7 @@ from ...config import RunConfig, imposed, overriding
 from ...cost.parameters import measured
 from ...cost.select import plan, size_class
 from ...errors import ScheduleError, UsageError
-from ...timeline.measure.metrics import Breakdown, breakdowns, median_step, of_steps, windows_of
+from ...timeline.measure.metrics import Breakdown, breakdowns, issued_in, median_step, of_steps, windows_of
 from ...timeline.span import CollectiveInfo, Span
 from ...timeline.spans import Timeline
 from ...units import format_ns
@@ -113,12 +113,8 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
 
 
 def _communicated(timeline: Timeline, step: int | None) -> Iterable[Span]:
-    """Return the communication that began within the step of its rank."""
-    comm = (span for span in timeline.spans if span.kind == "comm")
-    if step is None:
-        return comm
-    windows = windows_of(timeline, step)
-    return (s for s in comm if s.rank in windows and windows[s.rank][0] <= s.start_ns < windows[s.rank][1])
+    """Return the operations of the step."""
+    return timeline.chosen(issued_in(timeline, windows_of(timeline, step), step))
 
 
 def _busiest(infos: Iterable[CollectiveInfo | None], label: Callable[[CollectiveInfo], str]) -> Busiest | None:

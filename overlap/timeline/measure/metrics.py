@@ -241,23 +241,39 @@ def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
     return windows | {rank: all_of_it for rank in timeline.ranks() if rank not in steps}
 
 
-def begin_inside(columns: SpanColumns, windows: Mapping[int, Interval]) -> Mask:
-    """Return which spans begin in the window of their rank; no span does whose rank has no window."""
+def issued_in(timeline: Timeline, windows: Mapping[int, Interval], step: int | None) -> Mask:
+    """Return which spans are operations that the ranks of some windows issued in a step, whenever these ran.
+
+    Of a rank whose operations have no step, and without a step, those count that begin in its window.
+    """
+    columns = timeline.columns
     ranks = np.array(sorted(windows), np.int64)
     low_ns, high_ns = np.array([windows[rank] for rank in ranks.tolist()], np.int64).reshape(-1, 2).T
     at = np.minimum(np.searchsorted(ranks, columns.rank), len(ranks) - 1)
-    begun: Mask = (low_ns[at] <= columns.start_ns) & (columns.start_ns < high_ns[at]) & (ranks[at] == columns.rank)
-    return begun
+    ours = columns.is_operation & (ranks[at] == columns.rank)
+    found: Mask = ours & (low_ns[at] <= columns.start_ns) & (columns.start_ns < high_ns[at])
+    if step is None:
+        return found
+    blocks, labelled = _blocks(columns), ours & (columns.step != NONE)
+    begun_ns = np.array([blocks.get(rank, {}).get(step, windows[rank])[0] for rank in ranks.tolist()], np.int64)
+    issued = labelled & (columns.step == step) & (columns.called_ns >= begun_ns[at])
+    return np.where(np.isin(columns.rank, columns.rank[labelled]), issued, found)
 
 
-def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
-    """Return the window of every step, by rank."""
-    columns = timeline.columns
+def _blocks(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
+    """Return from when to when each rank was in each step; the latest time, if an index was used twice."""
     blocks: dict[int, dict[int, Interval]] = {}
     marked = columns.take(columns.is_kind("step") & (columns.step != NONE))
     rows = (marked.rank, marked.step, marked.start_ns, marked.end_ns)
     for rank, step, start_ns, end_ns in zip(*(row.tolist() for row in rows), strict=True):
         blocks.setdefault(rank, {})[step] = start_ns, end_ns
+    return blocks
+
+
+def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
+    """Return the window of every step, by rank."""
+    columns = timeline.columns
+    blocks = _blocks(columns)
     computed = _computed(columns)
     return {rank: _windows(steps, computed.get(rank, {})) for rank, steps in blocks.items()}
 

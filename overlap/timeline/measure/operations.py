@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...collectives.kinds import Collective
-from ..columnar import SpanColumns, runs
+from ..columnar import Rows, SpanColumns, runs
 from ..spans import Timeline
 from .activity import Activity
-from .metrics import begin_inside, coverage, of_steps
+from .metrics import coverage, issued_in, of_steps
 
 _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for each in Collective}
 
@@ -46,28 +46,36 @@ class Operations:
 
 
 def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
-    """Add up the costs of the operations that begin in the window of their rank, the most exposed first.
+    """Add up the costs of the operations that ranks issued in a step, the most exposed first.
 
-    Exposed time is that inside the window, so that it adds up to what the verdict says. If none of the operations of a
-    line begins there, those count that were under way and exposed. Arguments and errors are those of
+    Exposed time is that inside the windows, so that it adds up to what the verdict says. If none of the operations of a
+    line was issued in the step, those count that were under way and exposed. Arguments and errors are those of
     `metrics.coverage`.
     """
     covers = of_steps(coverage(timeline, step=step, ranks=ranks))
     activity = Activity(timeline, (min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)))
-    columns = activity.columns
-    exposed_ns = np.zeros(len(columns), np.int64)
+    exposed_ns = np.zeros(len(activity.columns), np.int64)
     for cover in covers:
         pieces = activity.oldest(cover.rank, cover.exposed)
         np.add.at(exposed_ns, pieces.row, pieces.end_ns - pieces.start_ns)
-    begins = begin_inside(columns, {cover.rank: cover.window for cover in covers})
-    rows = np.flatnonzero(columns.is_operation & (begins | (exposed_ns > 0)))
-    rows = rows[np.lexsort((columns.rank[rows], columns.algorithm[rows], columns.call_site[rows], columns.op[rows]))]
-    firsts = runs(columns.op[rows], columns.call_site[rows], columns.algorithm[rows])
+    (under_way,) = np.nonzero(exposed_ns)
+    exposed = _lines(activity.columns, under_way[activity.columns.is_operation[under_way]])
+    windows = {cover.rank: cover.window for cover in covers}
+    issued = _lines(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)))
     told = []
-    for of in np.split(rows, firsts[1:]) if len(firsts) else ():
-        counted = of[begins[of]] if begins[of].any() else of
-        told.append(_added(columns.take(counted), int(exposed_ns[of].sum())))
+    for line, rows in (exposed | issued).items():
+        spans = (timeline if line in issued else activity).columns.take(rows)
+        told.append(_added(spans, int(exposed_ns[exposed[line]].sum()) if line in exposed else 0))
     return sorted(told, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
+
+
+def _lines(columns: SpanColumns, rows: Rows) -> dict[tuple[int, ...], Rows]:
+    """Return the rows by operation, place and algorithm."""
+    rows = rows[np.lexsort((columns.algorithm[rows], columns.call_site[rows], columns.op[rows]))]
+    keys = [each[rows] for each in (columns.op, columns.call_site, columns.algorithm)]
+    firsts = runs(*keys)
+    lines = zip(*(key[firsts].tolist() for key in keys), strict=True)
+    return dict(zip(lines, np.split(rows, firsts[1:]), strict=False))
 
 
 def _added(spans: SpanColumns, exposed_ns: int) -> Operations:

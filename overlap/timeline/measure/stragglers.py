@@ -13,7 +13,7 @@ import numpy as np
 from ..columnar import SpanColumns, Wholes, runs
 from ..spans import Timeline
 from .meetings import PAIRED, meetings
-from .metrics import begin_inside, windows_of
+from .metrics import issued_in, windows_of
 from .verdict import Verdict
 
 
@@ -42,7 +42,7 @@ def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
 
     A rank arrives when the operation becomes active there. A collective that only one rank recorded does not count.
     If all ranks arrive in the same nanosecond no rank is last; of several last ranks the lowest is named. With a step,
-    those collectives count that become active inside the rank's window of that step.
+    those collectives count that ranks issued in it.
 
     Raises:
         UsageError: If the timeline is empty, or no rank recorded that step.
@@ -102,9 +102,9 @@ def _slow_ns(timeline: Timeline, step: int | None) -> dict[int, int]:
 
 
 def _operations(timeline: Timeline, step: int | None) -> tuple[Wholes, SpanColumns]:
-    """Return the ranks that are looked at, and the operations that begin in the window of their rank."""
-    windows, columns = windows_of(timeline, step), timeline.columns
-    found = columns.take(begin_inside(columns, windows) & columns.is_operation)
+    """Return the ranks that are looked at, and their operations in the step."""
+    windows = windows_of(timeline, step)
+    found = timeline.columns.take(issued_in(timeline, windows, step))
     return np.array(sorted(windows), np.int64), found
 
 

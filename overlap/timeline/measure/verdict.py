@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import UsageError, printable
 from ...units import figure, figure_unit, format_bytes, format_ns
 from ..spans import Timeline
-from .metrics import Breakdown, Coverage, begin_inside, coverage, of_steps
+from .metrics import Breakdown, Coverage, coverage, issued_in, of_steps
 from .reasons import Cause, Reasons, kept_loops, queues, reasons
 
 _NAMED = 0.25
@@ -219,7 +219,7 @@ def _small(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:
     windows = {cover.rank: cover.window for cover in covers}
     if not windows:
         return None
-    mine = columns.take(np.flatnonzero(begin_inside(columns, windows) & columns.is_operation & (columns.nbytes > 0)))
+    mine = columns.take(issued_in(timeline, windows, covers[0].step) & (columns.nbytes > 0))
     keys = np.stack([mine.op, mine.call_site])  # of buckets, each has a name of its own
     ops, of = np.unique(keys, axis=1, return_inverse=True)
     if not ops.size:
