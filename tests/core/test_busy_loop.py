@@ -33,7 +33,7 @@ class Told:
         monkeypatch.setattr(loop_watch, "BUSY_S", 0.1)
 
     def _take(self, line: str) -> None:
-        self.lines.append(re.sub(r"for \d+ s at", "for N s at", line))
+        self.lines.append(re.sub(r"for [\d.]+ m?s at", "for N s at", line))
         self.any.set()
 
 
@@ -112,16 +112,22 @@ def test_tasks_of_a_program_are_found_as_well(monkeypatch: pytest.MonkeyPatch) -
     assert [(span.rank, span.name) for span in programs(timeline)] == [(0, at)]
 
 
-def watching(told: list[float]) -> loop_watch.LoopWatch:
-    """Make a watch of this task that has not started; `told` takes how long the loop has been busy."""
+def watching(told: list[float], named: list[tuple[int, str]] | None = None) -> loop_watch.LoopWatch:
+    """Make a watch of this task that has not started; `told` takes times, `named` ranks and their places or "over"."""
+    noted: list[tuple[int, str]] = [] if named is None else named
+
+    def tell(busy: loop_watch.Busy, seconds: float) -> None:
+        told.append(seconds)
+        noted.append((busy.rank, busy.place))
+
     return loop_watch.LoopWatch(
         trio.lowlevel.current_trio_token(),
         threading.get_ident(),
         look=lambda: None,
         period_s=1.0,
         tasks=lambda: {0: trio.lowlevel.current_task()},
-        told=lambda busy, seconds: told.append(seconds),
-        over=lambda busy: None,
+        told=tell,
+        over=lambda busy: noted.append((busy.rank, "over")),
         kept=lambda busy, now_ns: None,
     )
 
@@ -168,10 +174,29 @@ def test_a_place_is_told_once_until_it_takes_ten_times_as_long() -> None:
     async def main() -> None:
         watch = watching(told)
         for seconds in (1.0, 1.25, 3.0, 9.9, 10.0, 10.25, 60.0, 100.0, 100.25):
-            watch._note_busy(seconds)
+            watch._note_busy(round(seconds * 1e9))
 
     trio.run(main)
     assert told == [1.0, 10.0, 100.0]
+
+
+def test_the_rank_that_kept_a_turn_longest_is_named_with_its_own_line_and_time() -> None:
+    """A look at the end of the second would find rank 2, which has only begun."""
+    told: list[float] = []
+    named: list[tuple[int, str]] = []
+    seen = [(0, 46, 0), (0, 48, 100), (0, 48, 200), (1, 46, 400), (1, 48, 800), (1, 48, 900), (2, 46, 1000)]
+
+    async def main() -> None:
+        watch = watching(told, named)
+        watch._turn.kept += [
+            loop_watch.Busy(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6) for rank, line, at_ms in seen
+        ]
+        watch._note_busy(1100 * 10**6)
+        watch._answer()
+
+    trio.run(main)
+    assert told == [0.6]
+    assert named == [(1, "train.py:48"), (1, "over")]
 
 
 def test_the_end_says_which_function_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import dropwhile, groupby, takewhile
@@ -69,19 +69,29 @@ class Turn(trio.abc.Instrument):
             self.tell()
 
     def tell(self) -> None:
-        """Hand the ranks over that kept the loop: each until another one was seen, at the line that was seen most."""
+        """Hand the ranks over that kept the loop."""
         kept, self.kept = self.kept, []
-        now_ns = perf_counter_ns()
-        for rank, found in groupby(kept, key=lambda busy: busy.rank):
-            samples = list(found)
-            places = Counter(busy.place for busy in samples)
-            place = max(places, key=lambda place: places[place])
-            later = (busy.since_ns for busy in kept if busy.since_ns > samples[-1].since_ns)
-            self._over(Busy(rank=rank, place=place, since_ns=samples[0].since_ns), next(later, now_ns))
+        for busy, end_ns in _stretches(kept, perf_counter_ns()):
+            self._over(busy, end_ns)
+
+    def longest(self, now_ns: int) -> tuple[Busy, int] | None:
+        """Return the rank that has kept the loop longest in this turn, and for how many ns; None if none was seen."""
+        found = [(busy, end_ns - busy.since_ns) for busy, end_ns in _stretches(list(self.kept), now_ns)]
+        return max(found, key=lambda each: each[1], default=None)
 
     def after_io_wait(self, timeout: float) -> None:
         """Note the begin of a turn."""
         self.began_ns = perf_counter_ns()
+
+
+def _stretches(kept: Sequence[Busy], now_ns: int) -> Iterator[tuple[Busy, int]]:
+    """Yield each rank of some samples, at the line that was seen most, and the instant when another one was seen."""
+    for rank, found in groupby(kept, key=lambda busy: busy.rank):
+        samples = list(found)
+        places = Counter(busy.place for busy in samples)
+        place = max(places, key=lambda place: places[place])
+        later = (busy.since_ns for busy in kept if busy.since_ns > samples[-1].since_ns)
+        yield Busy(rank=rank, place=place, since_ns=samples[0].since_ns), next(later, now_ns)
 
 
 class LoopWatch:
@@ -93,7 +103,7 @@ class LoopWatch:
         look: Called on the loop's thread, every so often.
         period_s: How often.
         tasks: Returns the task of each rank's program.
-        told: Takes the rank that keeps the loop, and for how many seconds so far; in the thread of the watch.
+        told: Takes the rank that has kept the loop longest, and for how many seconds; in the thread of the watch.
         over: Takes a rank of which that was told, once the loop is free again; on the loop's thread.
         kept: Takes the rank that kept the loop for a long turn, and when the turn ended; on the loop's thread.
     """
@@ -118,7 +128,7 @@ class LoopWatch:
         self._asked_ns = self._looked_ns = 0
         self._queued_ns = 0  # when it was asked: see `queued_ns`
         self._answered = True  # the loop has run since it was asked
-        self._busy: Busy | None = None
+        self._busy: dict[int, Busy] = {}  # by rank: what was found since the loop answered
         self._limits_s: dict[str, float] = {}  # by place: from when on it is told
         self._turn = Turn(kept)
         self._sampled_ns = self._sampled_queued_ns = self._first_ns = (
@@ -167,10 +177,10 @@ class LoopWatch:
             self._answered = False
             self._ask_again(now_ns)
             self._token.run_sync_soon(self._answer)
-        elif late and self._busy is None:
+        elif late and not self._busy:
             self._ask_again(now_ns)  # this thread did not run either: the loop need not be to blame
         elif now_ns - self._asked_ns >= BUSY_S * 1e9 and (self._busy or self._own_ns(now_ns) >= BUSY_S * 1e9):
-            self._note_busy((now_ns - self._asked_ns) / 1e9)
+            self._note_busy(now_ns)
 
     def _ask_again(self, now_ns: int) -> None:
         self._asked_ns, self._queued_ns = now_ns, queued_ns(self._native_thread)
@@ -179,13 +189,17 @@ class LoopWatch:
         """Return for how much of the time the loop could have run: on a crowded machine nobody's does for seconds."""
         return now_ns - self._asked_ns - (queued_ns(self._native_thread) - self._queued_ns)
 
-    def _note_busy(self, seconds: float) -> None:
-        if self._busy is None:
-            self._busy = self._find()
-        busy = self._busy
-        if busy is not None and seconds >= self._limits_s.get(busy.place, BUSY_S):
+    def _note_busy(self, now_ns: int) -> None:
+        """Tell of the rank that samples of this turn saw longest; of the one that runs now if they saw none."""
+        kept_ns = now_ns - self._asked_ns
+        seen = self._turn.longest(now_ns)
+        busy, own_ns = seen or (next(iter(self._busy.values()), None) or self._find(), kept_ns)
+        if busy is None:
+            return
+        self._busy[busy.rank] = busy
+        if kept_ns >= 1e9 * self._limits_s.get(busy.place, BUSY_S):
             self._limits_s[busy.place] = max(_AGAIN * BUSY_S, _AGAIN * self._limits_s.get(busy.place, 0.0))
-            self._tell(busy, seconds)
+            self._tell(busy, own_ns / 1e9)
 
     def _find(self, *, working_for: bool = True) -> Busy | None:
         """Find the rank that has the running task, and its place; None if no rank has it.
@@ -214,8 +228,8 @@ class LoopWatch:
     def _answer(self) -> None:
         """Let the thread know that the loop runs; on the loop's thread."""
         now_ns = perf_counter_ns()
-        if self._busy is not None:
-            busy, self._busy = self._busy, None
+        found, self._busy = self._busy, {}
+        for busy in found.values():
             self._tell_over(busy)
         self._answered = True
         if now_ns - self._looked_ns >= 0.9e9 * self._look_s:

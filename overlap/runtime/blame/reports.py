@@ -16,6 +16,7 @@ import trio
 from ...diagnostics import task_tree
 from ...errors import UsageError
 from ...notice import notify
+from ...units import format_s
 from ..backend import Backend
 from ..compute import ComputeFuture, ComputeStreams
 from ..context import RankContext
@@ -251,7 +252,7 @@ def _tell_busy(others: Others | None, busy: Busy, seconds: float, *, alone: bool
     """Tell the user which rank keeps the loop; in the thread of the watch."""
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(
-        f"rank {busy.rank} has kept the event loop busy for {seconds:.0f} s at {busy.place}; {waiting}; "
+        f"rank {busy.rank} has kept the event loop busy for {format_s(seconds)} at {busy.place}; {waiting}; "
         "rank.compute or trio.to_thread would take that work off the loop; awaited at once, it still makes the others "
         "wait at their next operation: issue it early and await it late, or start it in a nursery"
     )
