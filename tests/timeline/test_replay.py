@@ -353,6 +353,29 @@ def test_what_cannot_change_is_one_line():
         parse_change("algorithm=rings")
 
 
+@pytest.mark.parametrize(
+    ("machine", "ranks", "line"),
+    [
+        ("p5.48xlarge x32", 64, '--cluster "p5.48xlarge x8" train.py'),
+        ("p5.48xlarge x32", 8, '--cluster "p5.48xlarge" train.py'),
+        ("p5.48xlarge x32", 60, '--cluster "p5.48xlarge x8" --ranks 60 train.py'),
+        ("trn1.32xlarge", 8, '--cluster "trn1.32xlarge" --ranks 8 train.py'),
+    ],
+)
+def test_on_a_machine_that_the_simulator_knows_other_ranks_are_simulated(machine, ranks, line):
+    world_size = 256 if "x32" in machine else 4
+    timeline = replace(two_ranks(), world_size=world_size, meta={"cluster": machine, "script": "train.py"})
+    with pytest.raises(UsageError) as caught:
+        predict(timeline, [parse_change(f"ranks={ranks}")])
+    assert str(caught.value).endswith(f"run the program there: overlap simulate {line}")
+
+
+@pytest.mark.parametrize("machine", ["local", "cray"])
+def test_on_another_machine_other_ranks_are_a_ring(machine):
+    timeline = replace(two_ranks(), meta={"cluster": machine})
+    assert predict(timeline, [parse_change("ranks=4")]).predicted.wall_ns == 45_000
+
+
 @pytest.mark.parametrize("change", ["bandwidth=2x", "bucket_bytes=1MiB", "window=2", "streams=apart"])
 def test_without_communication_there_is_none_to_change(change):
     with pytest.raises(UsageError, match=r"there (is no communication that|are no all-reduces that|are no operations)"):

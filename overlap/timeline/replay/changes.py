@@ -13,12 +13,14 @@ from ...errors import UsageError
 from ...units import format_bytes, parse_bytes
 from .buckets import rebucket
 from .graph import Graph, Node
-from .machine import use_algorithm
+from .machine import is_known, use_algorithm
 from .simulation import forget
 from .streams import change_window, forward_first, part_streams
 from .transfers import Fit, fits, kind_of
 
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
+_UNMODELLED = "local"
+"""The machine of a trace that no model knows: this computer, whatever it is."""
 _COMPUTE = re.compile(r"compute(?:\s+'([^']*)'|\s+\"([^\"]*)\")?")
 
 Apply: TypeAlias = Callable[[Graph], None]
@@ -209,6 +211,10 @@ def _ranks(value: str) -> tuple[str, Apply]:
 
     def apply(graph: Graph) -> None:
         world = len({rank for node in graph.nodes for rank in node.ranks})
+        machine = graph.meta.get("cluster", _UNMODELLED)
+        if machine != _UNMODELLED and is_known(machine, graph.world_size):
+            line = _simulates(machine, graph.world_size, wanted, graph.meta.get("script", "SCRIPT"))
+            raise UsageError(f"the trace is of {machine}, whose wires are no ring; run the program there: {line}")
         for node, fit in _transfers(graph):
             here = len(node.ranks)
             if here != world or here < 2:
@@ -218,6 +224,18 @@ def _ranks(value: str) -> tuple[str, Apply]:
             node.work_ns = latency_ns * (wanted - 1) / (here - 1) + (node.work_ns - latency_ns) * bytes_ratio
 
     return f"{wanted} ranks, each with as much to compute, joined in a ring of the same wires", apply
+
+
+def _simulates(machine: str, world_size: int, wanted: int, script: str) -> str:
+    """Return the line that simulates a program with as many ranks as wanted, as densely as on the recorded machine."""
+    kind, _, count = machine.partition(" x")
+    if not count and is_known(machine, wanted):
+        return f'overlap simulate --cluster "{machine}" --ranks {wanted} {script}'
+    per = max(world_size // int(count), 1) if count.isdecimal() else world_size
+    nodes, rest = divmod(wanted, per)
+    ranks = f" --ranks {wanted}" if rest else ""
+    several = f" x{nodes + bool(rest)}" if nodes + bool(rest) > 1 else ""
+    return f'overlap simulate --cluster "{kind}{several}"{ranks} {script}'
 
 
 def _window(value: str) -> tuple[str, Apply]:

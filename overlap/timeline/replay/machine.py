@@ -25,6 +25,15 @@ class Taken:
     behind_s: float
 
 
+def is_known(name: str, world_size: int) -> bool:
+    """Whether a machine of that name has room for so many ranks."""
+    try:
+        machine_called(name, ranks=world_size)
+    except TopologyError:
+        return False
+    return True
+
+
 class Machine:
     """The prices of operations on the machine of a trace.
 
