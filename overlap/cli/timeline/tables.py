@@ -178,6 +178,7 @@ def advice_text(found: list[Prediction], *, width: int) -> list[str]:
         change = one.changes[0]
         kind, _, value = change.text.partition("=")
         how = _HOW[kind.split(" ")[0]].replace("NAME", value)
-        head = f"{number}. {figure(one.predicted.wall_ns, unit_ns)} {unit} ({-one.gain_share:+.1%})  {change.text}: "
+        gain = ", ".join(filter(None, (f"{-one.gain_share:+.1%}", one.span(unit_ns))))
+        head = f"{number}. {figure(one.predicted.wall_ns, unit_ns)} {unit} ({gain})  {change.text}: "
         lines += wrapped(head + f"{change.what}; {how}", width, rest="   ")
     return lines

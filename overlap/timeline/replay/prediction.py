@@ -53,12 +53,16 @@ class Prediction:
     def __str__(self) -> str:
         unit, unit_ns = figure_unit(self.measured.wall_ns)
         texts = [figure(ns, unit_ns) for ns in (self.measured.wall_ns, self.predicted.wall_ns)]
-        span = [figure(ns, unit_ns) for ns in (self.least_ns, self.most_ns)]
-        between = f" (from {span[0]} to {span[1]})" if span[0] != span[1] else ""
+        between = f" ({span})" if (span := self.span(unit_ns)) else ""
         return (
             f"with {', '.join(change.text for change in self.changes)} a step would take {texts[1]} {unit}{between} "
             f"instead of {texts[0]} {unit}: {-self.gain_share:+.1%}"
         )
+
+    def span(self, unit_ns: int) -> str:
+        """Return "from the shortest to the longest step" in a unit; nothing if both read the same."""
+        least, most = (figure(ns, unit_ns) for ns in (self.least_ns, self.most_ns))
+        return f"from {least} to {most}" if least != most else ""
 
 
 class Baseline:
