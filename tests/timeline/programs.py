@@ -21,15 +21,15 @@ def run(main, ranks=4, algorithm=None):
     return seen[0]
 
 
-def data_parallel(*, forward_s=2e-3, backward_s=1e-3, mib=8, late_s=0.0, awaits="end"):
-    """Four gradients a step, each reduced as soon as it is there; rank 3 may come late."""
+def data_parallel(*, forward_s=2e-3, backward_s=1e-3, mib=8, late_s=0.0, shared=False, awaits="end"):
+    """Four gradients a step, each reduced as soon as it is there; rank 3 may come late, or share that work out."""
 
     async def main(rank):
         gradients = [np.zeros(mib * MIB, "f4") for _ in range(4)]
         for step in range(3):
             with rank.step(step):
-                if rank.rank == 3 and late_s:
-                    rank.compute(nothing, name="tokenise", seconds=late_s)
+                if late_s and (shared or rank.rank == 3):
+                    rank.compute(nothing, name="tokenise", seconds=late_s / (rank.world_size if shared else 1))
                 rank.compute(nothing, name="forward", seconds=forward_s)
                 pending = []
                 for gradient in gradients:
@@ -148,14 +148,14 @@ def with_loss(*, apart=False):
     return main
 
 
-def badly_cut(*, late_s=2e-3, head=256 << 10, body=128 << 20):
+def badly_cut(*, late_s=2e-3, shared=False, head=256 << 10, body=128 << 20):
     """Eight gradients of 16 MiB: two in many small buckets, six in a large one that leaves last; rank 2 is late."""
 
     async def main(rank):
         for step in range(3):
             with rank.step(step):
-                if rank.rank == 2 and late_s:
-                    rank.compute(nothing, name="tokenise", seconds=late_s)
+                if shared or rank.rank == 2:
+                    rank.compute(nothing, name="tokenise", seconds=late_s / (rank.world_size if shared else 1))
                 rank.compute(nothing, name="forward", seconds=4e-3)
                 pending, ready = [], 0
                 for layer in range(8):

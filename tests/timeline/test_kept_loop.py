@@ -89,7 +89,7 @@ def test_advice_names_rank_and_line_of_a_kept_loop():
         one.changes[0].text: one.changes[0].what for one in advise(timeline_of(*one_keeps().spans, compute(0, 0, 1)))
     }
     assert changes["loop=free"] == "rank 1 computes at train.py:50 beside the event loop"
-    assert changes["stragglers=none"] == "rank 1 is late: its program at train.py:50"
+    assert "stragglers=none" not in changes  # on one event loop, shared work takes as long
 
 
 def test_advice_on_a_kept_loop_says_to_await_late():

@@ -98,7 +98,7 @@ def test_a_gradient_of_a_larger_bucket_does_not_wait_for_that_bucket():
     ("change", "before", "after"),
     [
         ("compute 'backward'=0.5x", data_parallel(), data_parallel(backward_s=5e-4)),
-        ("stragglers=none", data_parallel(late_s=2e-3), data_parallel()),
+        ("stragglers=none", data_parallel(late_s=2e-3), data_parallel(late_s=2e-3, shared=True)),
         ("bytes=0.5x", data_parallel(mib=64), data_parallel(mib=32)),
         ("awaits=late", data_parallel(mib=16, awaits="each"), data_parallel(mib=16)),
         ("bucket_bytes=16MiB", bucketed(1), bucketed(4)),
@@ -185,7 +185,7 @@ def test_one_screen_says_what_to_change_and_the_change_brings_what_was_predicted
     changes = [each.changes[0].text for each in advise(timeline)]
     assert {"bucket_bytes=25MiB", "stragglers=none"} <= set(changes)
     found = predict(timeline, [parse_change(text) for text in ("bucket_bytes=25MiB", "stragglers=none")])
-    really = run(badly_cut(late_s=0, head=25 << 20, body=25 << 20))
+    really = run(badly_cut(shared=True, head=25 << 20, body=25 << 20))
     real_ns = verdict_of(really, step=median_step(really)).wall_ns
     assert real_ns < 0.75 * found.measured.wall_ns
     assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
@@ -258,6 +258,18 @@ def test_what_depends_on_the_size_is_told_from_two_sizes(change, step_ns):
     ]
     timeline = timeline_of(compute(0, 0, 10_000), compute(1, 0, 10_000), *operations)
     assert predict(timeline, [parse_change(change)]).predicted.wall_ns == step_ns
+
+
+def test_work_that_is_shared_out_is_neither_lost_nor_gained():
+    """Rank 1 has 17 us to compute, rank 0 has 14; rank 0 alone has a compute that is called `other`."""
+    timeline = timeline_of(
+        compute(0, 0, 5000, "bwd"), comm(0, 5000, 8000, 8000, ranks=(0, 1)),
+        compute(0, 8000, 10_000, "sgd"), compute(0, 10_000, 17_000, "other"),
+        compute(1, 0, 8000, "bwd"), comm(1, 8000, 8000, 8000, ranks=(0, 1)), compute(1, 8000, 17_000, "sgd"),
+    )  # fmt: skip
+    found = predict(timeline, [parse_change("stragglers=none")])
+    assert found.predicted.wall_ns >= 15_500
+    assert found.predicted.compute_ns == found.measured.compute_ns == 31_000
 
 
 def test_changes_hold_together():

@@ -153,7 +153,7 @@ def prediction_table(one: Prediction, *, width: int) -> list[str]:
 
 
 _HOW = {
-    "stragglers": "share the work of the late rank out, or move it off the step",
+    "stragglers": "share its work out evenly; to move it off the step, or to mend a slow host, gains more",
     "loop": "rank.compute(function, ...), or trio.to_thread.run_sync in a nursery, in place of the call; await it "
     "late: awaited at once, it makes the others wait as well",
     "barriers": "leave out await rank.barrier(): operations wait for their ranks themselves",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeAlias
 
 from ...cost.select import check_algorithm
@@ -118,19 +117,19 @@ def _compute(name: str | None, factor: float) -> tuple[str, Apply]:
 
 
 def _level_computes(graph: Graph) -> None:
-    """Let no compute take longer than the same compute does on half of the ranks; ranks without it count as 0."""
-    ranks = {node.ranks[0] for node in _computes(graph)}
-    same: dict[tuple[object, ...], list[Node]] = {}
-    numbers: dict[tuple[object, ...], int] = {}
-    for node in sorted(_computes(graph), key=lambda node: node.span.start_ns):
-        span = node.span
-        of = span.name, span.call_site, span.lane, span.step
-        number = numbers[node.ranks[0], of] = numbers.get((node.ranks[0], of), -1) + 1
-        same.setdefault((of, number), []).append(node)
-    for nodes in same.values():
-        middle = median([node.work_ns for node in nodes] + [0.0] * (len(ranks) - len(nodes)))
-        for node in nodes:
-            node.work_ns = min(node.work_ns, middle)
+    """Share the computes of each step out evenly: those of each rank that has any take as long as the mean of all.
+
+    Work is neither lost nor gained. Computes that kept an event loop stay: there, ranks of a process wait for each
+    other's.
+    """
+    totals: dict[int | None, dict[int, float]] = {}
+    nodes = [node for node in _computes(graph) if node.span.kind == "compute" and node.work_ns]
+    for node in nodes:
+        of, rank = totals.setdefault(node.span.step, {}), node.ranks[0]
+        of[rank] = of.get(rank, 0.0) + node.work_ns
+    for node in nodes:
+        of = totals[node.span.step]
+        node.work_ns *= sum(of.values()) / len(of) / of[node.ranks[0]]
 
 
 # -- programs ------------------------------------------------------------------------------------------------------
@@ -267,7 +266,7 @@ _VALUED: dict[str, Callable[[str], tuple[str, Apply]]] = {
     "bucket_bytes": _buckets,
 }
 _FIXED: dict[tuple[str, str], tuple[str, Apply]] = {
-    ("stragglers", "none"): ("no rank computes longer than half of them do", _level_computes),
+    ("stragglers", "none"): ("the computes of a step are shared out evenly among its ranks", _level_computes),
     ("order", "forward"): ("gradients overtake those that the next forward pass needs later", forward_first),
     ("streams", "apart"): ("the operations of each line have a stream of their own", part_streams),
     ("loop", "free"): ("programs compute beside their event loop", _free_loops),

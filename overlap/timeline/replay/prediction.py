@@ -280,7 +280,6 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     at, verdict = base.step, base.measured
     kept = verdict.kept
     late = [f"rank {rank} is late: {cause}" for rank, cause, _ in verdict.blamed() if rank is not None]
-    late += [f"rank {cause.rank} is late: {cause}" for cause in kept[:1]]
     yield _told("stragglers=none", late[0] if late else "")
     off = [f"rank {cause.rank} computes at {cause.call_site} beside the event loop" for cause in kept[:1]]
     yield _told("loop=free", off[0] if off else "")
