@@ -51,6 +51,7 @@ class RankContext:
     flight: RankFlight = NOT_RECORDED  # Writes the flight record
     nursery: trio.Nursery | None = None  # For tasks of this rank; open as long as it lives
     step: int | None = None  # Index of the step that it is in, if any
+    open_steps: list[tuple[int, int]] = field(default_factory=list)  # The steps that it is in, and since when
     kept_step: int | None = None  # Of the newest state or checkpoint that all ranks have on the disk, if there is one
     closed: bool = False  # Whether it has ended: nothing may be issued any more
     deadlines: Deadlines = field(default_factory=Deadlines)  # Of its operations
@@ -58,6 +59,17 @@ class RankContext:
     pause: Callable[[], Coroutine[object, object, None]] = checkpoint
     # Returns "file:line" of its program, where that runs in another thread than the event loop.
     elsewhere: Callable[[], str] | None = None
+
+    def end_step(self, step: int, since_ns: int) -> None:
+        """Show a step in the timeline, unless it has ended before."""
+        if (step, since_ns) in self.open_steps:
+            self.open_steps.remove((step, since_ns))
+            self.record(("step", "step", f"step {step}", since_ns, self.now_ns(), step))
+
+    def end_steps(self) -> None:
+        """End the steps that the program has left open: hooks can begin a step, and do not hear of the end."""
+        for step, since_ns in reversed(self.open_steps.copy()):
+            self.end_step(step, since_ns)
 
     def keep_step(self, step: int) -> None:
         """Note that the state of all ranks after this step is on the disk."""

@@ -352,6 +352,7 @@ class Rank(Calls):
         index = int(index)
         context = self._context
         started_ns = context.now_ns()
+        context.open_steps.append((index, started_ns))
         before, outer = context.flight.step(index), context.step
         context.step = index
         self._backend.step_begins(context)
@@ -360,4 +361,4 @@ class Rank(Calls):
         finally:
             context.step = outer
             context.flight.step(before)
-            context.record(("step", "step", f"step {index}", started_ns, context.now_ns(), index))
+            context.end_step(index, started_ns)

@@ -220,8 +220,11 @@ class World:
         try:
             async with trio.open_nursery() as context.nursery:
                 try:
-                    with ending_forks(self.ending):
-                        results[context.rank] = await begun(main, rank, args)
+                    try:
+                        with ending_forks(self.ending):
+                            results[context.rank] = await begun(main, rank, args)
+                    finally:
+                        context.end_steps()
                     await context.outstanding.drain()
                 except (
                     BaseException

@@ -18,8 +18,9 @@ def record(
     """Show in the timeline when a module's parts compute, beside the communication.
 
     Parts without parts of their own are recorded, such as "forward 0.linear" and "backward 0.linear"; each call of the
-    module while it trains begins a step. A backward ends where that of the next part begins; it costs some
-    microseconds a part. Write the timeline with `OVERLAP_TRACE=run.json`, and look at it with `overlap timeline`.
+    module while it trains begins a step, which ends with the next call or with the world. A backward ends where that of
+    the next part begins; it costs some microseconds a part. Write the timeline with `OVERLAP_TRACE=run.json`, and look
+    at it with `overlap timeline`.
 
     Args:
         module: Any, also one inside DistributedDataParallel or `overlap.torch.DataParallel`.

@@ -28,6 +28,17 @@ def test_ranks_meet_through_a_store_and_reduce() -> None:
     assert connected(program, 3) == [[6.0] * 3] * 3
 
 
+def test_a_step_that_is_left_open_ends_with_the_world_and_once() -> None:
+    with overlap.connect(0, 1) as world:
+        inner, outer = world.rank.step(4), world.rank.step(3)
+        outer.__enter__()
+        inner.__enter__()
+    for step in (inner, outer, None):
+        assert [span.step for span in world.rank.recorder.spans() if span.kind == "step"] == [4, 3]
+        if step is not None:
+            step.__exit__(None, None, None)
+
+
 def test_ranks_meet_at_an_endpoint_again_and_again() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
