@@ -93,6 +93,12 @@ def test_a_gradient_of_a_larger_bucket_does_not_wait_for_that_bucket():
     assert min(s.info.met_ns for s in told.spans if s.info) == 400
 
 
+def test_cycles_that_would_take_minutes_to_untie_are_refused(monkeypatch):
+    monkeypatch.setattr("overlap.timeline.replay.simulation._LOOKS", 3)
+    with pytest.raises(UsageError, match="too many operations would wait for each other"):
+        predict(waits_for_each_other(), [parse_change("bucket_bytes=32")])
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("change", "before", "after"),

@@ -17,6 +17,8 @@ from ..spans import Timeline
 from .graph import Graph, Node
 
 _NEVER = -1e300
+_LOOKS = 500_000
+"""Nodes of cycles that are looked at until no node waits for itself: some ten seconds."""
 
 _Side: TypeAlias = tuple[int, str]
 """A rank, and its operation: a rank may send a message to itself."""
@@ -224,11 +226,17 @@ def untie(graph: Graph) -> None:
     Cost: a look at all waits, and another at the waits of a cycle for each operation that is removed from it.
 
     Raises:
-        UsageError: A cycle has no wait that was a guess.
+        UsageError: A cycle has no wait that was a guess, or the cycles are too many.
     """
-    knots = _knots(graph.nodes)
+    knots, looks = _knots(graph.nodes), 0
     while knots:
         knot = knots.pop()
+        looks += len(knot)
+        if looks > _LOOKS:
+            raise UsageError(
+                "with this change too many operations would wait for each other to tell which of the waits were none; "
+                "run the changed program"
+            )
         _loosen(knot)
         knots += _knots(knot)
 
