@@ -185,9 +185,8 @@ def advise(
     timeline = neighbours(timeline, at)
     tell(0, 0, f"replaying {_named(at, timeline)} as it was")
     base = Baseline(timeline, at)
-    found: dict[str, tuple[int, Change]] = {}
+    found: dict[str, tuple[int, Change, float]] = {}  # with how long it took to try
     candidates = list(_candidates(timeline, base))
-    slowest_s = 0.0  # to try a change
     for number, change in enumerate(candidates):
         since_s = monotonic()
         if since_s - begun_s > within_s * 2 / 3:
@@ -199,13 +198,12 @@ def advise(
             gain_ns = base.gain_ns([change])
             kind = change.text.partition("=")[0]
             if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in found or gain_ns > found[kind][0]):
-                found[kind] = gain_ns, change
-        slowest_s = max(slowest_s, monotonic() - since_s)
+                found[kind] = gain_ns, change, monotonic() - since_s
     best = sorted(found.values(), key=lambda each: (-each[0], each[1].text))[:BEST]
     predictions: list[Prediction] = []
-    for number, (_, change) in enumerate(best):
-        if predictions and monotonic() - begun_s + _CLOSER * slowest_s > within_s:
-            left = ", ".join(each.text for _, each in best[number:])
+    for number, (_, change, tried_s) in enumerate(best):
+        if predictions and monotonic() - begun_s + _CLOSER * tried_s > within_s:
+            left = ", ".join(each.text for _, each, _ in best[number:])
             notify(
                 f"after {monotonic() - begun_s:.0f} s, these gain less and are left out; --what-if tries one: {left}"
             )
