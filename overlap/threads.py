@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from types import FrameType
 from .errors import UsageError
 
 _looking = RLock()
+# A fork waits for it: else the child's collector could stay off for ever.
+os.register_at_fork(before=_looking.acquire, after_in_parent=_looking.release, after_in_child=_looking.release)
 
 
 def start_thread(thread: Thread, need: str = "a world needs a few") -> None:

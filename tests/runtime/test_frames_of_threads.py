@@ -1,6 +1,7 @@
 """Frames of another thread: nothing is collected while they are asked for."""
 
 import gc
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -64,6 +65,38 @@ def test_the_collector_comes_back_after_the_last_who_looks() -> None:
             pass
         assert not gc.isenabled() or sys.version_info >= (3, 12)
     assert gc.isenabled()
+
+
+FORKS = """
+import gc, os, threading
+from overlap.threads import without_collector
+
+inside, forking = threading.Event(), threading.Event()
+
+def look():
+    with without_collector():
+        inside.set()
+        forking.wait()
+        for _ in range(1_000_000):  # a fork that does not wait comes in here
+            pass
+
+thread = threading.Thread(target=look)
+thread.start()
+inside.wait()
+os.register_at_fork(before=forking.set)  # the last one that is registered is called first
+child = os.fork()
+if child == 0:
+    with without_collector():
+        pass
+    os._exit(not gc.isenabled())
+thread.join()
+assert gc.isenabled()
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_waits_until_nobody_looks() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKS], timeout=60).returncode == 0
 
 
 def test_a_thread_that_has_ended_has_no_frames() -> None:

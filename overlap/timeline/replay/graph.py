@@ -51,9 +51,8 @@ class Graph:
     latency_share: float = 0.0  # The part of a transfer that counts as latency where all transfers are of one size
     modelled: bool = False  # Whether the model of the machine has priced transfers that the trace could not
     recut: bool = False  # Whether operations are other ones than the spans tell of
-    windows: dict[object, int] = field(
-        default_factory=dict
-    )  # Transfers that a lane works on at once: no more may be under way
+    # By lane: how many transfers it works on at once; no more may be under way
+    windows: dict[object, int] = field(default_factory=dict)
     world_size: int = 0  # Ranks of the run
     meta: Mapping[str, str] = field(default_factory=dict)  # Of the timeline
 
