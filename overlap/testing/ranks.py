@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from .run import Answer, RanksFailed, Run, whole_weights
 from .running import Setting, explore, failed, run_async, settled
 
 if TYPE_CHECKING:
+    from ..runtime.rank import Rank
     from .programs import Program
 
 Repeating: TypeAlias = Callable[[str | os.PathLike[str], Sequence[str], Setting], str]
@@ -98,20 +100,23 @@ class Ranks:
             return of_function(_stepping(function, chosen), args, chosen)
 
         def line(chosen: Setting) -> str:
-            return f"ranks.function({getattr(function, '__name__', 'function')}, {chosen.told})"
+            return f"ranks.function({_called(function, args)}, {chosen.told})"
 
         return self._run(make, line, setting, check)
 
-    def run(self, main: Callable[..., Awaitable[Any]], *, check: bool = True, **setting: Any) -> Run:
-        """Run an async function of a `rank` on every rank, as `overlap.run` does, in virtual time."""
+    def run(self, main: Callable[..., Awaitable[Any]], *args: object, check: bool = True, **setting: Any) -> Run:
+        """Run `main(rank, *args)` on every rank, as `overlap.run` does, in virtual time. Otherwise like `program`."""
         __tracebackhide__ = True
         chosen, seeds, kinds = settled({**self._defaults, **setting})
         _stepping(main, chosen)
-        name = getattr(main, "__name__", "main")
-        return _tried(
-            partial(_with_line, partial(run_async, main), lambda each: f"ranks.run({name}, {each.told})"),
-            chosen, seeds, kinds, check,
-        )  # fmt: skip
+
+        def life(rank: Rank, **steps: int) -> Awaitable[Any]:
+            return main(rank, *args, **steps)
+
+        def line(each: Setting) -> str:
+            return f"ranks.run({_called(main, args)}, {each.told})"
+
+        return _tried(partial(_with_line, partial(run_async, life), line), chosen, seeds, kinds, check)
 
     def repeats(self, run: Callable[..., Run], *, seeds: int = 20) -> Answer:
         """Return whether a run has the same weights or results with so many seeds.
@@ -152,6 +157,11 @@ class Ranks:
 def _repeating_in_a_test(path: str | os.PathLike[str], args: Sequence[str], setting: Setting) -> str:
     shown = f", args={args}" if args else ""
     return f'ranks.program("{path}"{shown}, {setting.told})'
+
+
+def _called(function: Callable[..., Any], args: Sequence[object]) -> str:
+    """Return how a test writes a function and its arguments; long ones are cut short."""
+    return ", ".join([getattr(function, "__name__", "function"), *map(reprlib.repr, args)])
 
 
 def _with_line(make: Callable[..., Run], line: Callable[[Setting], str], setting: Setting) -> Run:
@@ -255,7 +265,8 @@ def run_marked(
 
     Raises:
         UsageError: If the marker cannot be meant.
-        RanksFailed: If the program is wrong. An assertion that fails on a rank is raised as it is.
+        RanksFailed: If the program is wrong. An exception of a rank is raised as it is, such as an assertion that
+            fails; but a `UsageError` of a rank is told with its line.
     """
     told = dict(settings)
     clock = told.pop("clock", "virtual")
@@ -300,7 +311,7 @@ def _virtually(
         _tried(run, setting, seeds, kinds, True)
     except RanksFailed as failed:
         own = failed.run.own_error
-        if own is None:
+        if own is None or isinstance(own, UsageError):  # which is shown without a traceback: the verdict has the line
             raise
         own.add_note(str(failed))
         raise own from None

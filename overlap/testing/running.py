@@ -54,6 +54,11 @@ class Setting:
             raise UsageError(f"seed: expected an integer from 0, got {self.seed!r}")
         if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
             raise UsageError(f"steps: expected a positive integer, got {self.steps!r}")
+        if not isinstance(self.clock, Virtual):
+            raise UsageError(
+                f"clock: expected an overlap.Virtual, got {self.clock!r}; a test of a loop in real time is a function "
+                '`async def test(rank)` with the mark `@pytest.mark.ranks(4, clock="real")`'
+            )
 
     @property
     def told(self) -> str:

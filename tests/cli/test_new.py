@@ -19,11 +19,13 @@ def python(folder, *words):
 
 
 def test_a_project_trains_and_passes_its_tests(overlap):
+    Path("pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--of-a-plugin-that-is-missing"')
     code, out, err = overlap("new", "first")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "next: cd first; python train.py"
     assert sorted(path.name for path in Path("first").rglob("*") if path.is_file()) == [
         "README.md",
+        "pytest.ini",
         "test_train.py",
         "tests.yml",
         "train.py",

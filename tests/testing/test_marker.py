@@ -102,6 +102,35 @@ def test_ranks_that_a_cluster_has_no_place_for_are_told_as_it_tells_them() -> No
         marked(asserting, ranks=63, cluster="trn2.48xlarge x16")
 
 
+async def without_a_cost(rank: overlap.Rank, times: int) -> int:
+    for _ in range(times):
+        await rank.compute(np.sqrt, 4.0)
+    return times
+
+
+def test_a_compute_without_a_cost_is_told_with_its_line_and_that_real_time_needs_none() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        marked(without_a_cost, fixtures={"times": 1}, ranks=2)
+    told = str(caught.value)
+    assert told.startswith(f"crash: rank 0 failed at test_marker.py:{without_a_cost.__code__.co_firstlineno + 2}: ")
+    assert "compute 'sqrt' has no cost on the virtual clock" in told
+    assert 'in real time (clock="real") no cost is needed' in told
+    marked(without_a_cost, fixtures={"times": 1}, ranks=2, clock="real")
+    with pytest.raises(overlap.UsageError, match=r"^clock: expected an overlap.Virtual, got 'real'"):
+        Ranks().run(without_a_cost, 1, ranks=2, clock="real")
+
+
+async def returning(rank: overlap.Rank, *args: object, steps: int = 0) -> tuple[object, ...]:
+    await rank.barrier()
+    return rank.rank, *args, steps
+
+
+def test_a_run_hands_arguments_over_and_its_line_repeats_them() -> None:
+    run = Ranks().run(returning, 3, "x", ranks=2, steps=5)
+    assert run.results == [(0, 3, "x", 5), (1, 3, "x", 5)]
+    assert run.line == "ranks.run(returning, 3, 'x', ranks=2, steps=5)"
+
+
 async def endless(rank: overlap.Rank) -> None:
     while True:
         await rank.barrier()

@@ -78,7 +78,9 @@ def _contents(kind: str, name: str) -> Iterator[tuple[Path, str]]:
     """
     templates = files(__name__) / "templates"
     source = f"{__name__.partition('.')[0]}{'[torch]' * (kind == 'torch')} "
-    workflow = (templates / "common" / "workflow.yml.template").read_text(encoding="utf-8")
+    common = templates / "common"
+    workflow = (common / "workflow.yml.template").read_text(encoding="utf-8")
     yield Path(_WORKFLOW), workflow.replace("{{source}}", source)
+    yield Path("pytest.ini"), (common / "pytest.ini.template").read_text(encoding="utf-8")
     for file in (templates / kind).iterdir():
         yield Path(file.name.removesuffix(".template")), file.read_text(encoding="utf-8").replace("{{name}}", name)
