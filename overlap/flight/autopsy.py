@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ..errors import UsageError
@@ -17,7 +18,7 @@ from ..timeline.ranklist import listed
 from ..units import columns
 from .folder import ENDING, default_folder
 from .reading import Flight, Operation, RankRecord, read_flight
-from .waits import absent, computes, oldest, stall_of
+from .waits import absent, computes, oldest, stall_of, without_ends
 
 MOST_ROWS = 64  # of the table, unless all are asked for
 _MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
@@ -25,25 +26,25 @@ _MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
 _TOGETHER_NS = {True: 5 * 10**9, False: 300 * 10**9}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class World:
     """The flight records of the processes of one world."""
 
     flights: Sequence[Flight]  # By process
     runs: Callable[[Flight], bool]  # Tells whether the process of a record still runs
 
-    @property
+    @cached_property
     def ranks(self) -> dict[int, RankRecord]:
-        """The record of each rank."""
-        return {record.rank: record for flight in self.flights for record in flight.ranks}
+        """The record of each rank; what failed because a rank had finished its program stands there as unfinished."""
+        return without_ends({record.rank: record for flight in self.flights for record in flight.ranks})
 
     @property
     def end_ns(self) -> int:
         """The last instant of which any of them knows."""
         endings = [flight.ending.at_ns for flight in self.flights if flight.ending is not None]
-        return max([record.last_ns for record in self.ranks.values()] + endings)
+        return max([record.last_ns for flight in self.flights for record in flight.ranks] + endings)
 
-    def of(self, rank: int) -> Flight | None:
+    def of(self, rank: int | None) -> Flight | None:
         """Return the record with a rank."""
         return next((f for f in self.flights if any(record.rank == rank for record in f.ranks)), None)
 
@@ -93,7 +94,7 @@ def last_signs(world: World, pid: int) -> list[str]:
         world: The records of all processes, as far as they are here.
         pid: The process.
     """
-    own = next((flight.ranks for flight in world.flights if flight.pid == pid), ())
+    own = [world.ranks[record.rank] for flight in world.flights if flight.pid == pid for record in flight.ranks]
     lines = [_last_sign(record) for record in own[:_MOST_SIGNS]]
     more = [f"and {len(own) - _MOST_SIGNS} ranks more"] if len(own) > _MOST_SIGNS else []
     return [*lines, *more, *_waiters(world, [record.rank for record in own])]
@@ -102,7 +103,8 @@ def last_signs(world: World, pid: int) -> list[str]:
 def _last_sign(record: RankRecord) -> str:
     operation = oldest(record)
     if operation is not None:
-        return f"rank {record.rank} was in {_doing(operation)}{_in_step(operation.step)}"
+        verb = "was" if operation.words.kind == "compute" else "was in"
+        return f"rank {record.rank} {verb} {_doing(operation)}{_in_step(operation.step)}"
     if not record.operations:
         return f"rank {record.rank} had issued nothing yet"
     last = max(record.operations, key=lambda op: op.ended_ns or 0)
@@ -170,11 +172,12 @@ def _busiest(world: World, flight: Flight) -> int:
 
 
 def _accused(world: World) -> tuple[str, int | None] | None:
-    told = [flight.ending for flight in world.flights if flight.ending is not None and flight.ending.rank is not None]
-    first = min(told, key=lambda ending: ending.at_ns, default=None)
-    if first is None or first.rank is None:
+    told = [(f.ending, f) for f in world.flights if f.ending is not None and f.ending.rank is not None]
+    first, teller = min(told, key=lambda each: each[0].at_ns, default=(None, None))
+    if first is None:
         return None
-    return f"{_name(world, first.rank)}, as another process tells: {first.line}", first.rank
+    source = "" if world.of(first.rank) is teller else ", as another process tells"
+    return f"{_name(world, first.rank)}{source}: {first.line}", first.rank
 
 
 def _odd(world: World) -> tuple[str, int | None] | None:
@@ -189,7 +192,7 @@ def _odd(world: World) -> tuple[str, int | None] | None:
 
 
 def _name(world: World, rank: int | None) -> str:
-    flight = world.of(rank) if rank is not None else None
+    flight = world.of(rank)
     if flight is None:
         return f"rank {rank} (of a process whose file is not here)"
     return f"rank {rank} (node {flight.process}, pid {flight.pid} on {flight.host})"
@@ -267,7 +270,7 @@ _HEADS = ("rank", "node", "step", "for", "doing", "waits for")
 
 def table(world: World, *, most_rows: int = MOST_ROWS) -> list[str]:
     """Return a line for each rank, under a line of heads."""
-    rows = [_row(world, flight, record) for flight in world.flights for record in flight.ranks]
+    rows = [_row(world, flight, world.ranks[record.rank]) for flight in world.flights for record in flight.ranks]
     lines = columns(_HEADS, rows[:most_rows], words=[4, 5])
     more = [f"and {len(rows) - most_rows} ranks more (--all)"] if len(rows) > most_rows else []
     return [*lines, *more, *_lacking(world)]

@@ -6,6 +6,7 @@ A member has come once it has issued the operation of the same number at the sam
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..runtime.blame.standing import Stall, Standing, find_stall
 from .reading import Operation, RankRecord
@@ -38,6 +39,23 @@ def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
     if operation.ended_ns is not None and not operation.failed:
         return []
     return [rank for rank in sorted(operation.words.members) if not _has_come(ranks.get(rank), operation)]
+
+
+def without_ends(ranks: Mapping[int, RankRecord]) -> dict[int, RankRecord]:
+    """Return the records with those operations unfinished that failed because a member had finished its program.
+
+    A program learns of it only where it awaits the operation. Until then it goes on, and issues others.
+    """
+    left = {rank for rank, record in ranks.items() if record.left}
+
+    def reopened(operation: Operation) -> Operation:
+        lacking = operation.failed and not left.isdisjoint(absent(operation, ranks))
+        return replace(operation, ended_ns=None, failed=False) if lacking else operation
+
+    return {
+        rank: replace(record, operations=tuple(map(reopened, record.operations))) if left else record
+        for rank, record in ranks.items()
+    }
 
 
 def _has_come(record: RankRecord | None, operation: Operation) -> bool:

@@ -333,9 +333,9 @@ class Communicator:
 
     def _left_error(self, rank: int, match: Match) -> Callable[[], RankLeftError]:
         ends = match.ends
-        waiting = ", ".join(str(end.context.rank) for end in ends)
-        who = f"rank {waiting} waits" if len(ends) == 1 else f"ranks {waiting} wait"
-        message = f"rank {rank} finished its program while {who} for it in {ends[0].label} ({ends[0].call_site})"
+        come = ", ".join(str(end.context.rank) for end in ends)  # they need not wait: some may still compute
+        who = f"rank {come} needs" if len(ends) == 1 else f"ranks {come} need"
+        message = f"rank {rank} finished its program while {who} it in {ends[0].label} ({ends[0].call_site})"
         return lambda: RankLeftError(message, culprit=rank)
 
     def _compare(self, match: Match, operation: Operation) -> None:

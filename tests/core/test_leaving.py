@@ -51,9 +51,9 @@ def test_a_rank_that_leaves_while_others_wait(first: bool, path: str) -> None:
     for error in told.values():
         assert error.culprit == 1
         assert "rank 1 finished its program while rank" in str(error)
-        assert f" for it in all_reduce #0 on group 'world' ({HERE}:" in str(error)
+        assert f" it in all_reduce #0 on group 'world' ({HERE}:" in str(error)
     if not first:
-        assert all("while ranks 0, 2 wait for it" in str(error) for error in told.values())
+        assert all("while ranks 0, 2 need it" in str(error) for error in told.values())
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)
@@ -95,7 +95,7 @@ def test_a_rank_that_leaves_its_partner(order: tuple[int, int], sending: bool, p
         run(main, 2, path=path)
     assert errors[0].rank == 1
     name = "send #0 to rank 1" if sending else "recv #0 from rank 1"
-    assert str(errors[0].cause).startswith(f"rank 1 finished its program while rank 0 waits for it in {name} on")
+    assert str(errors[0].cause).startswith(f"rank 1 finished its program while rank 0 needs it in {name} on")
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)

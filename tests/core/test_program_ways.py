@@ -112,7 +112,7 @@ def test_who_comes_to_a_rank_that_has_finished_is_told() -> None:
 
     error, _ = run_far(main, 2, 1, nemesis=nemesis, wires=by_sockets)
     assert isinstance(error, overlap.RankFailedError)
-    assert "rank 1 finished its program while rank 0 waits for it in all_reduce #3" in str(error)
+    assert "rank 1 finished its program while rank 0 needs it in all_reduce #3" in str(error)
 
 
 def test_an_operation_that_cannot_begin_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,10 +273,12 @@ def test_a_sender_that_fails_and_one_that_has_left() -> None:
             if way == "direct":
                 with failing() as seen:
                     world(main, way)
-                assert ("boom" if main is fails else "rank 0 finished its program while rank 1 waits") in str(seen[0])
+                assert ("boom" if main is fails else "rank 0 finished its program while rank 1 needs it") in str(
+                    seen[0]
+                )
             else:
                 text = str(world(main, way)[1])
-                assert ("boom" if main is fails else "rank 0 finished its program while rank 1 waits") in text
+                assert ("boom" if main is fails else "rank 0 finished its program while rank 1 needs it") in text
 
 
 def test_messages_that_were_over_before_their_receiver_asked() -> None:

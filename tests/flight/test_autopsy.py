@@ -56,7 +56,7 @@ LOST = "PeerLostError: process 1 (ranks 2-3) is lost: the last connection to it 
 def test_of_two_computes_that_have_begun_the_last_one_runs():
     killed = record(0, compute("before", since=1, started=2), compute("now", since=1, started=4))
     told = last_signs(World([flight(0, killed, pid=7)], lambda flight: False), 7)
-    assert told == ["rank 0 was in running compute 'now' (train.py:30) in step 12"]
+    assert told == ["rank 0 was running compute 'now' (train.py:30) in step 12"]
 
 
 def test_an_error_beats_those_who_only_noticed():
@@ -112,6 +112,29 @@ def test_an_operation_that_failed_last_was_what_a_rank_waited_in():
         flight(1, record(1, operation(39, ended=1))),
     )
     assert told[2] == "waited for: nobody; rank 0 waited for it in all_reduce #41 on group 'world' (train.py:33)"
+
+
+def test_ranks_that_went_on_waited_in_the_first_operation_to_which_a_rank_did_not_come_that_left():
+    """Their operation failed when it left, and they had not yet awaited that: rank 0 issued another one meanwhile."""
+    failed = operation(since=3, ended=4, failed=True)
+    ahead = [compute("next", since=6), operation(42, since=6, what="")]
+    world = World(
+        [
+            flight(0, record(0, failed, *ahead, step=13), record(1, failed, compute(since=3, started=4)),
+                   record(2, operation(40, ended=1), left=True), record(3, failed), processes=1,
+                   ending=ending(rank=2, line="RankLeftError: rank 2 finished its program", at=9)),
+        ],
+        lambda flight: False,
+    )  # fmt: skip
+    who, _, waited = verdict(world)
+    assert who == "who:        rank 2 (node 0, pid 4710 on host0): RankLeftError: rank 2 finished its program"
+    assert waited == "waited for: nobody; ranks 0, 3 waited for it in all_reduce #41 on group 'world' (train.py:33)"
+    assert table(world)[1:] == [
+        "   0     0    12  6.0 s  all_reduce #41 on group 'world' (train.py:33)  2",
+        "   1     0    12  5.0 s  running compute 'think' (train.py:30)",
+        "   2     0    12  8.0 s  its program had finished",
+        "   3     0    12  6.0 s  all_reduce #41 on group 'world' (train.py:33)  2",
+    ]
 
 
 def test_a_process_whose_file_is_not_here_is_accused_by_the_others():

@@ -187,7 +187,7 @@ FAILURES = {
         1,
         r"operation #3 on group 'world' differs between ranks: rank \d called all_\w+\(.*, rank \d called all_\w+\(",
     ),
-    "leaves": ("return", 1, "rank 3 finished its program while rank [0-2].* waits for it in all_gather #3"),
+    "leaves": ("return", 1, "rank 3 finished its program while rank [0-2].* needs it in all_gather #3"),
     "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "node 1.*SIGKILL"),
     "exits with 0": ("os._exit(0)", 1, r"node 1 .* exited with code 0 before its world had ended, as os"),
     "exits with 3": ("os._exit(3)", 3, "node 1.* 3"),
@@ -232,7 +232,7 @@ def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> N
         ),
         (
             "back = rank.compute(os.kill, os.getpid(), signal.SIGKILL); await back",
-            "was in running compute 'kill' (train.py:12)",
+            "was running compute 'kill' (train.py:12)",
         ),
         (
             "rank.recv(((1,), float), 0, name='late'); await rank.recv(((1,), float), 2, tag=1); "

@@ -199,7 +199,7 @@ def test_the_witness_leaves_early():
         if rank.rank == 0:
             await rank.all_reduce(rank.empty(10))
 
-    with assert_fails(RankLeftError, r"rank 7 finished its program while rank 0 waits for it"):
+    with assert_fails(RankLeftError, r"rank 7 finished its program while rank 0 needs it"):
         simulate(main, 8, shapes_only=True, alike=1)
 
 

@@ -94,7 +94,7 @@ def test_who_leaves_early_is_named():
         if rank.rank:
             await rank.barrier()
 
-    with assert_fails(overlap.RankLeftError, "rank 0 finished its program while rank 1 waits"):
+    with assert_fails(overlap.RankLeftError, "rank 0 finished its program while rank 1 needs it"):
         simulate(main, 2)
 
 
