@@ -1,25 +1,36 @@
-"""The suite keeps its own promises: few cases in which each pair of values meets, and nothing skipped in silence."""
+"""The suite keeps its own promises: few cases every day, all of them in CI, and nothing skipped in silence."""
 
 import re
 import shutil
 import subprocess
 import sys
-from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
-VALUES = (range(5), range(4), range(3))
-CROSSED = f"""
+CASES = """
 import pytest
 
-@pytest.mark.pairs
-@pytest.mark.parametrize("a", {list(VALUES[0])})
-@pytest.mark.parametrize(("b", "c"), {list(product(*VALUES[1:]))})
+@pytest.mark.parametrize("a", range(5))
+@pytest.mark.parametrize(("b", "c"), [(b, c) for b in range(4) for c in range(3)])
 def test_all(a, b, c):
-    assert a < 9
+    pass
+
+@pytest.mark.everyday(12)
+@pytest.mark.parametrize("a", range(20))
+def test_more(a):
+    pass
+
+@pytest.mark.parametrize("a", [0, 1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_enough(a):
+    pass
+
+@pytest.mark.faults
+@pytest.mark.parametrize("a", range(5))
+def test_long(a):
+    pass
 """
 SKIPPED = """
 import pytest
@@ -44,12 +55,14 @@ def run(folder: Path, program: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def cases(output: str) -> set[tuple[int, ...]]:
-    return {tuple(map(int, found)) for found in re.findall(r"test_all\[(\d)-(\d)-(\d)\]", output)}
-
-
-def pairs(found: set[tuple[int, ...]]) -> set[object]:
-    return {pair for case in found for pair in combinations(enumerate(case), 2)}
+def collected(folder: Path, *options: str) -> dict[str, set[str]]:
+    """Return the cases of each test that these options collect."""
+    code, output = run(folder, CASES, "--collect-only", "-q", *options)
+    assert code == 0, output
+    found: dict[str, set[str]] = {}
+    for name, case in re.findall(r"test_it.py::(\w+)\[(.*)\]", output):
+        found.setdefault(name, set()).add(case)
+    return found
 
 
 @pytest.mark.parametrize("profile", ["everyday", "thorough", "fresh"])
@@ -59,17 +72,25 @@ def test_no_property_fails_because_the_computer_is_busy(profile: str) -> None:
     assert HealthCheck.too_slow in chosen.suppress_health_check
 
 
+def test_every_day_a_test_has_three_of_its_cases_or_as_many_as_it_says(tmp_path: Path) -> None:
+    everyday = collected(tmp_path, "-p", "no:randomly")
+    assert {name: len(cases) for name, cases in everyday.items()} == {"test_all": 3, "test_more": 12, "test_enough": 3}
+    assert [len(set(values)) for values in zip(*everyday["test_all"], strict=True)] == [3, 1, 3, 1, 3]
+    assert collected(tmp_path, "--randomly-seed", "7") == everyday, "whatever the order"
+
+
 @pytest.mark.slow
-def test_few_cases_let_each_pair_of_values_meet(tmp_path: Path) -> None:
-    code, output = run(tmp_path, CROSSED, "--collect-only", "-q", "-p", "no:randomly")
-    kept = cases(output)
-    _, output = run(tmp_path, CROSSED, "--collect-only", "-q", "-m", "")
-    everything = cases(output)
-    assert (code, len(everything)) == (0, 60)
-    assert pairs(kept) == pairs(everything)
-    assert 20 <= len(kept) <= 25, "5 x 4 pairs need as many cases"
-    _, output = run(tmp_path, CROSSED, "--collect-only", "-q", "--randomly-seed", "7")
-    assert cases(output) == kept, "whatever the order"
+def test_the_other_cases_are_slow_and_none_is_lost(tmp_path: Path) -> None:
+    everyday, slow = collected(tmp_path), collected(tmp_path, "-m", "slow")
+    everything = collected(tmp_path, "-m", "not faults")
+    assert {name: len(cases) for name, cases in everything.items()} == {
+        "test_all": 60,
+        "test_more": 20,
+        "test_enough": 4,
+    }
+    for name, cases in everything.items():
+        assert (everyday[name] | slow[name], everyday[name] & slow[name]) == (cases, set())
+    assert "test_long" not in slow
 
 
 @pytest.mark.parametrize(
@@ -95,6 +116,7 @@ def test_nor_does_a_file_that_skips_itself_pass_in_silence(tmp_path: Path) -> No
     assert (code, "should not be skipped: test_it.py: nobody said so" in output) == (1, True), output
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs_is_ended_with_the_place_where_it_does(tmp_path: Path) -> None:
     program = "import threading\n\ndef test_it():\n    threading.Event().wait()\n"
     code, output = run(tmp_path, program, "-o", "faulthandler_timeout=0.5")

@@ -23,6 +23,7 @@ def test_the_largest_regret_is_told_and_the_mean() -> None:
     ]
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_between_two_hosts_every_algorithm_can_be_cut_in_slices_and_the_chosen_one_is_measured(operation: str) -> None:
     size = SIZES_BYTES[-1]

@@ -167,7 +167,7 @@ def small(monkeypatch):
 PROCESSES = ("import", "run", "run/crowded")  # these start interpreters, over and over
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cost",
     [

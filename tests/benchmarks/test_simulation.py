@@ -41,6 +41,7 @@ def test_a_world_tells_time_and_memory(capsys, monkeypatch, alike):
     assert told["peak_bytes"] > 10 << 20  # no interpreter is smaller
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("installed", [True, False])
 def test_every_figure(monkeypatch, installed):
     for name, value in {"TASKS": 3, "ROUNDS": 2, "SENDERS": 64, "SENT": 1}.items():

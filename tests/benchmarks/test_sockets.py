@@ -76,6 +76,7 @@ def measured(program: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], 
     return had, told, remarks
 
 
+@pytest.mark.slow
 def test_processes_take_turns_with_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     had, (*ours, theirs), remarks = measured(PROGRAM, monkeypatch)
     assert had == ["overlap", "fake"] * 2

@@ -134,6 +134,7 @@ def test_a_size_that_a_sweep_leaves_out_is_told(log):
     assert read(log(swept(1, 2, 3, 4, 5))).dropped == ()  # by steps, not by a factor
 
 
+@pytest.mark.slow
 def test_ranks_are_where_the_log_says(log, overlap):
     (row, *_) = read(log(swept(1, 4, 16, 64, hosts=2, devices=1))).rows
     assert row.places == ((0, 0), (1, 0))
@@ -143,6 +144,7 @@ def test_ranks_are_where_the_log_says(log, overlap):
         assert ("All rows cross nodes" in out) is (hosts == 2)
 
 
+@pytest.mark.slow
 def test_names_with_quotes_are_written_as_toml_does(log, overlap, tmp_path):
     path = tmp_path / "own.toml"
     argv = ("--cluster", "p5.48xlarge x2", "--name", 'a "b"\\', "-o", str(path))
@@ -313,6 +315,7 @@ def samples_of(cluster):
     ]
 
 
+@pytest.mark.slow
 def test_figures_are_found_again():
     """Times of a machine whose figures are known give these figures, and its left out rows to 1 %."""
     machine = topology.cluster("dl1.24xlarge").machine

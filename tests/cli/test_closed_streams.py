@@ -68,7 +68,6 @@ def shell(tmp_path):
     return run
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize("case", often(product(COMMANDS, STREAMS), EVERYDAY), ids=" ".join)
 def test_closed_streams_change_nothing_but_what_is_seen(shell, tmp_path, case):
     command, streams = case

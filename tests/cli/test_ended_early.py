@@ -35,7 +35,7 @@ def trace(tmp_path_factory):
     return path
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "code", "said"), [
     (signal.SIGINT, 130, "overlap: interrupted"),
     (signal.SIGTERM, 143, "overlap: ended by SIGTERM"),

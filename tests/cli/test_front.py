@@ -34,6 +34,7 @@ def test_an_interrupt_while_modules_are_loaded_ends_the_command_without_a_word(s
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_once_loaded_the_command_takes_interrupts_as_python_does():
     code = "import signal; signal.signal(2, signal.SIG_DFL); from overlap.cli import main; main(['--help']); "
     asked = "print(signal.getsignal(2) is signal.default_int_handler)"
@@ -182,7 +183,7 @@ text = "gerade Größen"
 """
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argv",
     [
@@ -296,7 +297,6 @@ def test_a_broken_pipe_of_the_programs_own_is_not_hidden(capfd):
 LOST = "overlap: cannot write the output: No space left on device\n"
 
 
-@pytest.mark.every(2)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
 @pytest.mark.parametrize(
     ("argv", "unbuffered"),
@@ -389,6 +389,7 @@ def _python(program, *, env=None):
     return subprocess.run([sys.executable, program], capture_output=True, text=True, env={**os.environ, **(env or {})})
 
 
+@pytest.mark.slow
 def test_python_reports_as_the_command_does(tmp_path, overlap):
     program = tmp_path / "train.py"
     program.write_text(_PROGRAM)
@@ -399,6 +400,7 @@ def test_python_reports_as_the_command_does(tmp_path, overlap):
     assert not any("world.py" in line or "trio" in line for line in told.splitlines())
 
 
+@pytest.mark.slow
 def test_all_frames_are_shown_where_they_are_asked_for(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(_PROGRAM)
@@ -415,6 +417,7 @@ def test_a_mistake_in_a_call_is_one_line(tmp_path):
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("raises", ["1 / 0", "raise KeyboardInterrupt"])
 def test_errors_of_the_program_alone_are_shown_as_ever(tmp_path, raises):
     program = tmp_path / "train.py"
@@ -422,6 +425,7 @@ def test_errors_of_the_program_alone_are_shown_as_ever(tmp_path, raises):
     assert _python(program).stderr.startswith("Traceback (most recent call last):")
 
 
+@pytest.mark.slow
 def test_a_hook_of_the_program_stays(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(f"import sys\nsys.excepthook = lambda *_: print('mine', file=sys.stderr)\n{_PROGRAM}")

@@ -18,6 +18,7 @@ def python(folder, *words):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_project_trains_and_passes_its_tests(overlap):
     Path("pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--of-a-plugin-that-is-missing"')
     code, out, err = overlap("new", "first")
@@ -34,6 +35,7 @@ def test_a_project_trains_and_passes_its_tests(overlap):
     assert "2 passed" in python("first", "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly")
 
 
+@pytest.mark.slow
 def test_a_project_of_pytorch_passes_its_test(overlap):
     pytest.importorskip("torch", reason="torch is not installed")
     assert overlap("new", "first", "--torch")[0] == 0

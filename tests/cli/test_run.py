@@ -107,7 +107,6 @@ def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, mon
 BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -197,6 +196,7 @@ def test_a_process_that_the_system_does_not_start_is_one_line(overlap, script, m
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
+@pytest.mark.slow
 def test_processes_are_one_node_and_share_its_ranks(process, script):
     """One process a rank, on a cluster whose nodes have more: a node for each would be no such machine."""
     program = script(
@@ -223,6 +223,7 @@ overlap.run(main, ranks=6)
 """
 
 
+@pytest.mark.slow
 def test_the_program_says_how_many_ranks_are_spread_over_processes(process, script):
     run = process("run", "--processes", "2", "--no-prefix", script(SIZES))
     out, err = run.communicate(timeout=60)
@@ -237,6 +238,7 @@ def test_one_process_has_as_many_ranks_as_its_program_says(overlap, script):
     assert (code, len(out.splitlines()), err) == (0, 4 + 2 + 6, "")
 
 
+@pytest.mark.slow
 def test_ranks_of_a_program_that_processes_cannot_share_are_refused(process, script):
     program = script(SIZES)
     run = process("run", "--processes", "3", "--no-prefix", program)
@@ -246,6 +248,7 @@ def test_ranks_of_a_program_that_processes_cannot_share_are_refused(process, scr
     ))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_lost_process_is_named_with_the_ranks_that_the_program_says(process, script):
     program = "import os, overlap\nasync def main(rank):\n    await rank.barrier()\n    if rank.rank == 2:\n"
     program += "        os._exit(3)\n    await rank.barrier()\noverlap.run(main, ranks=4)\n"
@@ -498,6 +501,7 @@ def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
     ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_over_several_nodes_tells_it_of_all_their_ranks(process, script):
     options = ("--nnodes", "2", "--nproc-per-node", "2", "--stall", "0.5")
     assert interrupted(process("run", *options, script(WAITING))) == [

@@ -143,6 +143,7 @@ def test_what_was_published_is_no_extrapolation(overlap, script):
     assert "  extrapolated    nothing: all communication lies within published" in out
 
 
+@pytest.mark.slow
 def test_what_is_not_set_is_the_programs(overlap, script):
     own = "clock=overlap.Virtual(efficiency=0.5, conditions=overlap.Conditions(jitter=0.1, seed=3))"
     small = TRAIN.replace("1 << 20", "1 << 10")
@@ -278,6 +279,7 @@ def test_computes_by_a_profile_of_a_real_run(overlap, simulated, script):
     assert run["compute_ns"] == 2 * Profile.read("real.json").median_ns["backward"]
 
 
+@pytest.mark.slow
 def test_peer_direct(simulated, script):
     times = {}
     for option, peer_direct in (("--peer-direct", True), ("--no-peer-direct", False)):

@@ -42,6 +42,7 @@ def test_json_has_what_the_page_says(told):
     assert found["fits"] is True
 
 
+@pytest.mark.slow
 def test_the_search_says_what_it_left_out_and_then_tells_of_the_best(told):
     out = told(*ON[:-1], "trn2.3xlarge", "--best", "tp,pp,dp", "--global-batch", "8", "--width", "80")
     lines = out.splitlines()
@@ -57,6 +58,7 @@ def test_a_search_leaves_the_samples_to_the_ranks_that_are_left(told):
     assert found["search"]["tried"] == 3
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_the_memory_says_so(told):
     out = told("--model", "llama-70b", "--layers", "8", "--sequence", "1024", "--on", "trn2.48xlarge", "--zero", "0",
                "--global-batch", "64")  # fmt: skip
@@ -90,6 +92,7 @@ def test_what_cannot_be_meant_is_told_in_one_line(overlap, argv, expected):
     assert overlap("simulate", *argv) == (2, "", f"overlap: {expected}\n")
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
     from overlap.planning import search
 
@@ -142,6 +145,7 @@ def test_goodput_cost_and_energy_are_told_where_they_are_asked_for(told):
     assert json.loads(told(*on_gpus, "--json", "-"))["goodput"] is None
 
 
+@pytest.mark.slow
 def test_a_figure_of_the_goodput_that_cannot_be_meant_is_told_in_one_line(overlap):
     for option, expected in (("--restart-s", "0 or more"), ("--checkpoint-s", "more than 0")):
         code, out, err = overlap("simulate", *ON, option, "-1")

@@ -173,6 +173,7 @@ def test_parameters_of_the_simulation_win_over_the_options(swept):
     assert [row["outcome"]["step_ns"] for row in rows] == [10**6, 3 * 10**6]
 
 
+@pytest.mark.slow
 def test_switches_and_factors_can_be_swept(swept):
     text = WORK.replace("await rank.compute(", "rank.all_reduce(rank.empty(1 << 20)); await rank.compute(")
     rows = swept(
@@ -231,6 +232,7 @@ INTERRUPTED = WORK.replace(
 )
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_rows_that_are_done(process, script, tmp_path):
     sweep = ("--sweep", "ms=2,1,3,4")
     child = process("simulate", "--json", "rows.json", *sweep, script(INTERRUPTED), PYTHONIOENCODING="utf-8")

@@ -37,6 +37,7 @@ taken as published, not predicted: start of a DMA 1.3 us, NeuronLink hop 1.5 us
     )
 
 
+@pytest.mark.slow
 def test_peer_direct_is_one_table_of_two_settings(overlap):
     code, out, _ = overlap("calibrate", "--published", "--machine", "dl1.24xlarge")
     assert code == 0
@@ -72,6 +73,7 @@ def test_crossovers_on_the_page_and_as_json(overlap, monkeypatch):
     assert [each["inside"] for each in found["crossovers"]] == [True] * 8
 
 
+@pytest.mark.slow
 def test_a_crossover_that_is_elsewhere_is_told(overlap, monkeypatch):
     elsewhere = [None, 1]
     monkeypatch.setattr(

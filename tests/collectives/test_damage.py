@@ -165,7 +165,6 @@ def test_fatal_damage_is_refused(damage: Damage, case: tuple[Schedule, int, int]
         verify(broken)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("damage", DOUBTFUL, ids=lambda damage: damage.__name__)
 @MANY
 @given(case=cases())

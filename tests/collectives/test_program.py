@@ -13,7 +13,6 @@ from .executor import Stuck, execute
 from .reference import expected, random_inputs
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
 @pytest.mark.parametrize(("collective", "algorithm", "size"), fitting([1, 2, 3, 4, 6, 7, 8]))
 def test_any_order_gives_the_same_result(collective: str, algorithm: str, size: int, shared: bool) -> None:
@@ -88,7 +87,6 @@ def test_the_executor_notices_a_deadlock() -> None:
         execute(schedule, [blocked, *programs[1:]], random_inputs(schedule, 2), seed=0, shared=False)
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
 @pytest.mark.parametrize("inter", ["ring", "recursive_doubling", "one_shot", "binary_tree"])

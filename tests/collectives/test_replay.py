@@ -13,7 +13,6 @@ from .reference import expected, random_inputs, same
 SIZES = range(1, 10)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(("collective", "algorithm", "size"), fitting(SIZES))
 def test_computes_what_numpy_says(collective: str, algorithm: str, size: int) -> None:
     for schedule in schedules(collective, algorithm, size):

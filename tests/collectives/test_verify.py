@@ -39,7 +39,6 @@ EVERYDAY = (*range(1, 10), 15, 16, 17)
 FURTHER = tuple(size for size in range(34) if size > max(EVERYDAY) or 9 < size < 15)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "sizes", [EVERYDAY, pytest.param(FURTHER, marks=pytest.mark.slow)], ids=["everyday", "further"]
 )
@@ -59,7 +58,6 @@ def test_a_table_that_promises_the_order_of_ranks_keeps_it(collective: str, algo
         verify(other)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("sides", TORI, ids=str)
 def test_tori(sides: tuple[int, ...]) -> None:
     for collective in SPREADING:
@@ -82,7 +80,6 @@ def test_swing_has_no_partners_on_odd_rings() -> None:
         generate("all_reduce", "swing", 12, dims=(4, 3))
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("collective", SPREADING)
 @pytest.mark.parametrize(("nodes", "local_size", "intra"), LEVELS)
 def test_every_pair_of_levels(collective: str, intra: str, nodes: int, local_size: int) -> None:
@@ -96,7 +93,6 @@ def test_every_pair_of_levels(collective: str, intra: str, nodes: int, local_siz
                 assert is_right(schedule), (schedule, options)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(("nodes", "local_size"), GRIDS)
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> None:
@@ -111,7 +107,6 @@ def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> Non
                 assert is_right(schedule), (schedule, options)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(("nodes", "local_size"), GRIDS)
 @pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter"])
 def test_levels_of_blocks(collective: str, nodes: int, local_size: int) -> None:

@@ -74,6 +74,7 @@ def test_a_call_says_more_than_the_run():
     assert told(five, ranks=4, algorithm="bruck")[1][:3] == ["ring", "bruck", "mesh"]
 
 
+@pytest.mark.slow
 def test_modelled_machines_do_the_same():
     async def priced(rank: overlap.Rank) -> None:
         x = rank.empty(1 << 22)

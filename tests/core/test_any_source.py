@@ -196,6 +196,7 @@ async def many_tags(rank: R) -> int:
     return communicators() - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_messages_of_many_tags_leave_nothing_behind(wire: bool) -> None:
     transport = Recording(NeuronLink(2)) if wire else NeuronLink(2)

@@ -173,7 +173,6 @@ def test_refused_at_the_call_and_nothing_has_happened(call: Callable[[R], object
     assert run(main, 2) == [2.0, 2.0]
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", ["broadcast", "scatter"])
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])

@@ -37,7 +37,7 @@ async def everything(rank: overlap.Rank, elements: int) -> list[bytes]:
     return [result.tobytes() for result in results]
 
 
-@pytest.mark.every(2)
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("size", "path"),
     [

@@ -142,6 +142,7 @@ def run_and_break(step: int, path: str) -> bool:
     return bool(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["direct", "wire"])
 def test_a_rank_raises_at_any_await(path: str) -> None:
     """How often a rank goes on differs from run to run: to await what has ended is a turn of the loop now and then."""

@@ -31,7 +31,6 @@ async def issue_all(rank: overlap.Rank, todo: list[Case]) -> Results:
     return results
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +119,7 @@ def out_cases(size: int) -> list[Case]:
     return [case for kind in KINDS for case in cases(kind, size) if case.kwargs.get("op", "sum") in ("sum", "mean")]
 
 
-@pytest.mark.every(3)
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 7))])
 def test_out_is_filled_and_returned(size: int, path: str) -> None:
@@ -153,7 +152,6 @@ def in_place(case: Case, rank: int, size: int) -> tuple[Array, Array | None]:
     return x, out
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 7))])
 def test_in_place(size: int, path: str) -> None:
@@ -218,7 +216,6 @@ def test_inputs_may_be_what_numpy_understands(path: str) -> None:
         ]
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1, 3, 8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 7))])
 def test_non_roots_need_no_array(size: int, path: str) -> None:
@@ -238,7 +235,6 @@ def test_non_roots_need_no_array(size: int, path: str) -> None:
             assert np.array_equal(got[2 * root + 1], (blocks + root)[2 * index : 2 * index + 2])
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1, 3, 8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 7))])
 def test_results_share_no_memory_with_anything(size: int, path: str) -> None:
@@ -254,7 +250,6 @@ def test_results_share_no_memory_with_anything(size: int, path: str) -> None:
     assert len(set(addresses)) == len(addresses)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", SIZES)
 def test_barrier_waits_for_everybody(size: int, path: str) -> None:

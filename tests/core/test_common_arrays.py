@@ -64,6 +64,7 @@ def test_results_are_those_of_private_arrays(wires: str, common: list[bool]) -> 
     assert run_far(every_way, len(common), 1, common, wires=WIRES[wires]) == [[True] * 8] * len(common)
 
 
+@pytest.mark.slow
 def test_they_lie_in_memory_that_processes_have_in_common_and_give_it_back() -> None:
     async def main(rank: overlap.Rank) -> list[bool]:
         first = rank.empty((600, 1000), np.float32, common=True)

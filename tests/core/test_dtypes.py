@@ -52,7 +52,6 @@ WORLDS = [
 ]
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(("size", "path"), WORLDS)
 def test_every_dtype_with_every_operator(size: int, path: str) -> None:
     todo = dtype_cases(size)

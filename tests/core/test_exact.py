@@ -65,7 +65,6 @@ def test_every_element_is_reduced_in_rank_order_along_every_path(size: int, path
     assert run(everything, size, *asked, path=path) == expected(size, *asked)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("path", ["ring", "rank_order", "rank_chain", "wire"])
 @pytest.mark.parametrize("elements", [0, 1, 70_001])
 def test_few_elements_and_many(elements: int, path: str) -> None:

@@ -111,6 +111,7 @@ def test_what_is_moved_to_where_it_lies_takes_no_threads(monkeypatch: pytest.Mon
     assert run_far(main, 2, 1, wires=by_sockets) == [True] * 2
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("in_threads", [True, False])
 def test_messages_of_every_length_at_once(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that leave at once, those whose chunks follow unasked, and those that are offered."""

@@ -47,6 +47,7 @@ def test_who_gives_is_done_before_others_come(kind: str, elements: int) -> None:
     assert run_far(main, 2, 1, wires=by_shared_memory)[1] == [1.0 + number for number in range(ahead)]
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("elements", ELEMENTS.values(), ids=ELEMENTS)
 def test_who_gives_much_waits_for_rows_and_no_longer(elements: int) -> None:
     """Each rank gives, in turn, more than there are rows; the others take it late, each at another time."""

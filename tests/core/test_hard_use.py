@@ -29,6 +29,7 @@ def futures() -> int:
     return sum(isinstance(each, CollectiveFuture) for each in gc.get_objects())
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
 def test_futures_that_nobody_awaits_are_carried_out_and_forgotten(path: str) -> None:
     async def main(rank: R) -> tuple[float, bool]:
@@ -58,6 +59,7 @@ def test_the_failure_of_a_future_that_nobody_awaits_is_not_lost_among_many() -> 
     assert (caught.value.rank, str(caught.value.cause)) == (1, "the 700th")
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
 def test_groups_are_aborted_while_others_and_their_own_operations_are_under_way(path: str) -> None:
     """Each operation of an aborted group ends, well or with the abort; the world's own all end well."""
@@ -124,6 +126,7 @@ def test_threads_that_outlive_their_world_are_told(wire: str) -> None:
     assert told == [["the world has ended"] * 5] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", WIRES)
 def test_nothing_grows_with_the_number_of_operations(wire: str) -> None:
     """Between processes by shared memory and by sockets; `test_soak` has a million of them."""

@@ -54,7 +54,6 @@ def sites_of(issue: Issue) -> set[str]:
     return {f"{HERE}:{line}" for _, _, line in issue.__code__.co_lines() if line is not None}
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("odd_one", [0, 1, 2])
 @pytest.mark.parametrize(

@@ -60,12 +60,14 @@ async def everything(rank: R) -> dict[tuple[str, str], list[Array]]:
     return found
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("path", [*FEW_PATHS, "ring", "wire"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_all_reductions(path: str, ranks: int) -> None:
     assert wrong(run(everything, ranks, path=path)) == []
 
 
+@pytest.mark.slow
 def test_in_virtual_time() -> None:
     assert wrong(overlap.run(everything, ranks=4, clock="virtual")) == []
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 
 import overlap
@@ -54,6 +55,7 @@ async def mixed(rank: overlap.Rank) -> list[int]:
     return ended
 
 
+@pytest.mark.slow
 def test_on_the_virtual_clock_they_end_in_exactly_that_order(tmp_path: Path) -> None:
     file = tmp_path / "machine.toml"
     file.write_text(MACHINE)

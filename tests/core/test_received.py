@@ -419,6 +419,7 @@ def test_a_form_that_unpacks_to_more_than_any_is_cut() -> None:
     assert len(unpack_form(pack_form("x" * (1 << 26)))) < 1 << 25
 
 
+@pytest.mark.slow
 def test_a_tree_too_large_for_one_message() -> None:
     rng = np.random.default_rng(0)
     tree = {str(key): np.zeros(1) for key in rng.integers(0, 1 << 60, 30_000)}

@@ -41,7 +41,6 @@ def failures(outcomes: list[object]) -> list[overlap.RankFailedError]:
     return outcomes  # type: ignore[return-value]
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize(("kind", "layout"), MATRIX, ids=lambda value: str(value))
 @pytest.mark.parametrize("wires", WIRES)
 def test_every_collective(kind: str, layout: tuple[int, int], wires: str) -> None:
@@ -241,7 +240,6 @@ def test_the_end_of_messages_that_is_known_is_taken_for_no_other() -> None:
     assert run_far(main, 2, 1) == [([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], lanes)] * 2
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -107,7 +107,6 @@ class Adversary:
         return len(futures)
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("path", ["direct", "ring", "mesh"])
 @pytest.mark.parametrize("window", [1, 2, 8])
 @pytest.mark.parametrize("seed", range(4))

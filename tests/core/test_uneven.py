@@ -108,7 +108,6 @@ def cases(kind: str, size: int) -> list[Uneven]:
     ]
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,7 +116,6 @@ def test_awkward_counts(kind: str, size: int, path: str) -> None:
     check_world(todo, run(issue_all, size, todo, path=path))
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("wires", WIRES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,7 +124,6 @@ def test_across_processes(kind: str, layout: tuple[int, int], wires: str) -> Non
     check_world(todo, run_far(issue_all, *layout, todo, wires=WIRES[wires]))
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("cluster", ["local", "trn1.32xlarge", "dl1.24xlarge"])
 @pytest.mark.parametrize("size", [1, 2, 8])
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,6 @@ MACHINES = ("local", "trn1.32xlarge", "dl1.24xlarge")
 SIZES = (1, 2, 8)  # legal on all of them
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("cluster", MACHINES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -22,6 +21,7 @@ def test_all_variants_and_shapes(kind: str, size: int, cluster: str) -> None:
     check_world(todo, overlap.run(issue_all, todo, ranks=size, cluster=cluster, clock="virtual"))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("size", SIZES)
 def test_out_is_filled_from_futures(size: int) -> None:
     todo = out_cases(size)

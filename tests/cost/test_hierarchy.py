@@ -31,6 +31,7 @@ def test_the_published_point_lies_between_serial_and_overlapped():
     assert times[3] == pytest.approx(16.1, rel=1e-3)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather"])
 def test_in_one_piece_it_costs_what_its_table_costs(collective):
     """Where phases are the same for all ranks; elsewhere a table may start a phase early on some."""
@@ -51,6 +52,7 @@ def test_in_one_piece_it_costs_what_its_table_costs(collective):
     assert same == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "collective", ["all_reduce", *(pytest.param(op, marks=pytest.mark.slow) for op in ("reduce_scatter", "all_gather"))]
 )
@@ -103,6 +105,7 @@ def test_a_permute_has_no_levels():
 HALVES = tuple(range(8)) + tuple(range(32, 40))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("root", [5, *(pytest.param(root, marks=pytest.mark.slow) for root in (0, 11))])
 @pytest.mark.parametrize("collective", ["broadcast", "reduce", "all_to_all", "gather", "scatter"])
 def test_blocks_and_roots_have_levels_too(collective, root):

@@ -46,6 +46,7 @@ def test_figures_of_a_process_are_found_again():
     assert found.errors(left_out=True)[2] < 0.1
 
 
+@pytest.mark.slow
 def test_one_row_that_was_spoilt_draws_no_figure():
     machine = machine_of(cluster("local").machine, INSIDE, {}, 2)
     told = [each for ranks in (2, 4) for each in samples(machine, ranks=ranks, processes=1, only=DIRECT)]
@@ -54,6 +55,7 @@ def test_one_row_that_was_spoilt_draws_no_figure():
     assert max(abs(row.error) for row in found.rows if row.sample is not told[3]) < 0.1
 
 
+@pytest.mark.slow
 def test_figures_of_processes_that_share_memory_are_found_again():
     machine = machine_of(cluster("local").machine, INSIDE, SHARING, 2)
     worlds = ((2, 1), (4, 1), (2, 2))

@@ -115,6 +115,7 @@ def test_whole_servers_are_priced_exactly_by_a_few_ranks(name, op, monkeypatch):
     check_one_stands_for_all(monkeypatch, name, op, servers=(0, 1, 2, 3), per_node=64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "op"),
     [

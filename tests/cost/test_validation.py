@@ -50,6 +50,7 @@ def test_dl1_bandwidths_are_the_times_that_the_document_means():
     }
 
 
+@pytest.mark.slow
 def test_every_published_row_is_judged(everything):
     machines = Counter(each.of.machine for each in everything.rows)
     assert machines == {
@@ -96,6 +97,7 @@ def test_rows_of_a_known_library_are_predicted_by_what_it_has(everything):
     assert found.proposals[0].algorithm == "double_binary_tree"  # it is faster, and no promise
 
 
+@pytest.mark.slow
 def test_the_planner_judges_by_class(everything):
     """By chip, network and dtype; what starting programs costs, and ratios, are no rows of it."""
     assert [(each.name, each.dtype, each.unseen.rows, each.fitted) for each in everything.classes] == [
@@ -119,6 +121,7 @@ def test_the_planner_judges_by_class(everything):
     assert everything.unseen.rows == sum(each.unseen.rows for each in everything.classes) == 87
 
 
+@pytest.mark.slow
 def test_how_good_the_planner_is(everything):
     """Medians as asked of all of Trainium and Inferentia together, and of GPU clusters described by data."""
     neuron = [e for e in everything.collectives if e.of.machine.startswith(("trn", "inf")) and not e.fits]
@@ -140,6 +143,7 @@ def test_how_good_the_planner_is(everything):
     assert all(each.inside for each in everything.crossovers)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_errors_of_today(everything):
     page = " ".join((Path(__file__).parents[2] / "docs/machines.md").read_text(encoding="utf-8").split())
     chips = ("A100", "H100", "H200", "B200", "GB200 GPU")
@@ -152,6 +156,7 @@ def test_the_page_has_the_errors_of_today(everything):
     assert f"and {two.worst:.1%} for the one row of all cores of two trn1.32xlarge".replace("%", " %") in page
 
 
+@pytest.mark.slow
 def test_extrapolated_is_what_no_fitted_rows_enclose(everything):
     found = {
         (each.of.collective, each.of.nbytes >> 20): each.extrapolated

@@ -235,6 +235,7 @@ with overlap.connect(0, 1) as world:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_fork_is_no_rank() -> None:
     ran = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=TIMEOUT_S)

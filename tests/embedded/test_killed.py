@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .holding import TIMEOUT_S
 
 SIZE, KILLED = 3, 1
 
 
+@pytest.mark.slow
 def test_results_that_ranks_share_outlive_the_process_whose_memory_it_was(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tests.embedded.holding"]
     processes = [

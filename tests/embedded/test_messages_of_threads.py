@@ -54,7 +54,6 @@ def exchange(world: overlap.Connection, tag: int, seed: int) -> int:
     return came
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_come_whole_and_in_order(threads: int, seed: int) -> None:

@@ -100,6 +100,7 @@ os.write(1, line.encode())  # one write: ranks share the pipe, and must not tear
 """
 
 
+@pytest.mark.slow
 def test_the_script_for_slurm_starts_its_ranks(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(stat.S_IRWXU)

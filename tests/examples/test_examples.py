@@ -86,15 +86,18 @@ def test_digits_are_learnt():
     assert DIGITS.fullmatch(printed_by(EXAMPLES / "04_digits.py"))
 
 
+@pytest.mark.slow
 def test_the_command_line_decides_how_many_ranks():
     shown = printed_by("-m", "overlap", "run", "--ranks", "2", EXAMPLES / "01_hello_ranks.py")
     assert shown == "".join(HELLO.replace("of 4", "of 2").splitlines(keepends=True)[:2])
 
 
+@pytest.mark.slow
 def test_digits_do_not_depend_on_the_number_of_ranks():
     assert DIGITS.fullmatch(printed_by("-m", "overlap", "run", "--ranks", "3", EXAMPLES / "04_digits.py"))
 
 
+@pytest.mark.slow
 def test_the_same_program_in_two_processes():
     shown = printed_by(
         "-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "2", EXAMPLES / "05_many_processes.py"
@@ -104,6 +107,7 @@ def test_the_same_program_in_two_processes():
     assert sorted_lines(re.sub(r"^\[node \d\] ", "", shown, flags=re.M)) == ON_TWO_NODES
 
 
+@pytest.mark.slow
 def test_two_hosts():
     """Needs the rights to make network namespaces."""
     for tool in ("ip", "tc"):

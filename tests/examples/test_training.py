@@ -65,6 +65,7 @@ def losses_of(name, steps):
     return [float(loss) for _, loss in lines] or [float(loss) for loss in told.groups()]
 
 
+@pytest.mark.slow
 def test_thirty_steps_are_better_than_guessing():
     assert losses_of("11_data_parallel", 30)[-1] < GUESSING - 0.5  # other versions of Python have other text
 

@@ -86,6 +86,7 @@ EXPECTED = {
 SHORT = ("10_two_streams",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*SHORT, *(pytest.param(n, marks=pytest.mark.slow) for n in EXPECTED if n not in SHORT)]
 )
@@ -100,6 +101,7 @@ def test_the_page_on_training_tells_what_the_strategies_reach():
     assert [name for name, *figures in rows if f"| {name} | {' | '.join(figures)} |" not in told] == []
 
 
+@pytest.mark.slow
 def test_smaller_buckets_of_a_small_transformer_hide_more():
     """The sweep that the example suggests, on a smaller model."""
     sweep = ("--sweep", "nodes=1,2", "--sweep", "bucket_bytes=100MiB,3GiB")

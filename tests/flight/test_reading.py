@@ -92,6 +92,7 @@ def test_damage_of_any_kind_is_refused_or_read(tmp_path, sample, damage):
         assert len(read_flight(file).ranks) == 1
 
 
+@pytest.mark.slow
 def test_the_files_of_two_nodes_tell_which_was_killed(tmp_path, capsys):
     (tmp_path / "train.py").write_text(KILLED)
     command_line = ["run", "--nnodes", "2", "--flight-dir", "records", "--job-id", "j", "train.py"]

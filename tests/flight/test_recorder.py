@@ -216,6 +216,7 @@ def test_operations_issued_far_ahead_are_recorded_when_their_turn_comes(folder):
     assert len(record.operations) == RECORDS
 
 
+@pytest.mark.slow
 def test_operations_that_end_before_a_record_is_free_leave_none_taken(folder):
     """Futures of messages that waited for a record, and were settled by another thread or out of order."""
 

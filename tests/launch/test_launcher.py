@@ -131,6 +131,7 @@ def test_a_port_in_use_is_told_before_anything_starts(job):
 # -- output ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_lines_are_whole_and_in_order(job):
     program = """
 for number in range(200):
@@ -148,11 +149,13 @@ os.write(2, b"one\\r\\ntwo")
     assert (code, out.count("\n"), err.count("\n")) == (0, 3 * len(wanted), 6)
 
 
+@pytest.mark.slow
 def test_the_first_node_reads_what_the_launcher_is_given(job):
     code, out, err = job("print(repr(sys.stdin.read()))").end(b"words")
     assert (code, sorted(out.splitlines()), err) == (0, ["[node 0] 'words'", "[node 1] ''"], "")
 
 
+@pytest.mark.slow
 def test_log_files_instead_of_the_terminal(job, tmp_path):
     program = "print('hello', node)\nif node:\n    raise ValueError('no')"
     code, out, err = job(program, "--nnodes", "2", "--log-dir", "logs/a").end()
@@ -212,6 +215,7 @@ open("fifo").read()  # to the end of the other process
     assert told in err
 
 
+@pytest.mark.slow
 def test_a_victim_that_ends_first_is_not_blamed(job, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     program = """
@@ -228,6 +232,7 @@ sys.exit("the reason")
     assert lines[1].startswith("overlap: node 1 ")
 
 
+@pytest.mark.slow
 def test_what_a_process_leaves_in_its_group_is_ended(job):
     program = """
 import subprocess
@@ -266,6 +271,7 @@ def test_a_signal_ends_the_nodes_in_peace(job, number, code, told):
     assert (found, out, without_patience(err)) == (code, "", [f"overlap: {told}"])
 
 
+@pytest.mark.slow
 def test_a_command_of_ours_says_itself_why_it_ends_what_it_has_started(job):
     one = job(WAIT, "--nnodes", "2", "--unannounced")
     one.lines(2)
@@ -284,6 +290,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_ends_them_at_once(job):
     one = job(DEAF, "--nnodes", "2", "--no-prefix", "--grace", "3600")
     pids = [int(line) for line in one.lines(2)]
@@ -296,6 +303,7 @@ def test_the_second_ctrl_c_ends_them_at_once(job):
     assert all(ends(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_after_the_grace_they_are_killed(job):
     one = job(DEAF, "--nnodes", "2", "--no-prefix", "--grace", "0.1")
     one.lines(2)

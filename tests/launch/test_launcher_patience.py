@@ -328,6 +328,7 @@ def test_a_node_in_a_debugger_is_named_and_left_alone():
     assert told == [(SUSPECT_S, "node 1 is held by a debugger, for 5 s now; others wait for it to join")]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_stopped_is_left_alone_where_all_others_can_see_that():
     _, nodes, told, end_s = launched({"stopped_s": [(0, inf)], "ends_s": 4000}, {"ends_s": 4000})
     assert ([node.got for node in nodes], told, end_s) == ([[], []], [], 4000)
@@ -339,6 +340,7 @@ def test_a_node_that_is_stopped_and_told_to_end_has_its_grace():
     assert (end_s, len(told)) == (1 + GRACE_S, 2)
 
 
+@pytest.mark.slow
 def test_a_node_that_ends_well_ends_nobody():
     outcome, nodes, told, end_s = launched({"ends_s": 3}, {"ends_s": 4000})
     assert [node.got for node in nodes] == [[], []]

@@ -165,6 +165,7 @@ while True:
 """
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("way", ["kernel", "thread"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_process_holds_its_lifeline(pipe, way, when):

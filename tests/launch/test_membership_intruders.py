@@ -263,6 +263,7 @@ def test_a_member_that_sends_less_than_it_has_told_ends_the_gather() -> None:
     with_company(2, main)
 
 
+@pytest.mark.slow
 def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it() -> None:
     """Random and damaged frames from one that knows the secret; the world is asked for something after each."""
     random = np.random.default_rng(11)

@@ -126,6 +126,7 @@ def test_hostile_msgpack_is_a_message_error(data: bytes) -> None:
         decode(data)
 
 
+@pytest.mark.slow
 def test_random_and_damaged_frames_never_do_anything_else() -> None:
     random = np.random.default_rng(4)
     good = [encode_saying(message) for message in every_message()]

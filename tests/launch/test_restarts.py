@@ -243,6 +243,7 @@ def check_kills(job, tmp_path, kills, *options):
     assert attempts == {*range(kills)}  # of the attempt that ended well nothing stays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_kills_leave_the_same_bits(job, tmp_path, kills):
     check_kills(job, tmp_path, kills)

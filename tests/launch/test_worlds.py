@@ -86,6 +86,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "method"), [pytest.param("efa", "_check", marks=pytest.mark.slow), ("shared_memory", "_meet")]
 )
@@ -101,6 +102,7 @@ def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
     assert told[1] == "overlap: process 0 is lost: its connection ended without a goodbye\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [*(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[:2]), WAYS[2]],  # the test of traces goes the first
@@ -135,6 +137,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "options"),
     [("ranks=2", None), ("ranks=2, clock='virtual'", None), ("", ("--nnodes", "2", "--nproc-per-node", "1"))],
@@ -163,6 +166,7 @@ def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == 2 * results(4, 1)
 
 
+@pytest.mark.slow
 def test_one_trace_of_all_processes(tmp_path: Path) -> None:
     run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--nproc-per-node", "2", "--trace", "run.json")
     assert run.returncode == 0, run.stderr
@@ -206,6 +210,7 @@ def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> N
     assert re.search(told, run.stderr), run.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> None:
     """Each machine has a launcher, which knows nothing of what the other one sees."""
     script, endpoint = program(tmp_path, failure="os._exit(0)"), f"127.0.0.1:{free_port()}"
@@ -222,6 +227,7 @@ def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "doing"),
     [
@@ -273,6 +279,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worlds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_process_that_ends_well_without_joining_is_not_waited_for(tmp_path: Path, worlds: int) -> None:
     (tmp_path / "absent.py").write_text(ABSENT.replace("WORLDS", str(worlds)))
@@ -295,6 +302,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 def test_of_a_long_error_the_terminal_has_both_ends_and_the_log_has_all(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text(EARLY)
     run = launched(tmp_path, Path("early.py"), "--nnodes", "2", "--log-dir", "logs")
@@ -322,6 +330,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 def test_an_error_with_a_line_of_10_mb_names_its_rank_and_its_line(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(LONG)
     run = launched(tmp_path, Path("long.py"), "--nnodes", "2")
@@ -345,6 +354,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 def test_a_compute_of_a_launched_job_cannot_begin_a_second_world(tmp_path: Path) -> None:
     (tmp_path / "nested.py").write_text(NESTED)
     run = launched(tmp_path, Path("nested.py"), "--nnodes", "2")
@@ -367,6 +377,7 @@ print("correct horse" in f"{os.environ}{told}")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["ours", pytest.param("another", marks=pytest.mark.slow)])
 def test_the_secret_is_not_left_in_the_environment_of_ranks_nor_of_what_they_start(
     tmp_path: Path, launcher: str
@@ -417,6 +428,7 @@ def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
     assert "rank 0: all_gather #3 on group 'world'" in run.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
     script = program(tmp_path, failure="print('waiting', flush=True); import trio; await trio.sleep_forever()")
     command = ("-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "2", script)
@@ -429,6 +441,7 @@ def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
     assert "Traceback" not in err, err
 
 
+@pytest.mark.slow
 def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
     script = program(tmp_path, failure="raise ValueError('no')")
     run = launched(tmp_path, script, "--nnodes", "2", "--nproc-per-node", "2", "--trace", "run.json")
@@ -438,6 +451,7 @@ def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
     assert (timeline.ranks(), timeline.steps(), timeline.world_size) == ([0, 1, 2, 3], [0, 1, 2], 4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
 @pytest.mark.parametrize(
     ("nodes", "each"), [(2, 2), *(pytest.param(*of, marks=pytest.mark.slow) for of in ((4, 1), (1, 4)))]
@@ -450,6 +464,7 @@ def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: i
     assert sorted(line.partition("] ")[2] or line for line in run.stdout.splitlines()) == results(4, each)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
 def test_a_failure_under_mpi_ends_all(tmp_path: Path) -> None:
     script = program(tmp_path, failure="raise ValueError('no such batch')")

@@ -61,7 +61,6 @@ HOOKS = {
 }
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_makes_the_same_mean_of_what_ranks_share(name, stage):

@@ -46,12 +46,12 @@ def over_sockets(nodes=2, ranks=2, **options):
 CHANGES = [{"order": "fifo"}, {"in_flight": 1}, {"ahead": 0, "bound": True}, {"rebuild_buckets": False}]
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_after_fifty_steps_nothing_has_changed_in_one_process(change):
     assert in_one_process(bucket_bytes=300, **change) == in_one_process(bucket_bytes=300)
 
 
+@pytest.mark.slow
 def test_after_fifty_steps_nothing_has_changed_between_nodes():
     fifo = over_sockets(bucket_bytes=300, order="fifo", in_flight=1, ahead=0, bound=True)
     assert over_sockets(bucket_bytes=300) == fifo

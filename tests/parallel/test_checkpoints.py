@@ -86,7 +86,6 @@ def training(folder, make, *, ranks, save_at=(), until, **options):
     return overlap.run(main, ranks=ranks, timeout_s=60)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("make", "whole"),
     [
@@ -629,6 +628,7 @@ def test_the_manifest_tells_all(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_the_type_of_manifests_is_known_before_threads_read_them():
     """Msgspec learns a type at its first use, and crashes where two threads do so at once."""
     learned = "from overlap.parallel.checkpoints import files; print('__msgspec_cache__' in vars(files._Manifest))"

@@ -121,7 +121,6 @@ TWO = {"top_k": 2, "normalised": True, "balance": 0.01}
 ALL = {"top_k": 4, "normalised": False, "balance": 0.0}
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("options", [ONE, TWO, ALL], ids=["top 1", "top 2", "all"])
 @pytest.mark.parametrize(("ranks", "ep"), [(1, 1), (2, 2), (4, 4), (4, 2)])
 @pytest.mark.parametrize("halves", [False, True], ids=["whole", "halves"])
@@ -132,6 +131,7 @@ def test_ranks_with_some_experts_learn_what_a_loop_over_all_learns(
     assert as_by_loop(found, ep, shared=halves, options=options)
 
 
+@pytest.mark.slow
 def test_in_virtual_time() -> None:
     found, _ = simulate(train, 4, 2, True, True, TWO)
     assert as_by_loop(found, 2, shared=True, options=TWO)

@@ -278,6 +278,7 @@ def test_a_model_learns_much_the_same_and_its_replicas_exactly(name, clock):
         assert (found[0][key] != weights()[key]).any()
 
 
+@pytest.mark.slow
 def test_half_the_bytes_travel_while_the_layer_below_computes():
     """In virtual time: the cast runs beside backward, and what is sent takes half as long."""
 

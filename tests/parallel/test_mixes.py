@@ -95,6 +95,7 @@ def learnt_alone(found: list[Any], axes: dict[str, int], name: str, optimizer: s
     )
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "adam"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_mesh_learns_what_one_rank_learns(mesh: str, optimizer: str) -> None:
@@ -102,12 +103,14 @@ def test_a_mesh_learns_what_one_rank_learns(mesh: str, optimizer: str) -> None:
     assert learnt_alone(run(train, int(np.prod(list(axes.values()))), axes, name, optimizer), axes, name, optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zero 2", "zero 3"])
 def test_a_pipeline_whose_weights_are_shared_out(kind: str) -> None:
     axes, name = MESHES["pp=2 dp=2 tp=2"]
     assert learnt_alone(run(train, 8, axes, name, "adam", kind), axes, name, "adam")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["pp=2 dp=2 tp=2", "pp=2 tp=2"])
 def test_in_virtual_time(mesh: str) -> None:
     axes, name = MESHES[mesh]
@@ -164,6 +167,7 @@ def backward(w, x, dy):
     return b.linear_input(w, x, dy)[0], b.linear_weights(w, (x, dy))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("axes", [{"pp": 2, "dp": 2}, {"pp": 2, "dp": 4}, {"pp": 1, "dp": 2}], ids=str)
 def test_experts_in_stages_learn_what_they_learn_on_one_rank(axes: dict[str, int]) -> None:
     ((others, experts),) = run(train_experts, 1, {"pp": 1, "dp": 1})

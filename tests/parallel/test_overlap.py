@@ -5,7 +5,6 @@ import pytest
 from .deep import MB, NAMES, spans_of, steady
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("waits", [False, True], ids=["ahead", "bounded"])
 @pytest.mark.parametrize("order", ["forward", "fifo"])
 @pytest.mark.parametrize(("seconds", "nbytes"), [(0.010, 400 * MB), (0.0005, 32 * MB)])

@@ -103,7 +103,6 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_stages_learn_what_one_rank_learns(name: str, clock: str) -> None:
@@ -112,7 +111,6 @@ def test_stages_learn_what_one_rank_learns(name: str, clock: str) -> None:
     assert learnt_alone(found, schedule.stages)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_a_model_keeps_the_weights_and_nothing_waits(name: str, clock: str) -> None:
@@ -152,7 +150,6 @@ def on_paper(schedule: PipelineSchedule, durations: Durations) -> list[list[floa
     return [[starts[action] for action in row] for row in schedule.rows]
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("durations", [Durations(), Durations(forward=2, input_gradient=3, weight_gradient=1)])
 def test_the_measured_bubble_is_that_of_the_formula(name: str, durations: Durations) -> None:

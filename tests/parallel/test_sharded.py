@@ -32,7 +32,6 @@ def same(found, expected):
     return all(list(one) == list(expected) and all((one[k] == w).all() for k, w in expected.items()) for one in found)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{type(o).__name__}-{getattr(o, 'momentum', '')}")
 @pytest.mark.parametrize("stage", STAGES)
 def test_all_stages_are_data_parallel_bit_by_bit(stage, optimizer):

@@ -57,6 +57,7 @@ alternatives:
     )
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -73,6 +74,7 @@ def test_pages_fit_a_terminal(run, name):
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_json(run):
     code, out = run("all_reduce", "--bytes", "32MiB", "--cluster", "trn2.48xlarge x4", "--json")
     found = json.loads(out)

@@ -29,7 +29,6 @@ def test_every_collective_has_a_plan_whose_table_is_proved(op):
     assert found.schedule() is table
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("nbytes", [64, 1 << 16, 1 << 22, 1 << 28])
 @pytest.mark.parametrize("name", ["trn2.48xlarge", "trn1.32xlarge x2", "dl1.24xlarge x2", "inf2.48xlarge"])

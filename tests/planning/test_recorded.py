@@ -98,6 +98,7 @@ def test_on_its_own_cluster_it_is_what_was_recorded(program):
     assert spans(again(timeline, 4)) == spans(timeline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "figures",
     [{"tp": 2}, pytest.param({"tp": 2, "zero": 3}, marks=slow), pytest.param({"pp": 2, "zero": 2}, marks=slow),
@@ -109,6 +110,7 @@ def test_a_step_of_a_model_takes_the_same_again(figures):
     assert step_ns(again(timeline, 4, cluster="trn2.3xlarge")) == step_ns(timeline)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     "program", [programs.data_parallel(), mixed(), pytest.param(programs.layered(), marks=slow)],
     ids=["data parallel", "mixed", "layered"],
@@ -279,6 +281,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         assert str(refused.value) == message
 
 
+@pytest.mark.slow
 def test_on_many_ranks_two_of_each_class_run_for_all_and_it_is_the_same(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     file = str(tmp_path / "run.json")

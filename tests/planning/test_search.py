@@ -66,6 +66,7 @@ def test_of_any_small_model_the_best_layout_is_that_of_trying_all(seed):
     assert all(each.bound_s <= step for each, step in zip(ordered, steps, strict=True))
 
 
+@pytest.mark.slow
 def test_every_layout_is_simulated_or_left_out_for_a_reason():
     found, _ = searched(names=SOME)
     assert found.tried == len(found.simulated) + sum(map(len, found.left_out.values()))
@@ -81,12 +82,14 @@ def test_what_needs_more_memory_than_there_is_is_left_out():
     assert all(memory_of(large, each).total > there for each in found.left_out[OUT_OF_MEMORY])
 
 
+@pytest.mark.slow
 def test_orders_of_axes_that_are_the_same_are_tried_once():
     _, ordered = searched(names=("tp", "pp", "dp", "order"))
     alone = [each.layout for each in ordered if each.layout.dp == MACHINE.world_size]
     assert len(alone) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_found(monkeypatch):
     tried = []
 

@@ -206,7 +206,6 @@ def test_further_microbatches_cost_what_they_would_have_cost(figures):
     assert exposed == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "figures",
     [

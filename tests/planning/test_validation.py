@@ -44,6 +44,7 @@ def test_a_class_with_few_rows_has_no_narrower_band_than_all_have(monkeypatch):
     assert class_band(cluster("p5.48xlarge"), "bfloat16").of == "H100 bf16"
 
 
+@pytest.mark.slow
 def test_a_row_is_predicted_without_itself():
     rows = [row for row in published() if row.id in CHEAP]
     one, other = judge(rows)

@@ -64,6 +64,7 @@ def test_a_call_and_its_operation_are_recorded(tmp_path: Path) -> None:
     assert operation["tid"] == call["tid"]
 
 
+@pytest.mark.slow
 def test_an_operation_lasts_until_its_end_not_until_the_end_of_its_call(tmp_path: Path) -> None:
     def later(group: ProcessGroup) -> None:
         x = torch.ones(1)

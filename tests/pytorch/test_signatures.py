@@ -101,6 +101,7 @@ FORMS: dict[str, tuple[Callable[[ProcessGroup], Work], list[Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.everyday(30)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_of_a_call(pair: Ranks, form: str) -> None:
     call, expected = FORMS[form]
@@ -176,6 +177,7 @@ REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
 }
 
 
+@pytest.mark.everyday(30)
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_c10d_refuses_is_refused_before_anything_starts(pair: Ranks, what: str, kind: type[Exception]) -> None:

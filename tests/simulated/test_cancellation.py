@@ -44,7 +44,7 @@ def check(found: Simulation, member: int) -> None:
         assert other == [2.0 * EACH] * EACH, context
 
 
-@pytest.mark.every(2)
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rails", [0, 2])
 @pytest.mark.parametrize("member", [0, 1])

@@ -141,6 +141,7 @@ def test_whatever_happens_results_are_exact_or_the_culprit_was_hit(some: range) 
     assert "list" in kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("some", seeds(15, 165, at_once=50), ids=str)
 def test_the_same_over_sockets(some: range) -> None:
     kinds = {check(live(seed, 2 + seed % 2, train, rails=1 + seed % 3), 2 + seed % 2) for seed in some}
@@ -153,6 +154,7 @@ def test_what_waits_for_rails_ends_with_those_who_bring_them_back() -> None:
     check(live(34, 2, train, rails=2), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("some", seeds(6, 156, at_once=50), ids=str)
 def test_rails_may_die_one_by_one_or_all_at_once(some: range) -> None:
     lost = 0
@@ -172,6 +174,7 @@ def test_a_rank_that_raises_is_blamed_everywhere_at_once(seed: int) -> None:
     assert max(at_s for at_s, _, what in found.log if what.startswith("ended")) < 5 < HANG_S
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_itself() -> None:
     for seed in range(3):
         assert live(seed, 3, train).log == live(seed, 3, train).log

@@ -48,7 +48,6 @@ async def pipeline(rank, stages):
     return now_ns(rank)
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("cluster", "ranks", "main", "argument", "alike"),
     [
@@ -145,7 +144,6 @@ def test_ranks_of_a_class_are_done_when_the_last_of_them_is():
     assert max(simulate(hop, 64, **where)[0]) < 4 * longest_ns
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("op", "settings"),
     [
@@ -264,7 +262,6 @@ def test_the_first_and_the_last_of_each_class_run():
     assert Alike.of(2, 8).rows([0, 4]).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "op"),
     [

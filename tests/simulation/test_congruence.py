@@ -21,6 +21,7 @@ network = { nics = 2, link = "roce" }
 TRN2 = topology.cluster("trn2.48xlarge", nodes=4)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     "groups",
     [

@@ -52,6 +52,7 @@ def trace_of(path, **assumed):
     return path.read_bytes()
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("assumed", "runs"),
     [({}, 10), ({"conditions": CONDITIONS}, 10), pytest.param({}, 100, marks=pytest.mark.slow)],
@@ -64,7 +65,7 @@ def test_the_same_bytes_every_time(tmp_path, assumed, runs):
         assert trace_of(tmp_path / "again.json", **assumed) == expected
 
 
-@pytest.mark.every(2)
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("direction", ["forwards", "backwards", "shuffled"])
 @pytest.mark.parametrize("rough", [False, True])
 def test_trios_order_does_not_matter(tmp_path, monkeypatch, direction, rough):

@@ -88,7 +88,6 @@ def check_blame(error, faults):
     return str(error)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 @pytest.mark.parametrize(("main", "args"), ALL, ids=[main.__name__ for main, _ in ALL])
 def test_every_seed_ends_with_the_results_or_with_a_culprit(main, args, seeds):

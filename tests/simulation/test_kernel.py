@@ -208,6 +208,7 @@ def chatter(kernel, trace):
     return main
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("direction", [0.0, 1.0, None])
 def test_every_run_is_the_same(monkeypatch, direction):
     """Also when Trio always, or never, turns its batches round."""

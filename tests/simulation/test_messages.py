@@ -24,7 +24,6 @@ def told(found):
     return found.ranks.tolist(), found.marks_ns, [each.tolist() for each in found.positions], needs
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["trn1.32xlarge x2", "trn2.48xlarge", "dl1.24xlarge x2", "local"])
 @pytest.mark.parametrize("conditions", [Conditions(), SLOW], ids=["calm", "slow wires"])
 def test_it_is_what_the_pair_alone_would_be_told(name, conditions):

@@ -102,7 +102,6 @@ def test_real_and_virtual_time_give_the_same_results_and_order(program):
 
 # Programs whose operations take turns agree to the nanosecond, or to what a byte in a barrier takes. Where operations
 # of which none fills its wires are in flight together, the model lets them mix like fluids, and messages do not.
-@pytest.mark.pairs
 @pytest.mark.parametrize("algorithm", [None, "ring", "mesh"])
 @pytest.mark.parametrize("latency_s", LATENCIES_S)
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -90,7 +90,6 @@ TREE, PAIRWISE, ROOTED = ("broadcast", 64, "binomial"), ("all_to_all", 16, "pair
 HALVING, ONE_SHOT = ("all_reduce", 16, "rdh"), ("all_reduce", 4, "one_shot")
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "mix",
     [
@@ -141,7 +140,6 @@ def a_mix(seed, cluster):
     return [(round(late, 9), option, nbytes) for late, (option, nbytes) in zip(late_s, options, strict=True)]
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 24))])
 @pytest.mark.parametrize("wires", WIRES)
 def test_any_mix_takes_what_its_messages_take(clusters, wires, seed):

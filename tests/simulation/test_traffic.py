@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 import trio
 
 import topology
@@ -77,6 +78,7 @@ def test_steps_take_what_computes_and_shared_wires_take():
     assert told == expected
 
 
+@pytest.mark.slow
 def test_the_order_of_calls_does_not_matter():
     shuffle = random.Random(5)
     for jitter in (0.0, 0.05):

@@ -28,6 +28,7 @@ def test_there_are_no_such_arrays(shape, dtype):
         shape_only(shape, dtype)
 
 
+@pytest.mark.slow
 def test_a_model_of_seventy_billion_parameters():
     layers, parameters = 80, 70_000_000_000 // 80
 

@@ -29,6 +29,7 @@ async def test_real_time(rank: overlap.Rank) -> None:
     assert (rank.clock, (await rank.all_reduce(np.ones(1)))[0]) == ("real", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4, clock=2)
 async def test_processes(rank: overlap.Rank) -> None:
     assert (rank.local_rank, (await rank.all_reduce(np.ones(1)))[0]) == (rank.rank % 2, 4)
@@ -196,6 +197,7 @@ async def test_right(rank):
 """
 
 
+@pytest.mark.slow
 def test_in_a_project_of_a_stranger(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(PROJECT)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p pytest_overlap -p no:randomly --strict-markers\n")

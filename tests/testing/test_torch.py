@@ -37,6 +37,7 @@ def test_ddp_has_the_same_weights_on_all_ranks_and_those_of_one_process() -> Non
     assert run.peak_bytes > 4 * (32 * 64 + 64 * 10)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_trace_and_any_seed_the_same_weights() -> None:
     def run(seed):
         return Ranks(HERE).program("ddp.py", ["--steps", "2"], ranks=4, seed=seed)
@@ -46,6 +47,7 @@ def test_the_same_seed_gives_the_same_trace_and_any_seed_the_same_weights() -> N
     assert Ranks().repeats(run, seeds=6)
 
 
+@pytest.mark.slow
 def test_fsdp_dtensor_pipelining_and_checkpoints(tmp_path: Path) -> None:
     runs = [Ranks(HERE).program("sharded.py", [str(tmp_path / str(n))], ranks=n) for n in (2, 4)]
     assert all(run.same() for run in runs)
@@ -87,6 +89,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_ranks_do_without_torchs_compiler_whose_import_takes_seconds(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(WITHOUT_COMPILER)
@@ -184,6 +187,7 @@ def uses_mpi():
     import mpi4py  # noqa: F401
 
 
+@pytest.mark.everyday(10)
 @pytest.mark.parametrize(
     ("function", "told"),
     [
@@ -245,6 +249,7 @@ def changes_everything():
     return os.environ["RANK"], os.environ["LOCAL_RANK"], random.random(), torch.rand(1).dtype
 
 
+@pytest.mark.slow
 def test_what_a_program_changes_in_its_process_is_its_own() -> None:
     before = os.getcwd(), random.getstate(), torch.random.get_rng_state(), torch.get_num_threads()
     run = Ranks().function(changes_everything, ranks=2)
@@ -426,6 +431,7 @@ def waits_by_polling(path):
     dist.barrier()
 
 
+@pytest.mark.slow
 def test_nothing_may_depend_on_how_long_a_sleep_lasts(tmp_path: Path) -> None:
     for seed in (0, 1):
         (tmp_path / "it").unlink(missing_ok=True)

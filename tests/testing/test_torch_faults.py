@@ -102,6 +102,7 @@ def test_a_rank_that_is_gone_is_named(fault: str) -> None:
     assert f'faults="{fault}"' in str(caught.value)
 
 
+@pytest.mark.slow
 def test_seeds_with_faults_pass_where_the_program_names_the_lost_rank() -> None:
     run = Ranks(HERE).program("ddp.py", ["--steps", "2"], ranks=3, faults="die, late, slow", seeds=5)
     assert run.same()  # of the first, which has no faults; the others raise where they fail

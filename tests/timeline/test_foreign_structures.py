@@ -98,6 +98,7 @@ def refused(read, path):
     return False
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("kind", DOCUMENTS)
 def test_a_trace_is_read_or_refused(kind, tmp_path):
     path = tmp_path / "t.json"

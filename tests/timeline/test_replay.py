@@ -99,7 +99,6 @@ def test_cycles_that_would_take_minutes_to_untie_are_refused(monkeypatch):
         predict(waits_for_each_other(), [parse_change("bucket_bytes=32")])
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("change", "before", "after"),
     [
@@ -168,6 +167,7 @@ def test_each_piece_of_advice_brings_what_it_says():
         assert abs(one.predicted.wall_ns - real_ns) <= 0.05 * real_ns, (one.changes[0].text, real_ns)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("change", "before", "after"),
     [("streams=apart", with_loss(), with_loss(apart=True)), ("window=8", windowed(1), windowed(8))],
@@ -206,6 +206,7 @@ def test_of_buckets_that_are_too_large_it_shows_when_what_is_in_them_was_there(m
     assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
 
 
+@pytest.mark.slow
 def test_of_a_long_run_the_steps_around_the_median_one_tell_the_same():
     timeline = run(layered(mib=32, layers=2, steps=12), ranks=2)
     found = advise(timeline)
@@ -215,6 +216,7 @@ def test_of_a_long_run_the_steps_around_the_median_one_tell_the_same():
         assert one.gain_ns == pytest.approx(predict(timeline, one.changes).gain_ns, rel=0.01)
 
 
+@pytest.mark.slow
 def test_gradients_that_would_fill_the_window_of_their_stream_are_not_foretold():
     """The least urgent, issued first, hold up the most urgent: the run gets longer, or shorter, than a replay knows."""
     timeline = run(layered(layers=12, mib=64, steps=3), ranks=2)
@@ -525,6 +527,7 @@ def test_ranks_do_not_wait_in_a_bucket_before_all_its_gradients_are_there():
     assert len({(s.start_ns, s.end_ns) for s in found.timeline.spans if s.kind == "comm"}) == 1
 
 
+@pytest.mark.slow
 def test_advice_tries_buckets_first_where_a_step_has_many_small_ones():
     timeline = many_small()
     assert next(_candidates(timeline, Baseline(timeline, 0))).text == "bucket_bytes=256KiB"

@@ -86,13 +86,13 @@ def pairs_of(make: Callable[[], Transport]) -> MakePair:
 IMPLIED = ("recording", "paced", "faulty")  # by all of them at once
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in REAL])
 @pytest.mark.parametrize("check", CHECKS)
 def test_real_clock(check: str, name: str) -> None:
     assert_kept(check, pairs_of(REAL[name]))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in VIRTUAL])
 def test_virtual_clock(name: str) -> None:
     assert_all_kept(pairs_of(VIRTUAL[name]))

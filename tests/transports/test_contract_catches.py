@@ -428,6 +428,7 @@ def assert_passes(check: str, bend: Callable[[Endpoint, trio.Nursery], Endpoint]
     )
 
 
+@pytest.mark.everyday(20)
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_honest_endpoint_passes(check: str) -> None:
     assert_passes(check, Honest)
@@ -438,6 +439,7 @@ def test_an_eager_endpoint_passes(check: str) -> None:
     assert_passes(check, Eager)
 
 
+@pytest.mark.everyday(40)
 @pytest.mark.parametrize(("check", "bend"), BROKEN)
 def test_a_broken_endpoint_fails(check: str, bend: type[Honest]) -> None:
     with pytest.raises(ContractViolation) as caught:

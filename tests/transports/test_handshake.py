@@ -349,6 +349,7 @@ def test_a_member_that_says_nonsense_is_refused(fields: bytes, monkeypatch: pyte
     assert listener.why == "protocol"
 
 
+@pytest.mark.slow
 def test_random_bytes_change_nothing() -> None:
     """Random hellos behind an opening that is right, and random bytes from the first on."""
     random = np.random.default_rng(20240607)

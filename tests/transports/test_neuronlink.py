@@ -130,6 +130,7 @@ def test_statistics_name_what_waits_and_nothing_stays_behind() -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_no_queue_remains_of_a_tag_that_is_used_no_more() -> None:
     async def exchange(link: NeuronLink, tag: int) -> None:
         async with trio.open_nursery() as nursery:

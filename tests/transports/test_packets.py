@@ -64,6 +64,7 @@ def test_another_length_than_its_kind_has(packet: bytes) -> None:
         HEADERS.unpack(memoryview(packet))
 
 
+@pytest.mark.slow
 def test_noise_is_refused_or_read_but_nothing_else() -> None:
     random = np.random.default_rng(0)
     good = HEADERS.pack(MessageKind.EAGER, 1, 2, 3, 4) + b"abcdef"

@@ -58,12 +58,12 @@ async def pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
             leave.set()
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_keeps_the_contract(check: str) -> None:
     assert_kept(check, pair)
 
 
+@pytest.mark.slow
 def test_it_carries_a_job_once_it_is_installed(tmp_path: Path) -> None:
     install(tmp_path, "plain", "plain_tcp:make", Path(plain_tcp.__file__).read_text())
     script = tmp_path / "train.py"

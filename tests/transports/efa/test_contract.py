@@ -39,7 +39,6 @@ KINDS: dict[str, MakePair] = {
 IMPLIED = ("tcp, four rails", "unix, staged", "unix, four rails", "recording", "paced", "faulty")
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in KINDS])
 @pytest.mark.parametrize("check", CHECKS)
 def test_between_processes(check: str, name: str) -> None:

@@ -69,6 +69,7 @@ def every_third() -> list[object]:
     return [pytest.param(each, marks=[pytest.mark.slow] if at % 3 else []) for at, each in enumerate(batches())]
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("direction", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch", every_third(), ids=lambda batch: f"byte {batch[0][0]} and more")
 def test_a_flipped_bit_never_makes_a_wrong_result(batch: list[tuple[int, int]], direction: int) -> None:
@@ -85,6 +86,7 @@ def test_a_flipped_bit_never_makes_a_wrong_result(batch: list[tuple[int, int]], 
     run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch", batches()[::3], ids=lambda batch: f"byte {batch[0][0]} and more")
 def test_another_rail_brings_what_came_damaged(batch: list[tuple[int, int]], direction: int) -> None:

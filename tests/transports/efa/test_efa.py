@@ -41,6 +41,7 @@ from .impostor import confronted
 from .processes import SECRET, TIMEOUT_S, Table, World, opened, pairs, quietly, run
 
 
+@pytest.mark.slow
 def test_late_receivers_take_a_bounded_amount_of_memory_and_block_no_other_tag() -> None:
     """Beyond the budget even small messages wait at their senders; all arrive."""
     nbytes = EAGER_BYTES - 1000
@@ -818,7 +819,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes certificates")
 
 
-@pytest.mark.every(5)
+@pytest.mark.everyday(4)
 @needs_openssl
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_contract_holds_over_tls(check: str, tls: dict[str, Tls]) -> None:

@@ -70,7 +70,6 @@ def test_each_chunk_goes_to_the_rail_on_which_least_waits() -> None:
     run(main)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("unix", [True, False])
 @pytest.mark.parametrize("staged", [True, False])
 @pytest.mark.parametrize("nbytes", [1, 7, 40, CHUNK_BYTES // 2, CHUNK_BYTES + 100])

@@ -107,7 +107,7 @@ def test_a_link_that_was_down_is_used_again(monkeypatch: pytest.MonkeyPatch) -> 
     run(main)
 
 
-@pytest.mark.every(2)
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(("seed", "rails"), [(0, 3), (1, 3), (2, 1), (3, 1), (4, 1), (5, 2)])
 def test_messages_are_exact_while_rails_come_and_go(seed: int, rails: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(returning, "_FIRST_PAUSE_S", 0.001)
@@ -350,7 +350,6 @@ async def assert_nobody_listens(card: PeerAddress) -> None:
         await dial(card)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("said", "reason"),
     [

@@ -55,7 +55,6 @@ def hear(engine: Engine, kind: int, fields: Sequence[int], payload: bytes = b"")
         engine.hear(kind, fields)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(("places", "push_bytes"), [(None, 0), (None, LONG_BYTES), (1, 0)])
 @pytest.mark.parametrize("confirmed", [True, False])
 @pytest.mark.parametrize("seed", range(5))

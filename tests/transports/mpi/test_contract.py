@@ -63,7 +63,6 @@ async def between_members() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
             nursery.start_soon(b.aclose)
 
 
-@pytest.mark.every(3)
 @needs_mpi
 @pytest.mark.usefixtures("_mpi_is_up")
 @pytest.mark.parametrize("make_pair", [over_mpi, over_recorded_mpi])
@@ -72,7 +71,6 @@ def test_over_mpi(check: str, make_pair: MakePair) -> None:
     assert_kept(check, make_pair)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("make_pair", [inside_a_member, between_members])
 @pytest.mark.parametrize("check", CHECKS)
 def test_over_a_wire_in_memory(check: str, make_pair: MakePair) -> None:

@@ -49,6 +49,7 @@ def run_job(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.CompletedProcess(command, job.returncode, out, errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "ranks_each"), [(2, 2), *(pytest.param(processes, 1, marks=pytest.mark.slow) for processes in (2, 4))]
 )

@@ -19,7 +19,6 @@ def wrapped(inner: Transport) -> Transport:
 KINDS: dict[str, MakePair] = {"reading": pairs(), "slots": pairs(reads=False), "all wrappers": pairs(wrapped)}
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("check", CHECKS)
 def test_between_processes(check: str, name: str) -> None:

@@ -1,5 +1,6 @@
 """Packets leave one after the other, also those that are sent because another one has been."""
 
+import pytest
 import trio
 
 from transports import Call
@@ -9,6 +10,7 @@ from ..promises import leaves_at_once
 from .processes import Host, opened
 
 
+@pytest.mark.slow
 def test_what_is_sent_as_another_packet_leaves_does_not_take_its_room() -> None:
     async def main() -> None:
         host = Host()
