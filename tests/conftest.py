@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from zlib import crc32
 
 import pytest
@@ -61,6 +61,16 @@ def few(cases: Sequence[pytest.Function], count: int) -> set[pytest.Function]:
         kept.add(best)
         met |= values[best]
     return kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected: all of them live to the end, and it takes a tenth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -68,6 +68,7 @@ def shell(tmp_path):
     return run
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("case", often(product(COMMANDS, STREAMS), EVERYDAY), ids=" ".join)
 def test_closed_streams_change_nothing_but_what_is_seen(shell, tmp_path, case):
     command, streams = case
@@ -83,6 +84,7 @@ def test_closed_streams_change_nothing_but_what_is_seen(shell, tmp_path, case):
     assert (tmp_path / "t.json").exists() is ("t.json" in command)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
 @pytest.mark.parametrize("command", often(COMMANDS, FULL))
 def test_where_stderr_is_full_nobody_is_told_and_the_code_is_the_same(shell, tmp_path, command):
@@ -97,6 +99,7 @@ def test_where_both_are_full_the_output_is_lost_and_the_code_says_so(shell):
     assert shell("run good.py >/dev/full 2>/dev/full") == (1, "", "")
 
 
+@pytest.mark.slow
 def test_a_missing_stream_is_not_the_next_file_that_is_opened(shell):
     """Or what is printed would go into a pipe between the processes."""
     code, _, err = shell("run --nnodes 2 good.py <&- >&-")

@@ -52,6 +52,7 @@ def test_neither_does_it_hide_why_the_program_failed(process, script):
     assert err.endswith(f"\n  trace: {FULL}")
 
 
+@pytest.mark.slow
 def test_nor_does_it_of_several_processes(process, script):
     child = process("run", "--nnodes", "2", "--trace", "/dev/full", script(PROGRAM + "\nprint('done')"))
     out, err = child.communicate()

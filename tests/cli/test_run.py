@@ -457,6 +457,7 @@ def test_a_reader_that_leaves_is_no_error(process, script):
     assert child.wait() == 141
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(("argv", "code"), [(["--help"], 141), (["run", "train.py"], 3)])
 def test_nobody_reading_from_the_start_is_no_error_and_hides_none(process, script, argv, code):
     script("import sys; print('x'); sys.exit(3)")

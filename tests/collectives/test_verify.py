@@ -93,6 +93,7 @@ def test_every_pair_of_levels(collective: str, intra: str, nodes: int, local_siz
                 assert is_right(schedule), (schedule, options)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(("nodes", "local_size"), GRIDS)
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> None:
@@ -107,6 +108,7 @@ def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> Non
                 assert is_right(schedule), (schedule, options)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(("nodes", "local_size"), GRIDS)
 @pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter"])
 def test_levels_of_blocks(collective: str, nodes: int, local_size: int) -> None:

@@ -54,6 +54,7 @@ def test_all_ranks_get_the_same_bits_in_every_run(size: int, path: str) -> None:
     assert run(everything, size, 37, path=path) == first
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     "path", [path if path in FEW_PATHS else pytest.param(path, marks=pytest.mark.slow) for path in PATHS]
 )

@@ -85,6 +85,7 @@ def test_large_arrays_go_through_the_worker_threads(size: int, path: str) -> Non
     check_world(todo, run(issue_all, size, todo, path=path))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("op", "path"),
     [

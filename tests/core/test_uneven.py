@@ -116,6 +116,7 @@ def test_awkward_counts(kind: str, size: int, path: str) -> None:
     check_world(todo, run(issue_all, size, todo, path=path))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("wires", WIRES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,6 +133,7 @@ def test_in_virtual_time(kind: str, size: int, cluster: str) -> None:
     check_world(todo, overlap.run(issue_all, todo, ranks=size, cluster=cluster, clock="virtual"))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("path", ["direct", "mesh", pytest.param("bruck", marks=pytest.mark.slow)])
 def test_every_dtype(path: str) -> None:
     counts, todo = np.array([3, 0, 2]), []
@@ -145,6 +147,7 @@ def test_every_dtype(path: str) -> None:
     check_world(todo, run(issue_all, 3, todo, path=path))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("path", ["direct", "wire", "multi_ring"])
 def test_large_blocks_go_through_the_worker_threads(path: str) -> None:
     million = 1 << 20
@@ -318,6 +321,7 @@ def test_calls_that_nobody_can_have_made_are_refused(index: int, told: object) -
         unpack_call(msgspec.convert(plain, PlainCall))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "steps", "most"), [("here", 300, 200), pytest.param("far", 1200, 800, marks=pytest.mark.slow)]
 )

@@ -40,6 +40,7 @@ def test_out_is_filled_from_futures(size: int) -> None:
     check_world(todo, overlap.run(main, ranks=size, clock="virtual"))
 
 
+@pytest.mark.slow
 def test_large_arrays() -> None:
     todo = []
     for kind in KINDS:

@@ -105,6 +105,7 @@ def test_what_a_later_step_sends_of_a_copied_input_is_taken_to_be_there():
     assert (first.local.tolist(), first.beside.tolist()) == ([0, 0, 0, 0, 0], [0, 0, 2, 0, 0])
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("name", "nbytes"),
     [

@@ -44,6 +44,7 @@ def test_no_price_is_below_a_wires_or_a_memorys_bound(name, op, nodes, nbytes):
         assert price.total_s >= max(limits) * (1 - 1e-9), option.label
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("name", "op"),
     [
@@ -94,6 +95,7 @@ def test_no_price_is_below_what_the_dma_engines_of_a_rank_move():
     assert plan("all_gather", 1 << 30, machine).predicted_s < 0.01
 
 
+@pytest.mark.slow
 def test_a_reduce_goes_in_pieces_on_one_node_too():
     """In one piece it took longer on one node than in three on two."""
     one, two = (plan("reduce", 1 << 32, topology.cluster("trn2.48xlarge", nodes=n)) for n in (1, 2))

@@ -60,6 +60,7 @@ SHARES = {"adapter share of p5": "efa", "adapter share of p4d": "efa", "NVLink s
 FITTED = [row for row in COLLECTIVES if row.fits and row.fits not in SHARES]
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("row", FITTED, ids=lambda row: f"{row.machine} {row.collective} {row.nbytes} {row.fits}")
 def test_a_row_that_fits_a_figure_is_hit_and_depends_on_it(row):
     now_s = priced_s(row)
@@ -67,6 +68,7 @@ def test_a_row_that_fits_a_figure_is_hit_and_depends_on_it(row):
     assert abs(priced_s(row, FIGURES[row.fits]) / now_s - 1) > 0.01
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [pytest.param(*each, marks=pytest.mark.slow if "p5" in each[0] else ()) for each in SHARES.items()],
@@ -134,6 +136,7 @@ def crossovers(op, machine, names):
     return order, sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "op", ["all_reduce", *(pytest.param(op, marks=pytest.mark.slow) for op in ("all_gather", "reduce_scatter"))]
 )

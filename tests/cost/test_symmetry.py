@@ -89,6 +89,7 @@ def check_one_stands_for_all(monkeypatch, name, op, servers, per_node):
     candidates.cache_clear()
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("name", "op"),
     [

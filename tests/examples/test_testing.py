@@ -45,6 +45,7 @@ def test_its_tests_pass() -> None:
     assert "2 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_example_with_pytorch() -> None:
     """23_testing_pytorch."""
     pytest.importorskip("torch", reason="torch is not installed")

@@ -73,6 +73,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(usable()) < 2 or sys.platform != "linux", reason="there are no two cores to be shared out")
 @pytest.mark.parametrize(("options", "bound"), [([], True), (["--no-bind"], False)])
 def test_each_process_of_a_launch_keeps_to_its_share(tmp_path: Path, options: list[str], bound: bool) -> None:

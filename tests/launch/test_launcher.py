@@ -168,6 +168,7 @@ def test_log_files_instead_of_the_terminal(job, tmp_path):
     assert logs[1].endswith("ValueError: no\n")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_nodes(job):
     one = job("while True:\n    print(node, os.getpid())")
     one.lines(1)
@@ -191,6 +192,7 @@ def test_the_error_of_the_culprit_is_told_last_and_ends_the_others(job):
     assert lines[-1].endswith(") exited with code 1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [

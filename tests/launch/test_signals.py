@@ -178,6 +178,7 @@ def test_all_nodes_of_a_launcher_end_so(start: Start, tmp_path: Path) -> None:
     assert read_trace(tmp_path / "run.json").ranks() == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_node_that_somebody_else_tells_to_end_is_named(start: Start) -> None:
     job = start("-m", "overlap", "run", "--nnodes", "2", "train.py")
     os.kill(job.pid_of_one_that_is_up(), signal.SIGTERM)
@@ -285,6 +286,7 @@ def test_a_busy_program_tells_all_the_same(start: Start) -> None:
     assert job.ends(signal.SIGTERM)[0] == 143
 
 
+@pytest.mark.slow
 def test_a_launcher_passes_the_question_on_and_goes_on(start: Start) -> None:
     job = start("-m", "overlap", "run", "--nnodes", "2", "train.py", "each")
     pids = sorted(job.pid_of_one_that_is_up() for _ in range(2))

@@ -255,6 +255,7 @@ async def pipeline(rank, folder, pp, tp, until):
     return restored and restored.step, loss
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(("pp", "tp"), [(1, 1), (1, 4), (2, 1)])
 def test_stages_of_cut_layers_go_on_as_other_stages(tmp_path, pp, tp):
     [(_, expected), *_] = overlap.run(pipeline, tmp_path / "through", 2, 2, 6, ranks=4, timeout_s=60)

@@ -5,6 +5,7 @@ import pytest
 from .deep import MB, NAMES, spans_of, steady
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("waits", [False, True], ids=["ahead", "bounded"])
 @pytest.mark.parametrize("order", ["forward", "fifo"])
 @pytest.mark.parametrize(("seconds", "nbytes"), [(0.010, 400 * MB), (0.0005, 32 * MB)])
@@ -15,6 +16,7 @@ def test_where_computing_takes_longer_communication_is_hidden(order, waits, seco
     assert row.idle_ns == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "nbytes"), [(0.00001, 32 * MB), pytest.param(0.0001, 400 * MB, marks=pytest.mark.slow)]
 )

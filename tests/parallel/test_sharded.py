@@ -42,6 +42,7 @@ def test_all_stages_are_data_parallel_bit_by_bit(stage, optimizer):
         np.testing.assert_allclose(found[0][name], w, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_setting_changes_a_bit(stage, clock):

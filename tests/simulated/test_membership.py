@@ -141,6 +141,7 @@ def test_whatever_happens_the_others_know_whose_loss_it_was(some: range) -> None
     assert {"done", "lost", "None", JoinError} <= kinds
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_itself() -> None:
     for seed in range(6):
         assert live(seed)[0].log == live(seed)[0].log

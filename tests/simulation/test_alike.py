@@ -48,6 +48,7 @@ async def pipeline(rank, stages):
     return now_ns(rank)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("cluster", "ranks", "main", "argument", "alike"),
     [
@@ -262,6 +263,7 @@ def test_the_first_and_the_last_of_each_class_run():
     assert Alike.of(2, 8).rows([0, 4]).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("name", "op"),
     [

@@ -292,6 +292,7 @@ def test_steps_are_marked():
     assert timeline.clock == "virtual"
 
 
+@pytest.mark.slow
 def test_a_whole_machine_of_many_nodes():
     async def main(rank):
         return int((await rank.all_reduce(np.array([rank.rank])))[0])

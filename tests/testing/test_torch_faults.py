@@ -90,6 +90,7 @@ def test_a_flipped_bit_in_a_gradient_makes_other_weights_on_all_ranks() -> None:
     assert not flipped.equals(calm)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("fault", ["die(rank=1, at=6)", "cut(rank=1, at=6)", "stop(rank=1, at=6)"])
 def test_a_rank_that_is_gone_is_named(fault: str) -> None:
     run = Ranks(HERE).program("ddp.py", ranks=4, faults=fault)  # passes, for its error names the rank that is gone

@@ -99,6 +99,7 @@ def test_cycles_that_would_take_minutes_to_untie_are_refused(monkeypatch):
         predict(waits_for_each_other(), [parse_change("bucket_bytes=32")])
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(
     ("change", "before", "after"),
     [
@@ -293,6 +294,7 @@ def six_layers():
     return run(layered(mib=4, layers=6, steps=3))
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("change", ["bucket_bytes=1MiB", "order=forward", "window=2", "algorithm=ring"])
 @pytest.mark.parametrize("other", ["bandwidth=0.2x", "order=forward"])
 def test_the_order_of_two_changes_does_not_matter(change, other):

@@ -182,6 +182,7 @@ def test_a_refusal_is_one_line_of_bounded_length() -> None:
     assert len(str(dialler).encode()) <= HELLO_LIMIT_BYTES + 3
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("direction", [0, 1], ids=["dialler", "listener"])
 def test_no_bit_may_change_on_the_way(direction: int) -> None:
     """One bit of every byte that travels, turned over: the side that hears it refuses."""

@@ -71,6 +71,7 @@ def test_over_mpi(check: str, make_pair: MakePair) -> None:
     assert_kept(check, make_pair)
 
 
+@pytest.mark.everyday(14)
 @pytest.mark.parametrize("make_pair", [inside_a_member, between_members])
 @pytest.mark.parametrize("check", CHECKS)
 def test_over_a_wire_in_memory(check: str, make_pair: MakePair) -> None:
