@@ -292,6 +292,7 @@ def test_a_world_that_fails_does_not_wait_for_its_turn_to_end(tmp_path):
             assert waiting.recv(1) == b""  # the thread that was left behind has ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operation",
     [pytest.param(each, id=each.name, marks=[] if each.name in EVERYDAY else pytest.mark.slow) for each in OPERATIONS],

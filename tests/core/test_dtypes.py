@@ -52,6 +52,7 @@ WORLDS = [
 ]
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize(("size", "path"), WORLDS)
 def test_every_dtype_with_every_operator(size: int, path: str) -> None:
     todo = dtype_cases(size)

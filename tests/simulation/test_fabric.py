@@ -47,6 +47,7 @@ def collective(fabric, op, nbytes, ranks=None, *, key=(0,), arrivals_ns=None, al
     return fabric.collective(key, op, found, nbytes, ranks, arrivals_ns)
 
 
+@pytest.mark.everyday(1)
 @pytest.mark.parametrize("name", ["trn1.32xlarge", "trn1.32xlarge x4", "trn2.48xlarge", "dl1.24xlarge x4"])
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"])
 @pytest.mark.parametrize("nbytes", [4096, 1 << 26])
