@@ -199,6 +199,45 @@ def test_the_rank_that_kept_a_turn_longest_is_named_with_its_own_line_and_time()
     assert named == [(1, "train.py:48"), (1, "over")]
 
 
+MS = 10**6
+
+
+@pytest.mark.parametrize(
+    ("looks", "kept"),
+    [
+        pytest.param([(4, 0, 0, 1), (6, 0, 0, 1), (11, 0, 5, 1)], [(1, 0)], id="a rank that computes"),
+        pytest.param([(6, 0, 0, 1), (11, 0, 1, 1), (16, 0, 2, 1)], [], id="one that waits for the interpreter"),
+        pytest.param([(6, 0, 0, 1), (40, 33, 1, 1), (90, 83, 2, 1)], [], id="one without a processor"),
+        pytest.param([(6, 0, 0, 1), (30, 0, 0, 1), (31, 0, 0, 1)], [(1, 0)], id="one that sleeps"),
+        pytest.param([(6, 0, 0, 1), (11, 0, 5, 2), (16, 0, 10, 3)], [], id="ranks that each do little"),
+        pytest.param(
+            [(6, 0, 0, 1), (11, 0, 5, 1), (16, 0, 10, 2), (21, 0, 15, 2), (26, 0, 20, 2)],
+            [(1, 0), (2, 16), (2, 26)], id="two after each other",
+        ),
+    ],
+)  # fmt: skip
+def test_looks_at_a_turn_find_the_rank_that_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, looks: list[tuple[int, int, int, int]], kept: list[tuple[int, int]]
+) -> None:
+    """Each look: when it is, how long the loop has waited for a processor and had one, and the rank that it finds."""
+    began_ns = 10**9
+    found: list[tuple[int, int]] = []
+
+    async def main() -> None:
+        watch = watching([])
+        watch._turn.began_ns = began_ns
+        for at, waited, ran, rank in looks:
+            busy = loop_watch.Busy(rank=rank, place="train.py:4", since_ns=0)
+            monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
+            monkeypatch.setattr(loop_watch, "processor_ns", lambda thread, ms=ran: ms * MS)
+            monkeypatch.setattr(watch, "_find", lambda *, working_for, busy=busy: busy)
+            watch._sample(began_ns + at * MS)
+        found.extend((busy.rank, (busy.since_ns - began_ns) // MS) for busy in watch._turn.kept)
+
+    trio.run(main)
+    assert found == kept
+
+
 def test_the_end_says_which_function_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failure, as after a time-out or Ctrl-C."""
     told = Told(monkeypatch)

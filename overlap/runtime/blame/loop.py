@@ -1,8 +1,8 @@
 """Watch of the event loop: a thread that wakes it now and then, and finds the rank that keeps it busy.
 
 A timer of the loop itself would not do: it stands still with the loop, and on the clocks of tests time passes when
-nothing moves. The thread wakes forty times a second, and only reads an instant while all goes well; four times a second
-it also asks the loop to answer.
+nothing moves. The thread wakes fifty times a second, and only reads an instant while all goes well; four times a second
+it also asks the loop to answer. While a turn of the loop seems long it looks more often.
 
 Long turns of the loop become spans of the timeline: `Turn` knows when a turn began and ended, and the thread which rank
 runs, and where, in a turn that lasts.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -36,9 +37,14 @@ BUSY_S = 1.0
 _AGAIN = 10
 
 _PERIOD_S = 0.25
-_SAMPLE_S = 0.025
-#: A turn is long if samples so far apart found it running, and it had a processor for half of that: on a quiet machine
-#: each turn of 60 ms is found, and none of less than 25.
+_SAMPLE_S = 0.02
+#: A turn that lasts so long is looked at again so much later. It is long if both looks found the same rank, whose code
+#: had a processor for half of that in between: on a quiet machine each turn of 30 ms is found, and none of less than 8.
+_LONG_S = 0.005
+#: Where the rank sleeps, or waits for a disk or for the interpreter's lock, it is long after so much more time in which
+#: the loop could run: each turn of 60 ms is found.
+_BLOCKED_S = 0.025
+_LOOKS_S = 0.06  # So old may a turn be that is looked at more often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +137,13 @@ class LoopWatch:
         self._busy: dict[int, Busy] = {}  # by rank: what was found since the loop answered
         self._limits_s: dict[str, float] = {}  # by place: from when on it is told
         self._turn = Turn(kept)
-        self._sampled_ns = self._sampled_queued_ns = self._first_ns = (
-            0  # of the turn that was first seen at `_first_ns`
-        )
+        self._seen = (0, -1)  # when the turn began that samples found last, and which rank
+        self._first = (
+            0,
+            0,
+            0,
+            0,
+        )  # of these samples: instant, `queued_ns`, `processor_ns`, since when it kept the loop
 
     def __enter__(self) -> None:
         self._native_thread = threading.get_native_id()
@@ -149,28 +159,43 @@ class LoopWatch:
     def _run(self) -> None:
         period_s = min(_PERIOD_S, self._look_s)
         due_ns = perf_counter_ns()
+        wait_s = usual_s = min(_SAMPLE_S, period_s)
         with suppress(trio.RunFinishedError):
-            while not self._ended.wait(min(_SAMPLE_S, period_s)):
+            while not self._ended.wait(wait_s):
                 now_ns = perf_counter_ns()
-                self._sample(now_ns)
+                wait_s = _LONG_S if self._sample(now_ns) else usual_s
                 if now_ns - due_ns >= 1e9 * period_s:
                     late = now_ns - due_ns > 2e9 * period_s
                     due_ns = now_ns
                     self._check(now_ns, late=late)
 
-    def _sample(self, now_ns: int) -> None:
-        """Find the rank that keeps the loop if an earlier sample found the same turn; in the watch's thread."""
+    def _sample(self, now_ns: int) -> bool:
+        """Find the rank that keeps the loop if an earlier sample found it in the same turn; in the watch's thread.
+
+        Returns:
+            Whether to look again soon.
+        """
         turn, began_ns = self._turn, self._turn.began_ns
-        if not began_ns or now_ns - began_ns < _SAMPLE_S * 1e9 / 2:
+        if not began_ns or now_ns - began_ns < _LONG_S * 1e9:
+            return False
+        busy = self._find(working_for=False)
+        if busy is not None:
+            self._compare(busy, began_ns, now_ns)
+        return not turn.kept and now_ns - began_ns < _LOOKS_S * 1e9
+
+    def _compare(self, busy: Busy, began_ns: int, now_ns: int) -> None:
+        """Keep a sample if the rank has been busy since the first sample that found it in this turn."""
+        turn = self._turn
+        waited_ns, ran_ns = queued_ns(self._native_thread), processor_ns(self._loop_thread)
+        if self._seen != (began_ns, busy.rank):
+            since_ns = now_ns if self._seen[0] == began_ns else began_ns
+            self._seen, self._first = (began_ns, busy.rank), (now_ns, waited_ns, ran_ns, since_ns)
             return
-        waited_ns = queued_ns(self._native_thread)
-        if began_ns != self._sampled_ns:
-            self._sampled_ns, self._sampled_queued_ns, self._first_ns = began_ns, waited_ns, now_ns
-        elif now_ns - self._first_ns - (waited_ns - self._sampled_queued_ns) >= _SAMPLE_S * 1e9 / 2:
-            busy = self._find(working_for=False)
-            if busy is not None and began_ns == turn.began_ns:
-                since_ns = now_ns if turn.kept else began_ns
-                turn.kept.append(Busy(rank=busy.rank, place=busy.place, since_ns=since_ns))
+        first_ns, before_ns, had_ns, since_ns = self._first
+        own_ns = now_ns - first_ns - (waited_ns - before_ns)
+        if (ran_ns - had_ns >= _LONG_S * 1e9 / 2 or own_ns >= _BLOCKED_S * 1e9) and began_ns == turn.began_ns:
+            known = any(each.rank == busy.rank and each.since_ns >= since_ns for each in turn.kept)
+            turn.kept.append(Busy(rank=busy.rank, place=busy.place, since_ns=now_ns if known else since_ns))
 
     def _check(self, now_ns: int, *, late: bool) -> None:
         if self._answered:
@@ -247,6 +272,17 @@ def queued_ns(thread: int) -> int:
     """
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
+    return 0
+
+
+def processor_ns(thread: int) -> int:
+    """Return how long a thread of this process, which has not ended, has had a processor; 0 if nobody counts.
+
+    Args:
+        thread: As Python numbers it.
+    """
+    with suppress(AttributeError, OSError):  # not every system has it
+        return time.clock_gettime_ns(time.pthread_getcpuclockid(thread))
     return 0
 
 
