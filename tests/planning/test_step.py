@@ -258,6 +258,7 @@ def test_wires_are_busy_for_as_long_as_what_they_carry():
     assert busy(MACHINE, one.layout, slow)["neuronlink"].most == pytest.approx(found["neuronlink"].most / 2)
 
 
+@pytest.mark.slow
 def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     one = predicted(tp=4)
     bands = {each.dimension: band_of(MACHINE, each) for each in one.parts.operations}
