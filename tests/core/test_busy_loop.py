@@ -211,8 +211,11 @@ MS = 10**6
         pytest.param([(6, 0, 0, 1), (30, 0, 0, 1), (31, 0, 0, 1)], [(1, 0)], id="one that sleeps"),
         pytest.param([(6, 0, 0, 1), (11, 0, 5, 2), (16, 0, 10, 3)], [], id="ranks that each do little"),
         pytest.param(
-            [(6, 0, 0, 1), (11, 0, 5, 1), (16, 0, 10, 2), (21, 0, 15, 2), (26, 0, 20, 2)],
-            [(1, 0), (2, 16), (2, 26)], id="two after each other",
+            [(6, 0, 0, 1), (11, 0, 5, 1), (16, 0, 10, 2), (21, 0, 15, 3)],
+            [(1, 0), (2, 16), (3, 21)], id="others after it",
+        ),
+        pytest.param(
+            [(6, 0, 0, 1), (11, 0, 5, 2), (16, 0, 10, 2)], [(2, 11)], id="one after another that did little",
         ),
     ],
 )  # fmt: skip

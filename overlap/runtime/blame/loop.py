@@ -175,17 +175,21 @@ class LoopWatch:
         Returns:
             Whether to look again soon.
         """
-        turn, began_ns = self._turn, self._turn.began_ns
+        began_ns = self._turn.began_ns
         if not began_ns or now_ns - began_ns < _LONG_S * 1e9:
             return False
         busy = self._find(working_for=False)
         if busy is not None:
             self._compare(busy, began_ns, now_ns)
-        return not turn.kept and now_ns - began_ns < _LOOKS_S * 1e9
+        return now_ns - began_ns < _LOOKS_S * 1e9
 
     def _compare(self, busy: Busy, began_ns: int, now_ns: int) -> None:
-        """Keep a sample if the rank has been busy since the first sample that found it in this turn."""
+        """Keep a sample if the rank has been busy since it was found first, or if the turn is known to be long."""
         turn = self._turn
+        if turn.kept:
+            if began_ns == turn.began_ns:
+                turn.kept.append(Busy(rank=busy.rank, place=busy.place, since_ns=now_ns))
+            return
         waited_ns, ran_ns = queued_ns(self._native_thread), processor_ns(self._loop_thread)
         if self._seen != (began_ns, busy.rank):
             since_ns = now_ns if self._seen[0] == began_ns else began_ns
@@ -194,8 +198,7 @@ class LoopWatch:
         first_ns, before_ns, had_ns, since_ns = self._first
         own_ns = now_ns - first_ns - (waited_ns - before_ns)
         if (ran_ns - had_ns >= _LONG_S * 1e9 / 2 or own_ns >= _BLOCKED_S * 1e9) and began_ns == turn.began_ns:
-            known = any(each.rank == busy.rank and each.since_ns >= since_ns for each in turn.kept)
-            turn.kept.append(Busy(rank=busy.rank, place=busy.place, since_ns=now_ns if known else since_ns))
+            turn.kept.append(Busy(rank=busy.rank, place=busy.place, since_ns=since_ns))
 
     def _check(self, now_ns: int, *, late: bool) -> None:
         if self._answered:
