@@ -26,7 +26,9 @@ def both(start, end, *, by):
 def one_keeps():
     """Rank 1 keeps the loop of both while an operation is under way, whose bytes take 10."""
     pair = (0, 1)
-    return timeline_of(*both(2_000, 80_000, by=1), *(comm(rank, 2_000, 2_000, 90_000, ranks=pair) for rank in pair))
+    return timeline_of(
+        *both(2_000, 80_000, by=1), *(comm(rank, 2_000, 2_000, 90_000, ranks=pair, nbytes=1 << 20) for rank in pair)
+    )
 
 
 def test_a_kept_loop_is_no_communication():

@@ -8,8 +8,10 @@ from functools import cache
 import pytest
 from hypothesis import given
 
+import topology
 from overlap.cli.timeline import fill, main
 from overlap.cli.timeline.tables import advice_text
+from overlap.cost.select import plan as cost_plan
 from overlap.errors import UsageError
 from overlap.timeline import Span, median_step, render_text, verdict_of, write_trace
 from overlap.timeline.replay import prediction
@@ -17,12 +19,12 @@ from overlap.timeline.replay.buckets import least_bytes
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.graph import Node, input_of
 from overlap.timeline.replay.inference import graph_of
-from overlap.timeline.replay.prediction import Baseline, _candidates, advise, predict
+from overlap.timeline.replay.prediction import AWAITS_LATER, Baseline, _candidates, advise, predict
 from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
 from tests.properties import one_in
 from tests.timeline.made import comm, compute, timeline_of, traces
-from tests.timeline.programs import badly_cut, bucketed, data_parallel, layered, pipeline, run, windowed, with_loss
+from tests.timeline.programs import MIB, badly_cut, bucketed, data_parallel, layered, pipeline, run, windowed, with_loss
 
 slow = pytest.mark.slow
 
@@ -36,6 +38,37 @@ def times(timeline):
 def test_unchanged_it_is_the_run_to_the_nanosecond(program, likely):
     timeline = run(program)
     assert times(run_graph(graph_of(timeline), timeline, likely=likely)) == times(timeline)
+
+
+def ends_apart():
+    """Rank 0 has its part of each of three all-reduces 30, 20 and 10 us before rank 1, and then begins the next."""
+    starts, ends = (0, 10, 40), (40, 60, 90)
+    return timeline_of(
+        *(
+            comm(
+                rank,
+                1000 * (start + rank),
+                1000 * (start + 1),
+                1000 * (end - (1 - rank) * early),
+                seq=seq,
+                ranks=(0, 1),
+                nbytes=4 * MIB,
+            )
+            for seq, (start, end, early) in enumerate(zip(starts, ends, (30, 20, 10), strict=True))
+            for rank in (0, 1)
+        )
+    )
+
+
+@pytest.mark.parametrize("likely", [False, True])
+def test_ranks_that_have_their_part_at_different_times_replay_to_the_nanosecond(likely):
+    timeline = ends_apart()
+    assert times(run_graph(graph_of(timeline), timeline, likely=likely)) == times(timeline)
+
+
+def test_half_the_bytes_bring_each_rank_its_part_in_half_the_time():
+    found = predict(timeline_of(*(s for s in ends_apart().spans if s.info.seq == 0)), [parse_change("bytes=0.5x")])
+    assert [(s.rank, s.end_ns) for s in found.timeline.spans] == [(0, 5_500), (1, 20_500)]
 
 
 def test_a_made_up_timeline_replays_too(training):
@@ -233,10 +266,11 @@ def test_of_transfers_of_one_size_the_range_says_that_nobody_knows():
 
 
 def two_ranks():
-    """Rank 1 computes 20 us more; two all-reduces of 8 bytes on both."""
+    """Rank 1 computes 20 us more; an all-reduce of 1 MiB on both."""
     return timeline_of(
         compute(0, 0, 10_000), compute(1, 0, 10_000), compute(1, 10_000, 30_000, "tokenise"),
-        comm(0, 10_000, 30_000, 40_000, ranks=(0, 1)), comm(1, 30_000, 30_000, 40_000, ranks=(0, 1)),
+        comm(0, 10_000, 30_000, 40_000, ranks=(0, 1), nbytes=4 * MIB),
+        comm(1, 30_000, 30_000, 40_000, ranks=(0, 1), nbytes=4 * MIB),
     )  # fmt: skip
 
 
@@ -295,10 +329,16 @@ def six_layers():
 
 
 @pytest.mark.everyday(1)
-@pytest.mark.parametrize("change", ["bucket_bytes=1MiB", "order=forward", "window=2", "algorithm=ring"])
+@pytest.mark.parametrize("change", ["bucket_bytes=1MiB", "order=forward", "algorithm=ring"])
 @pytest.mark.parametrize("other", ["bandwidth=0.2x", "order=forward"])
 def test_the_order_of_two_changes_does_not_matter(change, other):
     changes, timeline = [parse_change(change), parse_change(other)], six_layers()
+    found = [predict(timeline, some).predicted.wall_ns for some in (changes, changes[::-1])]
+    assert found[0] == found[1]
+
+
+def test_a_window_may_come_before_or_after_a_factor():
+    changes, timeline = [parse_change("window=2"), parse_change("bandwidth=0.2x")], run(windowed(4))
     found = [predict(timeline, some).predicted.wall_ns for some in (changes, changes[::-1])]
     assert found[0] == found[1]
 
@@ -495,7 +535,7 @@ def test_advice_looks_no_closer_at_a_change_once_its_time_is_over(monkeypatch, c
     assert "these gain less and are left out; --what-if tries one: " in capsys.readouterr().err
 
 
-def many_small():
+def many_small(*, wire_ns=1000):
     """One compute makes 60 gradients, and each has a pack, a call and an update: 10 us apart, for 1 us of work."""
     spans, calls_ns = [], range(0, 600_000, 10_000)
     for rank in range(2):
@@ -503,9 +543,8 @@ def many_small():
         for number, at_ns in enumerate(calls_ns):
             begin_ns = 20_000 + at_ns
             pack = compute(rank, begin_ns, begin_ns + 1000, "pack", "train.py:9")
-            operation = comm(
-                rank, begin_ns + 1000, begin_ns + 1000, begin_ns + 2000, seq=number, issued=0, ranks=(0, 1), nbytes=1024
-            )
+            moving = begin_ns + 1000, begin_ns + 1000, begin_ns + 1000 + wire_ns
+            operation = comm(rank, *moving, seq=number, issued=0, ranks=(0, 1), nbytes=1024)
             spans += [replace(pack, issued_ns=0, step=0), replace(operation, name=f"bucket {number}", step=0)]
         for at_ns in calls_ns:
             begin_ns = 630_000 + at_ns
@@ -515,12 +554,43 @@ def many_small():
 
 
 def test_fewer_small_buckets_cost_their_program_less():
-    """Backward's 10 us are left, 60 each of packs, updates and the wire, 19 at the end, and a sixtieth of the rest."""
+    """Left are backward's 10 us, 60 of packs, 60 of updates, 1 of the wire, 19 at the end; of the rest a sixtieth."""
     found = predict(many_small(), [parse_change("bucket_bytes=1MiB")])
     assert found.measured.wall_ns == found.replayed.wall_ns == 1_240_000
-    assert found.predicted.wall_ns == 209_000 + 1_031_000 // 60
+    assert found.predicted.wall_ns == 150_000 + 1_031_000 // 60
     assert found.predicted.small is None
     assert found.measured.small is not None
+
+
+def test_what_small_operations_take_beyond_the_model_each_of_their_buckets_takes():
+    """On a known machine a bucket of 60 KiB takes as much more than an operation of 1 KiB as the model says."""
+    machine, slow = topology.cluster("trn1.32xlarge", ranks=2), many_small(wire_ns=9000)
+    one_ns, all_ns = (cost_plan("all_reduce", n << 10, machine, (0, 1)).predicted_s * 1e9 for n in (1, 60))
+    assert one_ns < 9000
+    timelines = slow, replace(slow, meta={"cluster": "trn1.32xlarge"})
+    walls_ns = [predict(one, [parse_change("bucket_bytes=1MiB")]).predicted.wall_ns for one in timelines]
+    assert walls_ns[1] - walls_ns[0] == pytest.approx(all_ns - one_ns, abs=1)
+
+
+def test_small_operations_gain_nothing_by_fewer_bytes():
+    found = predict(many_small(), [parse_change("bytes=0.5x")])
+    assert found.most_ns == found.predicted.wall_ns == found.measured.wall_ns
+    assert found.least_ns < found.predicted.wall_ns
+
+
+@pytest.mark.parametrize("change", ["window=4", "bucket_bytes=4MiB"])
+def test_what_a_run_does_already_is_no_change(change):
+    with pytest.raises(UsageError, match="already"):
+        predict(run(windowed(4)), [parse_change(change)])
+
+
+def test_a_bucket_that_is_awaited_before_it_is_full_is_foretold_with_a_condition():
+    timeline = run(data_parallel(mib=8, awaits="each"))
+    apart, together = (predict(timeline, [parse_change(f"bucket_bytes={mib}MiB")]) for mib in (4, 20))
+    assert not apart.awaits_later
+    assert together.awaits_later
+    assert AWAITS_LATER in str(together)
+    assert AWAITS_LATER in " ".join(advice_text([together], width=1000))
 
 
 def test_ranks_do_not_wait_in_a_bucket_before_all_its_gradients_are_there():

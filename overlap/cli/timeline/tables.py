@@ -8,7 +8,7 @@ from ...timeline.measure.critical_path import Link
 from ...timeline.measure.operations import Operations
 from ...timeline.measure.stragglers import Straggler
 from ...timeline.measure.verdict import Verdict
-from ...timeline.replay.prediction import Prediction
+from ...timeline.replay.prediction import AWAITS_LATER, Prediction
 from ...units import columns, figure, figure_unit, format_bytes, wrapped
 
 
@@ -180,5 +180,6 @@ def advice_text(found: list[Prediction], *, width: int) -> list[str]:
         how = _HOW[kind.split(" ")[0]].replace("NAME", value)
         gain = ", ".join(filter(None, (f"{-one.gain_share:+.1%}", one.span(unit_ns))))
         head = f"{number}. {figure(one.predicted.wall_ns, unit_ns)} {unit} ({gain})  {change.text}: "
-        lines += wrapped(head + f"{change.what}; {how}", width, rest="   ")
+        told = (change.what, AWAITS_LATER, how) if one.awaits_later else (change.what, how)
+        lines += wrapped(head + "; ".join(told), width, rest="   ")
     return lines

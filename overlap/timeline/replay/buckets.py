@@ -41,6 +41,11 @@ def rebucket(graph: Graph, nbytes: int) -> None:
             series.setdefault(key, []).append(node)
     if not series:
         raise UsageError("there are no all-reduces that could be buckets")
+    for nodes in series.values():
+        nodes.sort(key=lambda node: (window_ns(node)[0], nbytes_of(node)))
+    series = {key: nodes for key, nodes in series.items() if not _are_buckets(nodes, nbytes)}
+    if not series:
+        raise UsageError("the all-reduces are buckets of that size already")
     gone: set[Node] = set()
     made: list[Node] = []
     ends: dict[Node, list[Node]] = {}
@@ -50,7 +55,6 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     makers = _Makers(graph)
     cut: dict[_Step, tuple[int, int]] = {}
     for nodes in series.values():
-        nodes.sort(key=lambda node: (window_ns(node)[0], nbytes_of(node)))
         buckets = _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
         for rank in nodes[0].ranks:
             of = rank, nodes[0].span.step
@@ -61,6 +65,12 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     _issue_less(graph, gone, cut)
     graph.recut = True
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
+
+
+def _are_buckets(nodes: Sequence[Node], nbytes: int) -> bool:
+    """Whether cutting operations anew would change none of them."""
+    *full, last = map(nbytes_of, nodes)
+    return all(each == nbytes for each in full) and last <= nbytes
 
 
 def _issue_less(graph: Graph, gone: Collection[Node], cut: Mapping[_Step, tuple[int, int]]) -> None:
@@ -135,18 +145,27 @@ def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
     info, hidden_share = nodes[0].info, _share(nodes)
     with suppress(UsageError):
         machine = Machine(graph.meta, graph.world_size)
-        if fit.sizes == 1 and not graph.latency_share and info and (seen := machine.taken(info, None)):
+        if fit.sizes == 1 and graph.latency_share is None and info and (seen := machine.taken(info, None)):
             alone_ns = fit.work_ns(info.nbytes)
-            alone, behind = alone_ns / seen.alone_s, (1 - hidden_share) * alone_ns / seen.behind_s
-
+            alone = _scaled(seen.alone_s, alone_ns, info.nbytes)
+            behind = _scaled(seen.behind_s, (1 - hidden_share) * alone_ns, info.nbytes)
             graph.modelled = True
 
             def modelled(nbytes: int) -> tuple[float, float]:
                 told = machine.taken(info, None, nbytes=nbytes) or seen
-                return told.alone_s * alone, max(told.alone_s * alone - told.behind_s * behind, 0.0)
+                work_ns = alone(told.alone_s)
+                return work_ns, max(work_ns - behind(told.behind_s), 0.0)
 
             return modelled
     return lambda nbytes: (fit.work_ns(nbytes), hidden_share * fit.work_ns(nbytes))
+
+
+def _scaled(planned_s: float, measured_ns: float, nbytes: int) -> Callable[[float], float]:
+    """Return what a planned time becomes, from that of one size: what small operations take beyond it, each takes."""
+    beyond_ns = measured_ns - planned_s * 1e9
+    if nbytes < LITTLE and beyond_ns > 0:
+        return lambda seconds: seconds * 1e9 + beyond_ns
+    return lambda seconds: seconds * measured_ns / planned_s
 
 
 def _share(nodes: Sequence[Node]) -> float:

@@ -15,7 +15,7 @@ from .graph import Graph, Node
 from .machine import is_known, use_algorithm
 from .simulation import forget
 from .streams import change_window, forward_first, part_streams
-from .transfers import Fit, fits, kind_of
+from .transfers import Fit, fits, kind_of, nbytes_of
 
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
 _UNMODELLED = "local"
@@ -184,8 +184,9 @@ def _transfers(graph: Graph) -> list[tuple[Node, Fit]]:
 
 def _scaled(graph: Graph, *, latency: float, size: float) -> None:
     for node, fit in _transfers(graph):
-        latency_ns = min(fit.latency_ns, node.work_ns)
-        node.work_ns = latency_ns * latency + (node.work_ns - latency_ns) * size
+        alone_ns = fit.work_ns(nbytes_of(node))
+        share = fit.latency_ns / alone_ns if alone_ns else 1.0
+        node.work_ns *= share * latency + (1 - share) * size
 
 
 def _bandwidth(value: str) -> tuple[str, Apply]:

@@ -28,6 +28,9 @@ class Node:
     urgency: tuple[int, ...] = ()  # In its lane; lower comes first
     hidden_ns: float = 0.0  # Of its work, what passes while another of its lane has the wires, if it ever waits for one
     held_ns: int = 0  # Of a transfer: until when event loops that programs kept held it up; 0 if none did
+    # Of a transfer: how much of its work was done when a rank had its part, by the identity of the rank's span; of the
+    # ranks that had theirs before the last one
+    early: dict[int, float] = field(default_factory=dict)
     place: int = -1  # Its number, while a graph runs
 
     @property
@@ -48,9 +51,12 @@ class Graph:
     nodes: list[Node]  # In any order
     steps: list[tuple[Node, Node, Span]]  # The instants at which a program begins and ends a step, with its span
     start_ns: int  # When the run began
-    latency_share: float = 0.0  # The part of a transfer that counts as latency where all transfers are of one size
+    # The part of a transfer that counts as latency where all transfers are of one size; None: all of it where they are
+    # small, nothing where they are not
+    latency_share: float | None = None
     modelled: bool = False  # Whether the model of the machine has priced transfers that the trace could not
     recut: bool = False  # Whether operations are other ones than the spans tell of
+    awaits_later: bool = False  # Whether it could only run because programs await some operations later than they did
     # By lane: how many transfers it works on at once; no more may be under way
     windows: dict[object, int] = field(default_factory=dict)
     world_size: int = 0  # Ranks of the run
@@ -80,9 +86,11 @@ def waited_for_room(arrival: Node) -> bool:
     return any(_is_before(each, arrival) for each, _ in arrival.after)
 
 
-def release(arrival: Node) -> None:
-    """Let an operation no longer wait for room in its stream."""
-    arrival.after = [(each, delay) for each, delay in arrival.after if not _is_before(each, arrival)]
+def release(arrival: Node) -> float:
+    """Let an operation no longer wait for room in its stream; return how long after there was room it began."""
+    late_ns = max((delay_ns for each, delay_ns in arrival.after if _is_before(each, arrival)), default=0.0)
+    arrival.after = [(each, delay_ns) for each, delay_ns in arrival.after if not _is_before(each, arrival)]
+    return late_ns
 
 
 def _is_before(each: Node, arrival: Node) -> bool:

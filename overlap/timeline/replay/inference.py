@@ -112,9 +112,17 @@ def _transfers(timeline: Timeline, loops: dict[int, Node]) -> dict[int, Node]:
         for members in met.values()
     ]
     _hold_up(nodes, list(dict.fromkeys(loops.values())))
-    for node, work_ns in zip(nodes, measured_ns(nodes), strict=True):
-        node.work_ns = work_ns
+    early = [(span, number) for number, node in enumerate(nodes) for span in node.spans if span.end_ns < _last_ns(node)]
+    work_ns, done_ns = measured_ns(nodes, [(span.end_ns, number) for span, number in early])
+    for node, each_ns in zip(nodes, work_ns, strict=True):
+        node.work_ns = each_ns
+    for (span, number), each_ns in zip(early, done_ns, strict=True):
+        nodes[number].early[id(span)] = each_ns / work_ns[number] if work_ns[number] else 0.0
     return {id(span): node for node in nodes for span in node.spans}
+
+
+def _last_ns(transfer: Node) -> int:
+    return max(span.end_ns for span in transfer.spans)
 
 
 class _Rank:
@@ -213,9 +221,8 @@ class _Rank:
         for span in self.comm:
             arrival, end, transfer = self.arrivals[id(span)], self.ends[id(span)], self.transfers[id(span)]
             self._begin(arrival, issued[id(span)], None, span.called_ns, span.start_ns)
-            last_ns = max(other.end_ns for other in transfer.spans)
             transfer.after.append((arrival, 0))
-            end.after.append((transfer, span.end_ns - last_ns))
+            end.after.append((transfer, span.end_ns - _last_ns(transfer)))
 
     def _begin(self, node: Node, issue: Node, before: tuple[Node, int] | None, ready_ns: int, start_ns: int) -> None:
         """Add the waits of a node: for its issue, the node before it, and the node that seems to have woken it."""

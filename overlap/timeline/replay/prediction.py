@@ -39,6 +39,8 @@ class Prediction:
     least_ns: int
     most_ns: int
     timeline: Timeline  # Of the replay with the changes
+    # Whether it holds only if programs await some operations later: those that share a bucket with a later gradient
+    awaits_later: bool = False
 
     @property
     def gain_ns(self) -> int:
@@ -56,13 +58,16 @@ class Prediction:
         between = f" ({span})" if (span := self.span(unit_ns)) else ""
         return (
             f"with {', '.join(change.text for change in self.changes)} a step would take {texts[1]} {unit}{between} "
-            f"instead of {texts[0]} {unit}: {-self.gain_share:+.1%}"
+            f"instead of {texts[0]} {unit}: {-self.gain_share:+.1%}{f'; {AWAITS_LATER}' if self.awaits_later else ''}"
         )
 
     def span(self, unit_ns: int) -> str:
         """Return "from the shortest to the longest step" in a unit; nothing if both read the same."""
         least, most = (figure(ns, unit_ns) for ns in (self.least_ns, self.most_ns))
         return f"from {least} to {most}" if least != most else ""
+
+
+AWAITS_LATER = "if the program awaits a gradient only once the last one of its bucket is there"
 
 
 class Baseline:
@@ -120,7 +125,9 @@ def predict(
     careful = run_graph(graph, timeline, likely=True)
     others_ns = [base.wall_ns(graph, likely=False)]
     if not graph.modelled and any(fit.sizes == 1 for fit in fits(graph).values()):
-        others_ns.append(base.wall_ns(_changed(timeline, changes, latency_share=1.0), likely=True))
+        others_ns += [
+            base.wall_ns(_changed(timeline, changes, latency_share=share), likely=True) for share in (0.0, 1.0)
+        ]
     predicted = verdict_of(careful, step=at)
     if graph.recut:
         predicted = replace(predicted, small=None)  # the spans are still those of the operations before
@@ -134,10 +141,11 @@ def predict(
         least_ns=min(walls_ns) - off_ns,
         most_ns=max(walls_ns) + off_ns,
         timeline=careful,
+        awaits_later=graph.awaits_later,
     )
 
 
-def _changed(timeline: Timeline, changes: Sequence[Change], *, latency_share: float = 0.0) -> Graph:
+def _changed(timeline: Timeline, changes: Sequence[Change], *, latency_share: float | None = None) -> Graph:
     graph = graph_of(timeline)
     graph.latency_share = latency_share
     apply_changes(graph, changes)

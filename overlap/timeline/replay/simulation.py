@@ -116,17 +116,28 @@ class _Run:
         self._since: dict[Node, float] = {}
         self._version: dict[Node, int] = {}
         self._hidden: dict[Node, float] = {}
+        # Of transfers: what is left of the work when a rank has its part, and the place of that end; the next one last
+        self._early: dict[Node, list[tuple[float, int]]] = {}
         self._lanes = any(node.lane is not None for node in nodes)
         self._on: dict[int, dict[Node, None]] = {}
         following = self._next
         for place, node in enumerate(nodes):
             self._missing[place] = len(node.after)
             for before, delay_ns in node.after:
-                following[before.place].append((place, delay_ns))
+                if (
+                    delay_ns < 0
+                    and before.kind == "transfer"
+                    and (share := before.early.get(id(node.span))) is not None
+                ):
+                    self._early.setdefault(before, []).append(((1 - share) * before.work_ns, place))
+                else:  # of a bucket that was cut anew, nobody knows which rank has its part first
+                    following[before.place].append((place, max(delay_ns, 0.0)))
             if likely and node.likely:
                 self._missing[place] += len(node.likely)
                 for before in node.likely:
                     following[before.place].append((place, 0.0))
+        for parts in self._early.values():
+            parts.sort()
 
     def times(self) -> tuple[list[float], list[float | None]]:
         """Return when each node began, and when it was over; None if it never was."""
@@ -143,6 +154,9 @@ class _Run:
                     self._join(node, at_ns)
                     continue
                 if version != self._version[node]:
+                    continue
+                if self._early.get(node):
+                    self._reach(node, at_ns)
                     continue
                 self._leave(node, at_ns)
             over[node.place] = at_ns
@@ -171,6 +185,23 @@ class _Run:
         self._check_room(node)
         self._share(node, at_ns)
 
+    def _reach(self, node: Node, at_ns: float) -> None:
+        """Let a rank have its part of a transfer, whose other ranks have not."""
+        left_ns, place = self._early[node].pop()
+        end = self._graph.nodes[place]
+        self._left[node], self._since[node] = left_ns, at_ns
+        self._missing[place] -= 1
+        self._ready[place] = max(self._ready[place], at_ns)
+        if not self._missing[place]:
+            self._push(self._ready[place], end, 0)
+        self._push_on(node, at_ns)
+
+    def _push_on(self, node: Node, at_ns: float) -> None:
+        """Wait until the next rank has its part of a transfer, or the last one."""
+        early = self._early.get(node)
+        left_ns = self._left[node] - (early[-1][0] if early else 0.0)
+        self._push(at_ns + max(left_ns, 0.0) / self._rate[node], node, self._version[node])
+
     def _leave(self, node: Node, at_ns: float) -> None:
         for rank in node.ranks:
             del self._on[rank][node]
@@ -198,7 +229,7 @@ class _Run:
             self._rate[node] = self._rate_of(node)
             self._version[node] += 1
             if self._rate[node]:
-                self._push(at_ns + max(self._left[node], 0.0) / self._rate[node], node, self._version[node])
+                self._push_on(node, at_ns)
 
     def _rate_of(self, node: Node) -> float:
         if not self._lanes:
@@ -237,11 +268,12 @@ def untie(graph: Graph) -> None:
                 "with this change too many operations would wait for each other to tell which of the waits were none; "
                 "run the changed program"
             )
-        _loosen(knot)
+        graph.awaits_later |= _loosen(knot)
         knots += _knots(knot)
 
 
-def _loosen(knot: Collection[Node]) -> None:
+def _loosen(knot: Collection[Node]) -> bool:
+    """Remove the waits for the first operation of a cycle; return whether a program had waited for it."""
     inside = frozenset(knot)
     guesses: dict[Node, list[tuple[Node, Node]]] = {}  # by the operation, or the compute, that is waited for
     for node in knot:
@@ -253,6 +285,7 @@ def _loosen(knot: Collection[Node]) -> None:
     first = min(guesses, key=lambda each: (each.kind != "transfer", _began_ns(each)))
     for node, before in guesses[first]:
         forget(node, before)
+    return first.kind == "transfer" and any(node.kind == "program" for node, _ in guesses[first])
 
 
 def _guessed(node: Node, before: Node) -> bool:

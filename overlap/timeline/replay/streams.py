@@ -23,10 +23,13 @@ def change_window(graph: Graph, window: int) -> None:
     """Let each stream work on `window` operations at once.
 
     Raises:
-        UsageError: If there are no operations.
+        UsageError: If there are no operations, or they would begin when they did.
     """
-    _released(graph)
-    _bound(graph, {lane: (nodes, window) for lane, nodes in _arrivals(graph).items()})
+    arrivals = _arrivals(graph)
+    if arrivals and not any(_begin_at_other_times(nodes, window) for nodes in arrivals.values()):
+        raise UsageError("streams work on as many operations at once already, or on all that there are")
+    late_ns = _released(graph)
+    _bound(graph, {lane: (nodes, window) for lane, nodes in arrivals.items()}, late_ns)
 
 
 def part_streams(graph: Graph) -> None:
@@ -40,7 +43,7 @@ def part_streams(graph: Graph) -> None:
     mixed = {lane for lane, nodes in arrivals.items() if len({_site(node) for node in nodes}) > 1}
     if arrivals and not mixed:
         raise UsageError("the operations of each line have a stream of their own already")
-    _released(graph)
+    late_ns = _released(graph)
     for node in graph.nodes:
         if node.kind == "transfer" and node.lane is not None:
             node.lane = node.lane, _site(node)
@@ -48,7 +51,7 @@ def part_streams(graph: Graph) -> None:
     for lane, nodes in arrivals.items():
         for node in nodes:
             parted.setdefault((lane, _site(node)), ([], windows[lane]))[0].append(node)
-    _bound(graph, parted)
+    _bound(graph, parted, late_ns)
 
 
 def _site(node: Node) -> str:
@@ -88,8 +91,18 @@ def _most(nodes: Sequence[Node]) -> int:
     return most
 
 
-def _released(graph: Graph) -> None:
-    """Let operations wait for their input only, not for room in their streams, and have the wires in turn."""
+def _begin_at_other_times(nodes: Sequence[Node], window: int) -> bool:
+    """Whether another window lets some operations of a stream begin sooner, or later."""
+    now = _window(nodes)
+    return window < _most(nodes) if now is None else window != now
+
+
+def _released(graph: Graph) -> dict[Node, float]:
+    """Let operations wait for their input only, not for room in their streams, and have the wires in turn.
+
+    Returns:
+        The arrivals that had waited for room, and how long after there was some they began.
+    """
     streams = streams_of(graph, GENERATORS)
     if not streams:
         raise UsageError("there are no operations on streams")
@@ -97,13 +110,14 @@ def _released(graph: Graph) -> None:
     unseen = take_turns(graph, streams)
     for nodes in fresh:
         _model(graph, nodes, unseen)
-    computes = graph.computes()
+    computes, late_ns = graph.computes(), dict[Node, float]()
     for (rank, _), nodes in _arrivals(graph).items():
         for step, arrivals in _by_step(nodes).items():
             for place, node in enumerate(arrivals):
                 if waited_for_room(node):
-                    release(node)
+                    late_ns[node] = release(node)
                     node.after += [(each, 0.0) for each in _inputs(computes.get((rank, step), []), arrivals, place)]
+    return late_ns
 
 
 def _model(graph: Graph, nodes: Sequence[Node], unseen: set[Node]) -> None:
@@ -156,13 +170,15 @@ def _inputs(computes: Sequence[Node], arrivals: Sequence[Node], place: int) -> l
     return [alike[alike.index(first) + place * (len(alike) - alike.index(first)) // len(arrivals)]]
 
 
-def _bound(graph: Graph, streams: Mapping[Any, tuple[Sequence[Node], int | None]]) -> None:
+def _bound(
+    graph: Graph, streams: Mapping[Any, tuple[Sequence[Node], int | None]], late_ns: Mapping[Node, float]
+) -> None:
     """Let each operation of a stream wait for the end of the operation that is a window before it."""
     ends = {id(node.span): node for node in graph.nodes if node.kind == "end"}
     for nodes, window in streams.values():
         if window is not None:
             for node, before in zip(nodes[window:], nodes, strict=False):
-                node.after.append((ends[id(before.span)], 0.0))
+                node.after.append((ends[id(before.span)], late_ns.get(node, 0.0)))
 
 
 def forward_first(graph: Graph) -> None:

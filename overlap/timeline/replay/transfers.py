@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ..measure.verdict import LITTLE
 from .graph import Graph, Node
 
 
@@ -43,10 +44,10 @@ def fits(graph: Graph) -> dict[tuple[str, int], Fit]:
     return {kind: _fit(by_size, graph.latency_share) for kind, by_size in medians.items()}
 
 
-def _fit(medians: dict[int, float], latency_share: float) -> Fit:
+def _fit(medians: dict[int, float], latency_share: float | None) -> Fit:
     least, most = min(medians), max(medians)
     if most < 2 * least or not most:
-        latency_ns = latency_share * medians[most]
+        latency_ns = (float(most < LITTLE) if latency_share is None else latency_share) * medians[most]
         return Fit(latency_ns=latency_ns, ns_per_byte=(medians[most] - latency_ns) / max(most, 1), sizes=1)
     slope = max((medians[most] - medians[least]) / (most - least), 0.0)
     return Fit(latency_ns=max(medians[least] - slope * least, 0.0), ns_per_byte=slope, sizes=len(medians))
@@ -83,7 +84,7 @@ def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> set[Node]:
     if not fresh:
         return set()
     transfers = [node for node in graph.nodes if node.kind == "transfer"]
-    measured = dict(zip(transfers, measured_ns(transfers), strict=True))
+    measured = dict(zip(transfers, measured_ns(transfers)[0], strict=True))
     for node in fresh:  # a transfer that ended while an older one moved has no time of its own
         node.work_ns = measured[node] or node.work_ns
     return set(fresh) - _tell_apart(fresh)
@@ -99,18 +100,25 @@ def window_ns(node: Node) -> tuple[int, int]:
     return max(node.held_ns, *(span.moved_ns for span in node.spans)), max(span.end_ns for span in node.spans)
 
 
-def measured_ns(nodes: Sequence[Node]) -> list[float]:
+def measured_ns(nodes: Sequence[Node], looks: Sequence[tuple[int, int]] = ()) -> tuple[list[float], list[float]]:
     """Return how long each transfer had wires: transfers of one lane in turn, others at the same time.
 
     Transfers that have the wires of a rank at the same time slow each other down.
+
+    Args:
+        nodes: The transfers.
+        looks: Instants at which to look at one of them, told by its index.
+
+    Returns:
+        How long each transfer had wires; and how long the one of each look had had them by then.
     """
-    edges = []
+    edges = [(at_ns, -1, look) for look, (at_ns, _) in enumerate(looks)]
     for number, node in enumerate(nodes):
         begin_ns, end_ns = window_ns(node)
         edges += [(end_ns, 0, number), (begin_ns, 1, number)] if begin_ns < end_ns else []
     in_lanes = any(node.lane is not None for node in nodes)
-    work, since_ns, running = [0.0] * len(nodes), 0, set[int]()
-    for at_ns, begins, number in sorted(edges):
+    work, seen, since_ns, running = [0.0] * len(nodes), [0.0] * len(looks), 0, set[int]()
+    for at_ns, kind, number in sorted(edges):
         moving = _first_of_lanes(nodes, running) if in_lanes else running
         busy: dict[int, int] = {}
         for each in moving:
@@ -119,8 +127,11 @@ def measured_ns(nodes: Sequence[Node]) -> list[float]:
         for each in moving:
             work[each] += (at_ns - since_ns) / max(busy[rank] for rank in nodes[each].ranks)
         since_ns = at_ns
-        (running.add if begins else running.discard)(number)
-    return work
+        if kind < 0:
+            seen[number] = work[looks[number][1]]
+        else:
+            (running.add if kind else running.discard)(number)
+    return work, seen
 
 
 def _first_of_lanes(nodes: Sequence[Node], running: Collection[int]) -> list[int]:
