@@ -57,6 +57,9 @@ def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]
     Returns:
         A flat view and None where the tensor is contiguous; else a flat copy and a function that copies it back.
     """
+    if tensor.is_neg():  # its memory holds the opposite of its elements
+        plain = tensor.detach().resolve_neg().contiguous()
+        return view_of(plain).reshape(-1), lambda: copy_to([tensor], plain)
     view = view_of(tensor)
     if view.flags.c_contiguous:
         return view.reshape(-1), None

@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 import trio
 
+from ..errors import OverlapError
 from ..runtime.future import Future, call_anywhere
 from . import typed
 from .errors import backend_error, timed_out
@@ -128,15 +130,21 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
             timeout: How long at most; by default as long as the operation may take.
 
         Raises:
-            DistBackendError: If it failed, or has not ended in time.
+            DistBackendError: If it failed, or has not ended in time. What the program's own handlers of signals raise
+                meanwhile leaves as it is.
         """
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+        begun_s = monotonic()
         try:
-            self._handle.result(seconds)
-        except Exception as error:
-            if isinstance(error, TimeoutError) and not self._handle.done:
-                raise dist.DistBackendError(timed_out(seconds, error)) from error
+            failure = self._handle.exception(seconds)
+        except TimeoutError as error:
+            if seconds is None or monotonic() - begun_s < seconds:
+                raise
+            raise dist.DistBackendError(timed_out(seconds, error)) from error
+        except (OverlapError, trio.WouldBlock) as error:
             raise backend_error(error) from error
+        if failure is not None:
+            raise backend_error(failure) from failure
         return True
 
     def synchronize(self) -> None:

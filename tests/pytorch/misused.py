@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -134,11 +135,56 @@ def beside_another_backend() -> Any:
     return [total(), dist.get_backend_config(), dist.get_backend()]
 
 
+class Stop(Exception):
+    """Of the program's own."""
+
+
+def handlers_that_raise() -> Any:
+    """A handler of signals raises while its rank waits for the other one; the sum is there all the same."""
+    found = []
+    for error in (Stop, TimeoutError, KeyboardInterrupt):
+        for limit in (None, timedelta(seconds=60)):
+            x = torch.ones(2)
+            if dist.get_rank():
+                dist.recv(torch.ones(1), 0)
+            work = dist.all_reduce(x, async_op=True)
+            if dist.get_rank() == 0:
+                found.append(_interrupted(work, error, limit))
+            work.wait()
+            found.append(float(x[0]))
+    return found
+
+
+def _interrupted(work: Any, error: type[BaseException], limit: timedelta | None) -> str:
+    """Wait for an operation until a handler raises, and only then let the other rank come to it."""
+
+    def raises(*_: object) -> None:
+        raise error("from a handler")
+
+    signal.signal(signal.SIGALRM, raises)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        work.wait() if limit is None else work.wait(limit)
+    except BaseException as caught:
+        dist.send(torch.ones(1), 1)
+        return f"{type(caught).__name__}: {caught}"
+    return "no error"
+
+
+def negative_tensors() -> Any:
+    """The memory of such tensors holds the opposite of their elements."""
+    x = torch.view_as_complex(torch.ones(3, 2) * (dist.get_rank() + 1)).conj().imag
+    dist.all_reduce(x)
+    y = torch.view_as_complex(torch.full((2, 2), float(dist.get_rank()))).conj().imag
+    dist.broadcast(y, 1)
+    return [*x.tolist(), *y.tolist()]
+
+
 RANKS = {
     program.__name__: program
     for program in (
         other_devices, groups_destroyed_while_used, initialised_twice, one_after_the_other, loader_workers,
-        loader_workers_that_communicate, remote_calls, beside_another_backend,
+        loader_workers_that_communicate, remote_calls, beside_another_backend, handlers_that_raise, negative_tensors,
     )
 }  # fmt: skip
 

@@ -87,3 +87,14 @@ def test_a_port_in_use_is_named() -> None:
     assert "PORT" in told
     assert "address already in use" in told
     assert not initialised
+
+
+def test_what_a_handler_of_signals_raises_in_a_wait_leaves_as_it_is() -> None:
+    kinds = ("Stop", "TimeoutError", "KeyboardInterrupt")
+    assert end("handlers_that_raise") == [
+        each for kind in kinds for _ in range(2) for each in (f"{kind}: from a handler", 2.0)
+    ]
+
+
+def test_tensors_with_the_negative_bit_are_reduced_by_their_elements() -> None:
+    assert end("negative_tensors") == [-3.0] * 3 + [-1.0] * 2

@@ -273,11 +273,15 @@ def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
 def _buckets(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     if reduced := _called(timeline, base.step, "all_reduce"):
         least = max(least_bytes(base.graph()), reduced.total / _BUCKETS_AT_MOST)
-        now = f"{reduced.calls:,} all_reduces of {format_bytes(reduced.total // reduced.calls)} at {reduced.place}"
+        operations = f"{reduced.calls:,} all_reduce{'s' * (reduced.calls != 1)}"
+        now = f"{operations} of {format_bytes(reduced.total // reduced.calls)} at {reduced.place}"
         for size in _SIZES:
             nbytes = parse_bytes(size, argument="size")
             if nbytes >= least:
-                yield _told(f"bucket_bytes={size}", f"{now} become buckets in the order of the gradients")
+                yield _told(
+                    f"bucket_bytes={size}",
+                    f"{now} become{'s' * (reduced.calls == 1)} buckets in the order of the gradients",
+                )
             if nbytes >= reduced.total:
                 return  # of all that are larger, a step has one bucket as well
 
