@@ -138,12 +138,8 @@ class LoopWatch:
         self._limits_s: dict[str, float] = {}  # by place: from when on it is told
         self._turn = Turn(kept)
         self._seen = (0, -1)  # when the turn began that samples found last, and which rank
-        self._first = (
-            0,
-            0,
-            0,
-            0,
-        )  # of these samples: instant, `queued_ns`, `processor_ns`, since when it kept the loop
+        # Of the first of these samples: its instant, `queued_ns`, `processor_ns`, and since when the rank kept the loop
+        self._first = (0, 0, 0, 0)
 
     def __enter__(self) -> None:
         self._native_thread = threading.get_native_id()
