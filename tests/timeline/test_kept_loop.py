@@ -97,6 +97,6 @@ def test_advice_names_rank_and_line_of_a_kept_loop():
 def test_advice_on_a_kept_loop_says_to_await_late():
     told = advice_text([predict(one_keeps(), [parse_change("loop=free")])], width=1000)
     assert told[1].endswith(
-        "; rank.compute(function, ...), or trio.to_thread.run_sync in a nursery, in place of the call; await it late: "
-        "awaited at once, it makes the others wait as well"
+        "; trio.to_thread.run_sync in a nursery in place of the call, awaited late: awaited at once, it makes the "
+        "others wait as well; rank.compute(function, ...) would queue it behind the computes of the rank"
     )

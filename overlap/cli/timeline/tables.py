@@ -154,8 +154,8 @@ def prediction_table(one: Prediction, *, width: int) -> list[str]:
 
 _HOW = {
     "stragglers": "share its work out evenly; to move it off the step, or to mend a slow host, gains more",
-    "loop": "rank.compute(function, ...), or trio.to_thread.run_sync in a nursery, in place of the call; await it "
-    "late: awaited at once, it makes the others wait as well",
+    "loop": "trio.to_thread.run_sync in a nursery in place of the call, awaited late: awaited at once, it makes the "
+    "others wait as well; rank.compute(function, ...) would queue it behind the computes of the rank",
     "barriers": "leave out await rank.barrier(): operations wait for their ranks themselves",
     "awaits": "issue first and await at the end of the step: keep the futures in a list",
     "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",

@@ -136,16 +136,46 @@ def _level_computes(graph: Graph) -> None:
 
 
 def _await_late(graph: Graph) -> None:
-    """Let programs await communication at the end of a step only; computes still wait for what they need."""
-    step_ends = {end for _, end, _ in graph.steps}
+    """Let programs await communication at the end of a step only; computes still wait for what they need.
+
+    A trace says of each operation whether its program waited for it; where it says so of none, what a program seems to
+    have waited for counts.
+    """
+    last = {end for _, end, _ in graph.steps} | _kept_over_ends(graph)
+    told = any(node.info and node.info.awaited_ns is not None for node in graph.nodes)
     ends: dict[tuple[int, int | None], list[Node]] = {}
+    changed = False
     for node in graph.nodes:
-        if node.kind == "program" and node not in step_ends:
-            node.after = [(each, delay) for each, delay in node.after if each.kind != "end"]
+        if node.kind == "program" and node not in last:
+            late = [each for each, _ in node.after if each.kind == "end" and (_was_awaited(each) or not told)]
+            node.after = [(each, delay) for each, delay in node.after if each not in late]
+            changed |= bool(late)
         elif node.kind == "end":
             ends.setdefault((node.ranks[0], node.span.step), []).append(node)
+    if not changed:
+        raise UsageError("programs await communication at the end of the step only already")
     for _, end, span in graph.steps:
         end.after += [(node, 0) for node in ends.get((span.rank, span.step), ())]
+
+
+def _kept_over_ends(graph: Graph) -> set[Node]:
+    """Return the instants at which programs began to keep their loops in a turn that ended a step.
+
+    What the program had waited for then, it awaited at the end of that step.
+    """
+    ends_ns: dict[int, list[int]] = {}
+    for _, _, span in graph.steps:
+        ends_ns.setdefault(span.rank, []).append(span.end_ns)
+    return {
+        loop.after[0][0]
+        for loop in graph.kept_loops()
+        for at_ns in ends_ns.get(loop.ranks[0], ())
+        if loop.span.start_ns <= at_ns <= loop.span.end_ns
+    }
+
+
+def _was_awaited(end: Node) -> bool:
+    return end.info is not None and end.info.awaited_ns is not None
 
 
 def _free_loops(graph: Graph) -> None:

@@ -124,10 +124,11 @@ def predict(
     graph = _changed(timeline, changes)
     careful = run_graph(graph, timeline, likely=True)
     others_ns = [base.wall_ns(graph, likely=False)]
-    if not graph.modelled and any(fit.sizes == 1 for fit in fits(graph).values()):
-        others_ns += [
-            base.wall_ns(_changed(timeline, changes, latency_share=share), likely=True) for share in (0.0, 1.0)
-        ]
+    if not graph.modelled:
+        alike = [fit for fit in fits(base.graph()).values() if fit.sizes == 1]
+        # Of small ones nearly all is latency: at the pace of their bytes, a large one would take minutes
+        shares = {share for fit in alike for share in ((1.0,) if fit.latency_ns else (0.0, 1.0))}
+        others_ns += [base.wall_ns(_changed(timeline, changes, latency_share=share), likely=True) for share in shares]
     predicted = verdict_of(careful, step=at)
     if graph.recut:
         predicted = replace(predicted, small=None)  # the spans are still those of the operations before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -77,8 +78,13 @@ def _issue_order(node: Node) -> tuple[int, int, int]:
 
 
 def _window(nodes: Sequence[Node]) -> int | None:
-    """Return how many operations were active at once, if others waited for room; None if none did."""
-    return _most(nodes) if any(waited_for_room(node) for node in nodes) else None
+    """Return how many operations were active at once, if others waited for room meanwhile; None if that does not show.
+
+    Where no step has more operations than were active at once, another reason held those up that seem to have waited.
+    """
+    most = _most(nodes)
+    several = max(Counter(node.span.step for node in nodes).values()) > most
+    return most if several and any(waited_for_room(node) for node in nodes) else None
 
 
 def _most(nodes: Sequence[Node]) -> int:
@@ -112,7 +118,7 @@ def _released(graph: Graph) -> dict[Node, float]:
         _model(graph, nodes, unseen)
     computes, late_ns = graph.computes(), dict[Node, float]()
     for (rank, _), nodes in _arrivals(graph).items():
-        for step, arrivals in _by_step(nodes).items():
+        for step, arrivals in _by_step(nodes if _window(nodes) else ()).items():
             for place, node in enumerate(arrivals):
                 if waited_for_room(node):
                     late_ns[node] = release(node)
