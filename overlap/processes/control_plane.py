@@ -180,16 +180,7 @@ class ControlPlane:
 
     def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Say that a rank here has ended the world."""
-        self._tell(
-            Failed(
-                culprit=rank,
-                kind=cut(type_name(error), LINE_BYTES),
-                text=cut(text_of(error)),
-                trace=cut(_trace_of(error), last=True),
-                place=cut(where(error), LINE_BYTES),
-                doing=cut_lines(doing),
-            )
-        )
+        self._tell(Failed(culprit=rank, doing=cut_lines(doing), **_told(error)))
 
     def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
         """Tell the call of a rank here in some operations. A call without a dtype asks for the root's."""
@@ -228,7 +219,8 @@ class ControlPlane:
 
     def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
-        self._tell(EndFailed(channel=communicator_id, seq=seq, rank=rank, text=cut(text_of(error))))
+        message, cause = cut(text_of(error)), _told(error.__cause__ or error)
+        self._tell(EndFailed(channel=communicator_id, seq=seq, rank=rank, message=message, **cause))
 
     def tell_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
         """Say that nothing of a communicator, or of a group, goes on because of a rank here."""
@@ -333,8 +325,7 @@ class ControlPlane:
 
     def _hear_failed(self, _: int, said: Failed) -> None:
         self._check_ranks([said.culprit])
-        error = RemoteError(said.kind, said.text, trace=said.trace, place=said.place)
-        self._world.fail_elsewhere(said.culprit, error, said.doing)
+        self._world.fail_elsewhere(said.culprit, _heard(said), said.doing)
 
     def _hear_issued(self, _: int, said: Issued) -> None:
         self._issued.setdefault(said.rank, {}).update(said.counts)
@@ -371,7 +362,7 @@ class ControlPlane:
 
     def _hear_end_failed(self, _: int, said: EndFailed) -> None:
         if (known := self._communicators.spanning.get(said.channel)) is not None:
-            known.hear_failed_end(said.seq, said.rank, said.text)
+            known.hear_failed_end(said.seq, said.rank, said.message, _heard(said))
 
     def _hear_broken(self, _: int, said: Broken) -> None:
         kind = GroupAbortedError if said.aborted else PeerFailedError
@@ -398,6 +389,20 @@ class ControlPlane:
             raise OverlapError("it told where the ranks of another process stand")
         self._check_ranks(rank for standing in standings for rank in standing.awaits)
         return standings
+
+
+def _told(error: BaseException) -> dict[str, str]:
+    """Return the fields that tell an error."""
+    return {
+        "kind": cut(type_name(error), LINE_BYTES),
+        "text": cut(text_of(error)),
+        "trace": cut(_trace_of(error), last=True),
+        "place": cut(where(error), LINE_BYTES),
+    }
+
+
+def _heard(said: Failed | EndFailed) -> RemoteError:
+    return RemoteError(said.kind, said.text, trace=said.trace, place=said.place)
 
 
 def _trace_of(error: BaseException) -> str:

@@ -262,7 +262,11 @@ class EndFailed(Tagged):
     channel: int
     seq: int
     rank: int
+    message: str
+    kind: str  # As those of `Failed`, of the error of the rank
     text: str
+    trace: str
+    place: str
 
 
 class Broken(Tagged):

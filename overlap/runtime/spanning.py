@@ -17,7 +17,7 @@ from transports import LinkLostError
 
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
-from ..errors import CollectiveMismatchError, PeerFailedError
+from ..errors import CollectiveMismatchError, PeerFailedError, RemoteError
 from ..timeline.recording import call_site
 from .arguments import call_by_out
 from .communicator import Communicator
@@ -318,9 +318,9 @@ class SpanningCommunicator(Communicator):
         elif match.error is None:
             self._fail(match, error)
 
-    def hear_failed_end(self, seq: int, culprit: int, message: str) -> None:
-        """Fail our ends because of a rank elsewhere."""
-        self.fail_here(seq, lambda: PeerFailedError(message, culprit=culprit))
+    def hear_failed_end(self, seq: int, culprit: int, message: str, cause: RemoteError) -> None:
+        """Fail our ends because of a rank elsewhere, and of its error."""
+        self.fail_here(seq, lambda: PeerFailedError.caused_by(cause, message, culprit=culprit))
 
     # -- ranks that have finished --------------------------------------------------------------------------------
 

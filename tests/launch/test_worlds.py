@@ -210,6 +210,33 @@ def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> N
     assert re.search(told, run.stderr), run.stderr
 
 
+NEVER_AWAITED = """
+import numpy as np
+import overlap
+
+def boom(x):
+    raise ZeroDivisionError("boom")
+
+async def main(rank):
+    if rank.rank < 2:
+        await rank.all_reduce(np.ones(2))
+    rank.all_reduce(rank.compute(boom, np.ones(2)) if rank.rank == 2 else np.ones(2))
+    await rank.recv(like=np.ones(2), src=0)  # which sends nothing
+
+overlap.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_compute_that_nobody_awaits_is_named_by_the_ranks_of_other_processes(tmp_path: Path) -> None:
+    """They know before rank 2 does: its program still waits for another operation."""
+    script = tmp_path / "unaware.py"
+    script.write_text(NEVER_AWAITED)
+    done = launched(tmp_path, script, "--ranks", "4", "--processes", "2")
+    assert done.returncode == 1
+    assert "rank 2 failed at unaware.py:6: ZeroDivisionError: boom" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> None:
     """Each machine has a launcher, which knows nothing of what the other one sees."""
