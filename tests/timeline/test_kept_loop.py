@@ -37,6 +37,12 @@ def test_a_kept_loop_is_no_communication():
         assert row.transfer_ns == row.comm_ns == 10_000
 
 
+def test_operations_that_moved_only_while_the_loop_was_kept_are_not_said_to_be_none():
+    inside = [comm(rank, 3_000, 3_000, 70_000, ranks=(0, 1)) for rank in (0, 1)]
+    told = str(verdict_of(timeline_of(*both(2_000, 80_000, by=1), *inside)))
+    assert told.endswith("; communication: none while the event loop was free")
+
+
 def test_compute_counts_before_a_kept_loop():
     timeline = timeline_of(compute(0, 0, 30), kept(0, 10, 50, by=0), comm(0, 20, 20, 60))
     (row,) = breakdowns(timeline)

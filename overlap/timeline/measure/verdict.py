@@ -115,7 +115,8 @@ class Verdict:
         parts = [f"{what} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
         if not self.comm_ns:
             told = [parts[0], *self._kept(unit_ns), f", idle {self._mean(self.idle_ns, unit_ns)}"]
-            return printable(f"{''.join(told)}; communication: none recorded")
+            none = "none while the event loop was free" if self.kept_ns else "none recorded"
+            return printable(f"{''.join(told)}; communication: {none}")
         parts += self._kept(unit_ns)
         parts.append(f", exposed {self._mean(self.exposed_ns, unit_ns)} ({self.exposed_share:.0%})")
         waits = self._waits(unit_ns, named) if self.waiting_ns >= _TOLD * self.walls_ns or not self.wire_ns else []
