@@ -195,7 +195,8 @@ class ComputeCosts:
             known = f"; the profile {self.profile.source} knows {', '.join(self.profile.median_ns)}"
         return (
             f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or flops= and bytes_moved=, "
-            f"or a profile of a real run; in real time, of a test by its mark's clock=, no cost is needed{known}"
+            "or a profile of a real run. In real time no cost is needed; a test runs so with "
+            f'@pytest.mark.ranks(N, clock="real"){known}'
         )
 
 

@@ -147,8 +147,8 @@ def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
         machine = Machine(graph.meta, graph.world_size)
         if fit.sizes == 1 and graph.latency_share is None and info and (seen := machine.taken(info, None)):
             alone_ns = fit.work_ns(info.nbytes)
-            alone = _scaled(seen.alone_s, alone_ns, info.nbytes)
-            behind = _scaled(seen.behind_s, (1 - hidden_share) * alone_ns, info.nbytes)
+            alone = _repriced(seen.alone_s, alone_ns, info.nbytes)
+            behind = _repriced(seen.behind_s, (1 - hidden_share) * alone_ns, info.nbytes)
             graph.modelled = True
 
             def modelled(nbytes: int) -> tuple[float, float]:
@@ -160,8 +160,11 @@ def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
     return lambda nbytes: (fit.work_ns(nbytes), hidden_share * fit.work_ns(nbytes))
 
 
-def _scaled(planned_s: float, measured_ns: float, nbytes: int) -> Callable[[float], float]:
-    """Return what a planned time becomes, from that of one size: what small operations take beyond it, each takes."""
+def _repriced(planned_s: float, measured_ns: float, nbytes: int) -> Callable[[float], float]:
+    """Return the function from a planned time to one as in this run, where one size took longer or less than planned.
+
+    Small operations take the same excess at any size; longer ones as many times their plan.
+    """
     beyond_ns = measured_ns - planned_s * 1e9
     if nbytes < LITTLE and beyond_ns > 0:
         return lambda seconds: seconds * 1e9 + beyond_ns

@@ -85,7 +85,13 @@ class Baseline:
         self.timeline = timeline
         self.step: int | None = median_step(timeline) if step is None else step
         self.measured: Verdict = verdict_of(timeline, step=self.step)
-        self.replayed: Verdict = verdict_of(run_graph(graph_of(timeline), timeline, likely=True), step=self.step)
+        graph = graph_of(timeline)
+        alike = [fit for fit in fits(graph).values() if fit.sizes == 1]
+        # What part of a transfer may be latency, where a trace leaves that open. Of small ones nearly all is: at the
+        # pace of their bytes a large one would take minutes
+        shares = ((1.0,) if fit.latency_ns else (0.0, 1.0) for fit in alike)
+        self.latency_shares: frozenset[float] = frozenset().union(*shares)
+        self.replayed: Verdict = verdict_of(run_graph(graph, timeline, likely=True), step=self.step)
 
     def gain_ns(self, changes: Sequence[Change]) -> int:
         """Return by how much the step gets shorter, for a third of the work of a prediction.
@@ -124,11 +130,8 @@ def predict(
     graph = _changed(timeline, changes)
     careful = run_graph(graph, timeline, likely=True)
     others_ns = [base.wall_ns(graph, likely=False)]
-    if not graph.modelled:
-        alike = [fit for fit in fits(base.graph()).values() if fit.sizes == 1]
-        # Of small ones nearly all is latency: at the pace of their bytes, a large one would take minutes
-        shares = {share for fit in alike for share in ((1.0,) if fit.latency_ns else (0.0, 1.0))}
-        others_ns += [base.wall_ns(_changed(timeline, changes, latency_share=share), likely=True) for share in shares]
+    for share in () if graph.modelled else base.latency_shares:
+        others_ns.append(base.wall_ns(_changed(timeline, changes, latency_share=share), likely=True))
     predicted = verdict_of(careful, step=at)
     if graph.recut:
         predicted = replace(predicted, small=None)  # the spans are still those of the operations before
