@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -27,6 +28,8 @@ from ..processes.secret import ADVICE, VARIABLE, generate, given_secret, user_se
 from ..processes.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 
 GRACE_S = 10.0  # as in torchrun
+# A launcher that takes the place of one that was killed waits so long for its processes to end, which listen there.
+_ENDING_S, _AGAIN_S = 5.0, 0.1
 
 _SIGNALS = {
     signal.SIGINT: "interrupted",
@@ -151,7 +154,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
     here = range(nodes) if config.node_rank is None else [config.node_rank]
     if config.log_dir is not None:
         _make_folder(config.log_dir)
-    with _listening(endpoint, here=0 in here) as (listener, bound):
+    with _listening(endpoint, here=0 in here, again=bool(config.max_restarts)) as (listener, bound):
         what = LaunchSpec(
             command=command,
             environ=environ,
@@ -304,19 +307,38 @@ def boot() -> str:
 
 
 @contextmanager
-def _listening(endpoint: Endpoint, *, here: bool) -> Iterator[tuple[int | None, Endpoint]]:
-    """Listen for node 0 before it starts, so that a used port is reported at once; give descriptor and endpoint."""
+def _listening(endpoint: Endpoint, *, here: bool, again: bool) -> Iterator[tuple[int | None, Endpoint]]:
+    """Listen for node 0 before it starts, so that a used port is reported at once; give descriptor and endpoint.
+
+    Args:
+        endpoint: Where.
+        here: Whether node 0 is started here.
+        again: Whether this may be a job that goes on: its earlier processes have a moment to leave the port.
+    """
     if not here:
         yield None, endpoint
         return
     try:
-        listener = trio.run(_listener, endpoint)
+        listener = trio.run(listener_of, endpoint, _ENDING_S if again else 0.0)
     except ListenError as error:
         raise UsageError(f"--rdzv-endpoint: {error}") from None
     with listener:
         yield listener.fileno(), (endpoint[0], listener.getsockname()[1])
 
 
-async def _listener(endpoint: Endpoint) -> socket.socket:
-    async with await listen(endpoint) as listening:
-        return socket.socket(fileno=os.dup(listening.socket.fileno()))
+async def listener_of(endpoint: Endpoint, patience_s: float) -> socket.socket:
+    """Listen at an endpoint; if its port is taken, try again for so long.
+
+    Raises:
+        ListenError: Somebody else listens there, or it is no address of this machine.
+    """
+    until_s = trio.current_time() + patience_s
+    while True:
+        try:
+            async with await listen(endpoint) as listening:
+                return socket.socket(fileno=os.dup(listening.socket.fileno()))
+        except ListenError as error:
+            taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+            if not taken or trio.current_time() >= until_s:
+                raise
+        await trio.sleep(_AGAIN_S)

@@ -11,7 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
+from overlap.cli.nodes import listener_of
+from overlap.processes.sockets import ListenError
 from tests.interpreters import Python
 
 ROOT = str(Path(__file__).parents[2])
@@ -126,6 +130,40 @@ def test_a_port_in_use_is_told_before_anything_starts(job):
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: --rdzv-endpoint: cannot listen at 127.0.0.1:{port}: port {port} is taken")
     assert err.count("\n") == 1
+
+
+def test_a_port_whose_holder_leaves_in_time_is_taken(autojump_clock):
+    """As where a launcher takes the place of one that was killed, whose processes listen a moment longer."""
+    holder = socket.create_server(("127.0.0.1", 0))
+    endpoint = holder.getsockname()
+
+    async def leave():
+        await trio.sleep(4)
+        holder.close()
+
+    async def main():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            (await listener_of(endpoint, 5.0)).close()
+        return trio.current_time()
+
+    assert 4 <= trio.run(main, clock=autojump_clock) < 5
+
+
+def test_a_port_whose_holder_stays_is_told(autojump_clock):
+    async def main():
+        with pytest.raises(ListenError, match="something else in this process listens there"):
+            await listener_of(endpoint, 5.0)
+        return trio.current_time()
+
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        endpoint = holder.getsockname()
+        assert 5 <= trio.run(main, clock=autojump_clock) < 6
+
+
+@pytest.fixture
+def autojump_clock():
+    return trio.testing.MockClock(autojump_threshold=0)
 
 
 # -- output ------------------------------------------------------------------------------------------------------
