@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from io import StringIO
 from traceback import walk_tb
 from types import TracebackType
@@ -46,8 +46,16 @@ def _show(kind: type[BaseException], error: BaseException, traceback: TracebackT
     ours = isinstance(shown, _kinds())
     if ours or (isinstance(shown, KeyboardInterrupt) and _left_a_world(traceback)):
         report(error, command=False)
+        if isinstance(shown, KeyboardInterrupt):
+            _die_of_it()
     else:
         sys.__excepthook__(kind, error, traceback)
+
+
+def _die_of_it() -> None:
+    """Let Python end by SIGINT, as after any interrupt: it forgets that when a hook compiles something."""
+    with suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")
 
 
 def _left_a_world(traceback: TracebackType | None) -> bool:

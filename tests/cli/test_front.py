@@ -401,6 +401,16 @@ def test_python_reports_as_the_command_does(tmp_path, overlap):
     assert not any("world.py" in line or "trio" in line for line in told.splitlines())
 
 
+def test_python_ends_by_an_interrupt_as_any_program_does(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import signal, overlap\n\nasync def main(rank):\n    signal.raise_signal(signal.SIGINT)\n"
+        "    await rank.barrier()\n\noverlap.run(main, ranks=1)\n"
+    )
+    ended = _python(program)
+    assert (ended.returncode, ended.stderr.splitlines()[0]) == (-signal.SIGINT, "overlap: interrupted")
+
+
 @pytest.mark.slow
 def test_all_frames_are_shown_where_they_are_asked_for(tmp_path):
     program = tmp_path / "train.py"
