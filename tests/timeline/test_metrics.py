@@ -129,12 +129,13 @@ def test_each_rank_has_its_own_window_of_a_step_and_the_latest_of_a_repeated_one
 
 def test_the_median_step_is_by_the_longest_rank_and_the_shorter_of_two():
     recorder, other = Recorder(0), Recorder(1)
-    for step, wall in enumerate((10, 40, 20, 30)):
+    for step, wall in enumerate((25, 10, 40, 20, 30)):  # the first is left out
         recorder.append(("step", "step", "", 0, wall, step))
     timeline = Timeline.collect([recorder, other], world_size=2)
-    assert median_step(timeline) == 2
-    other.append(("step", "step", "", 0, 50, 2))
-    assert median_step(Timeline.collect([recorder, other], world_size=2)) == 3
+    assert median_step(timeline) == 3
+    other.append(("step", "step", "", 0, 50, 3))
+    assert median_step(Timeline.collect([recorder, other], world_size=2)) == 4
+    assert median_step(Timeline.collect([Recorder(0), other], world_size=2)) == 3
     assert median_step(timeline_of([(0, 1)], [])) is None
 
 

@@ -208,11 +208,16 @@ def of_steps(measured: Sequence[Measured]) -> list[Measured]:
 
 
 def median_step(timeline: Timeline) -> int | None:
-    """The step whose wall time (its longest rank's) is the median one; None without steps. Of two, the shorter."""
+    """The step whose wall time (its longest rank's) is the median one; None without steps. Of two, the shorter.
+
+    Of three and more the first one is left out: caches are cold in it, and whatever is made once is made there.
+    """
     walls: dict[int, int] = {}
     for windows in _step_windows(timeline).values():
         for step, (start_ns, end_ns) in windows.items():
             walls[step] = max(walls.get(step, 0), end_ns - start_ns)
+    if len(walls) > 2:
+        del walls[min(walls)]
     ordered = sorted(walls, key=lambda step: (walls[step], step))
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
