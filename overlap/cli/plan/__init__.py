@@ -55,8 +55,8 @@ schedules: {", ".join(FAMILIES)}
 _SHARED = {
     "ranks": Option(
         read=str, metavar="R",
-        help="of OP the ranks of the group, such as 0-7 or 0-3,8-11 (default: all of the machine); of SCHEDULE how many "
-        "ranks (default: 4)",
+        help="of OP the ranks of the group, such as 0-7 or 0-3,8-11 (default: all of the machine); "
+        "of SCHEDULE how many ranks (default: 4)",
     ),
     "json": Option(read=switch, help="print one JSON object instead"),
 }  # fmt: skip
