@@ -129,6 +129,11 @@ class Cluster(RankMap):
         """Give a rank's even share of its device's memory bandwidth, None if unknown."""
         return self._share(self.machine.chip.memory_bytes_per_s)
 
+    def rank_memory_bytes_per_s(self) -> float | None:
+        """Give the bandwidth of what a rank copies in: its share of its device's, or of a memory that all ranks use."""
+        shared = self.machine.collectives.usual.memory_bytes_per_s
+        return self.memory_bytes_per_s() or (shared.value if shared else None)
+
     def memory_bytes(self) -> float | None:
         """Give a rank's even share of its device's memory, None if unknown."""
         return self._share(self.machine.chip.memory_bytes)

@@ -69,7 +69,7 @@ class Roofline:
             raise UsageError(f"dtype: no peak is known for {dtype!r} on {cluster.machine.chip.name}; known are {known}")
         return cls(
             flops_per_s=cluster.flops_per_s(short) if peaks else None,
-            bytes_per_s=cluster.memory_bytes_per_s() or _plain(cluster),
+            bytes_per_s=cluster.rank_memory_bytes_per_s(),
             dtype=dtype,
             device=cluster.machine.chip.name,
             efficiency=efficiency,
@@ -94,12 +94,6 @@ class Roofline:
                 f"{what}: compute '{name}' states {amount:g}, but no figure is known for {self.device}; state seconds="
             )
         return amount / (rate * efficiency)
-
-
-def _plain(cluster: Cluster) -> float | None:
-    """Return the bandwidth of a memory that all ranks share; None where the machine's file does not say it."""
-    memory = cluster.machine.collectives.usual.memory_bytes_per_s
-    return memory.value if memory else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 import numpy as np
 
 import overlap
-from overlap import Virtual
+from overlap import Virtual, parallel
 from overlap.config import overriding
 
 MIB = 1 << 18  # elements of float32
@@ -60,6 +60,29 @@ def bucketed(per):
                 pending.append(rank.all_reduce(np.zeros(1024, "f4")))
                 for reduced in pending:
                     await reduced
+
+    return main
+
+
+def of_our_buckets(mib, *, bucket_mib=None, layers=16):
+    """Gradients of so many MiB each, reduced and applied by `parallel.DataParallel`."""
+
+    async def main(rank):
+        side = int((mib * MIB) ** 0.5)
+        weights = {f"layer {number}": np.zeros((side, side), "f4") for number in range(layers)}
+        size = {} if bucket_mib is None else {"bucket_bytes": bucket_mib << 20}
+        model = parallel.DataParallel(rank, weights, optimizer=parallel.SGD(0.1), **size)
+        for step in range(5):
+            with rank.step(step):
+                x = np.zeros((512, side), "f4")
+                for name in weights:
+                    x = rank.compute(lambda _, x: x, model[name], x, name="forward", flops=1024 * side**2)
+                for name in reversed(weights):
+                    back = rank.compute(lambda w, x: (w, x), model[name], x, name="backward", flops=2048 * side**2)
+                    x = back[1]
+                    model.reduce(name, back[0])
+                model.step()
+        await model.finish()
 
     return main
 

@@ -24,7 +24,18 @@ from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
 from tests.properties import one_in
 from tests.timeline.made import comm, compute, timeline_of, traces
-from tests.timeline.programs import MIB, badly_cut, bucketed, data_parallel, layered, pipeline, run, windowed, with_loss
+from tests.timeline.programs import (
+    MIB,
+    badly_cut,
+    bucketed,
+    data_parallel,
+    layered,
+    of_our_buckets,
+    pipeline,
+    run,
+    windowed,
+    with_loss,
+)
 
 slow = pytest.mark.slow
 
@@ -141,6 +152,9 @@ def test_cycles_that_would_take_minutes_to_untie_are_refused(monkeypatch):
         ("bytes=0.5x", data_parallel(mib=64), data_parallel(mib=32)),
         ("awaits=late", data_parallel(mib=16, awaits="each"), data_parallel(mib=16)),
         ("bucket_bytes=16MiB", bucketed(1), bucketed(4)),
+        ("bucket_bytes=25MiB", of_our_buckets(4), of_our_buckets(4, bucket_mib=25)),
+        pytest.param("bucket_bytes=8MiB", of_our_buckets(4), of_our_buckets(4, bucket_mib=8), marks=slow),
+        pytest.param("bucket_bytes=25MiB", of_our_buckets(1), of_our_buckets(1, bucket_mib=25), marks=slow),
         ("compute 'stage'=0.5x", pipeline(), pipeline(stage_s=5e-4)),
         ("order=forward", layered(mib=32), layered(mib=32, forward=True)),
         ("streams=apart", with_loss(), with_loss(apart=True)),
@@ -491,7 +505,7 @@ def test_no_bucket_is_smaller_than_a_gradient():
     )  # fmt: skip
     assert least_bytes(graph_of(timeline)) == 8 << 20
     sizes = [change.text for change in _candidates(timeline, Baseline(timeline, None)) if "bucket" in change.text]
-    assert sizes == ["bucket_bytes=25MiB"]  # which holds all, as 100MiB would
+    assert sizes == ["bucket_bytes=8MiB", "bucket_bytes=25MiB"]  # which holds all, as 100MiB would
 
 
 def test_a_run_without_barriers():

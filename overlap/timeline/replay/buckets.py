@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate, pairwise
 from math import ceil
 from typing import TypeAlias
 
 from ...errors import UsageError
 from ..measure.verdict import LITTLE, OFTEN
+from .copies import boundaries, pack, update_together
 from .graph import Graph, Node, input_of, release
 from .machine import Machine
-from .transfers import Fit, fits, kind_of, nbytes_of, streams_of, take_turns, window_ns
+from .transfers import Fit, fits, kind_of, most_at_once, nbytes_of, streams_of, take_turns, window_ns
 
 _Alike: TypeAlias = tuple[int, int | None, str]  # rank, step and name of computes
 _Step: TypeAlias = tuple[int, int | None]  # of a rank
@@ -27,6 +30,8 @@ def rebucket(graph: Graph, nbytes: int) -> None:
 
     A bucket travels once all gradients in it exist; a gradient is there when the last bucket with a part of it is. The
     bytes of one all-reduce are taken to come evenly from the computes of one name since the all-reduce before it.
+
+    Where `overlap.parallel` makes the buckets, gradients are not cut, and those that share a bucket are packed.
 
     Raises:
         UsageError: If there are no all-reduces.
@@ -43,7 +48,7 @@ def rebucket(graph: Graph, nbytes: int) -> None:
         raise UsageError("there are no all-reduces that could be buckets")
     for nodes in series.values():
         nodes.sort(key=lambda node: (window_ns(node)[0], nbytes_of(node)))
-    series = {key: nodes for key, nodes in series.items() if not _are_buckets(nodes, nbytes)}
+    series = {key: nodes for key, nodes in series.items() if _ends(graph, nodes, nbytes) != _ends_now(nodes)}
     if not series:
         raise UsageError("the all-reduces are buckets of that size already")
     gone: set[Node] = set()
@@ -54,8 +59,16 @@ def rebucket(graph: Graph, nbytes: int) -> None:
             ends.setdefault(node.after[0][0], []).append(node)
     makers = _Makers(graph)
     cut: dict[_Step, tuple[int, int]] = {}
+    computes = graph.computes()
     for nodes in series.values():
-        buckets = _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
+        bounds = _ends(graph, nodes, nbytes)
+        if boundaries(graph, nodes, nbytes) is not None:
+            shared, step = _shared_out(nodes, bounds), nodes[0].span.step
+            pack(graph, shared)
+            for rank in nodes[0].ranks if step is not None else ():
+                there = [[end for node in each for end in ends[node] if end.ranks == (rank,)] for each in shared]
+                update_together(computes.get((rank, (step or 0) + 1), ()), there)
+        buckets = _cut(nodes, bounds, _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
         for rank in nodes[0].ranks:
             of = rank, nodes[0].span.step
             before, after = cut.get(of, (0, 0))
@@ -67,10 +80,14 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
 
 
-def _are_buckets(nodes: Sequence[Node], nbytes: int) -> bool:
-    """Whether cutting operations anew would change none of them."""
-    *full, last = map(nbytes_of, nodes)
-    return all(each == nbytes for each in full) and last <= nbytes
+def _ends(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int]:
+    """Return where buckets of `nbytes` end that carry what some operations do, in bytes from their begin."""
+    total = sum(map(nbytes_of, nodes))
+    return boundaries(graph, nodes, nbytes) or [*range(nbytes, total, nbytes), total]
+
+
+def _ends_now(nodes: Sequence[Node]) -> list[int]:
+    return [*accumulate(map(nbytes_of, nodes))]
 
 
 def _issue_less(graph: Graph, gone: Collection[Node], cut: Mapping[_Step, tuple[int, int]]) -> None:
@@ -149,6 +166,8 @@ def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
             alone_ns = fit.work_ns(info.nbytes)
             alone = _repriced(seen.alone_s, alone_ns, info.nbytes)
             behind = _repriced(seen.behind_s, (1 - hidden_share) * alone_ns, info.nbytes)
+            if graph.virtual and machine.chooses(info):
+                alone = behind = _in_ns  # the model's own: most transfers of a stream show what they took behind others
             graph.modelled = True
 
             def modelled(nbytes: int) -> tuple[float, float]:
@@ -171,30 +190,42 @@ def _repriced(planned_s: float, measured_ns: float, nbytes: int) -> Callable[[fl
     return lambda seconds: seconds * measured_ns / planned_s
 
 
+def _in_ns(seconds: float) -> float:
+    return seconds * 1e9
+
+
 def _share(nodes: Sequence[Node]) -> float:
     return sum(node.hidden_ns for node in nodes) / max(sum(node.work_ns for node in nodes), 1.0)
 
 
+def _shared_out(nodes: Sequence[Node], bounds: Sequence[int]) -> list[list[Node]]:
+    """Return the operations that end in each bucket."""
+    shared: list[list[Node]] = [[] for _ in bounds]
+    for node, end in zip(nodes, _ends_now(nodes), strict=True):
+        shared[bisect_left(bounds, end)].append(node)
+    return shared
+
+
 def _cut(
-    nodes: Sequence[Node], nbytes: int, prices: _Prices, ends: Mapping[Node, Sequence[Node]], makers: _Makers
+    nodes: Sequence[Node], bounds: Sequence[int], prices: _Prices, ends: Mapping[Node, Sequence[Node]], makers: _Makers
 ) -> list[Node]:
-    total = sum(map(nbytes_of, nodes))
     buckets = []
-    for number, start in enumerate(range(0, total, nbytes)):
-        work_ns, hidden_ns = prices(min(nbytes, total - start))
+    for start, stop in pairwise((0, *bounds)):
+        work_ns, hidden_ns = prices(stop - start)
         buckets.append(Node("transfer", work_ns, nodes[0].ranks, hidden_ns=hidden_ns))
-        buckets[-1].lane, buckets[-1].urgency = nodes[0].lane, (*nodes[0].urgency, number)
-    for bucket, before in zip(buckets[WINDOW:], buckets, strict=False):
+        buckets[-1].lane = nodes[0].lane
+    for bucket, before in zip(buckets[max(WINDOW, most_at_once(nodes)) :], buckets, strict=False):
         bucket.after.append((before, 0))
     at = 0
     for node in nodes:
-        first, final = at // nbytes, (at + nbytes_of(node) - 1) // nbytes
+        first, final = bisect_right(bounds, at), bisect_left(bounds, at + nbytes_of(node))
         made = [makers.of(each) if each.kind == "arrival" else [each] for each, _ in node.after]
         for arrival, _ in node.after:
             release(arrival)  # or a bucket could wait for its own end
         for number in range(first, final + 1):
             buckets[number].spans += node.spans
-            share = min(((number + 1) * nbytes - at) / max(nbytes_of(node), 1), 1.0)
+            buckets[number].urgency = (*node.urgency, number)  # its last gradient's
+            share = min((bounds[number] - at) / max(nbytes_of(node), 1), 1.0)
             whole = number == final
             buckets[number].after += node.after if whole else [(by[ceil(share * len(by)) - 1], 0.0) for by in made]
         at += nbytes_of(node)

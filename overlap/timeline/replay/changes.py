@@ -11,6 +11,7 @@ from ...cost.select import check_algorithm
 from ...errors import UsageError
 from ...units import format_bytes, parse_bytes
 from .buckets import rebucket
+from .copies import convert
 from .graph import Graph, Node
 from .machine import is_known, use_algorithm
 from .simulation import forget
@@ -227,7 +228,13 @@ def _bandwidth(value: str) -> tuple[str, Apply]:
 
 def _bytes(value: str) -> tuple[str, Apply]:
     factor = _factor(value)
-    return f"operations carry {factor:g} times the bytes", lambda graph: _scaled(graph, latency=1.0, size=factor)
+
+    def apply(graph: Graph) -> None:
+        if factor < 1:
+            convert(graph, [node for node, _ in _transfers(graph) if node.info and node.info.op == "all_reduce"])
+        _scaled(graph, latency=1.0, size=factor)
+
+    return f"operations carry {factor:g} times the bytes", apply
 
 
 def _latency(value: str) -> tuple[str, Apply]:

@@ -60,6 +60,7 @@ class Graph:
     # By lane: how many transfers it works on at once; no more may be under way
     windows: dict[object, int] = field(default_factory=dict)
     world_size: int = 0  # Ranks of the run
+    virtual: bool = False  # Whether its time is that of a model
     meta: Mapping[str, str] = field(default_factory=dict)  # Of the timeline
 
     def kept_loops(self) -> list[Node]:

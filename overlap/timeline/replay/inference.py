@@ -44,7 +44,10 @@ def graph_of(timeline: Timeline) -> Graph:
     start_ns = min((span.called_ns for span in timeline.spans), default=0)
     for rank, spans in ranks.items():
         _Rank(rank, spans, transfers, loops, start_ns).infer(nodes, steps)
-    return Graph(nodes=nodes, steps=steps, start_ns=start_ns, world_size=timeline.world_size, meta=timeline.meta)
+    return Graph(
+        nodes=nodes, steps=steps, start_ns=start_ns, world_size=timeline.world_size,
+        virtual=timeline.clock == "virtual", meta=timeline.meta,
+    )  # fmt: skip
 
 
 def _trimmed(timeline: Timeline) -> Timeline:

@@ -65,6 +65,11 @@ class Machine:
             self._known[key] = None if found is None else _taken(found)
         return self._known[key]
 
+    def chooses(self, info: CollectiveInfo) -> bool:
+        """Whether an operation had the algorithm that is the best."""
+        best = self.planned(info, None)
+        return best is not None and best.algorithm == info.algorithm
+
     def planned(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> Plan | None:
         """Return the plan of an operation, with an algorithm or the best one; None if there is none."""
         size = info.nbytes if nbytes is None else nbytes

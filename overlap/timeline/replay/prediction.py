@@ -145,7 +145,7 @@ def predict(
         least_ns=min(walls_ns) - off_ns,
         most_ns=max(walls_ns) + off_ns,
         timeline=careful,
-        awaits_later=graph.awaits_later,
+        awaits_later=graph.recut and graph.awaits_later,
     )
 
 
@@ -168,7 +168,7 @@ BEST = 5
 """Pieces of advice that are given at most."""
 _WORTH = 0.005
 """Part of a step: less is no gain."""
-_SIZES = ("256KiB", "1MiB", "4MiB", "25MiB", "100MiB")
+_SIZES = ("256KiB", "1MiB", "4MiB", "8MiB", "25MiB", "100MiB")
 _WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
 _COMPUTES = 1  # of the critical path, tried at half their time
 _SHORT = frozenset({"float16", "bfloat16"})

@@ -14,7 +14,7 @@ from ..span import Span
 from .buckets import WINDOW
 from .graph import Graph, Node, release, waited_for_room
 from .machine import Machine
-from .transfers import priority_of, streams_of, take_turns
+from .transfers import most_at_once, priority_of, streams_of, take_turns
 
 _Lane: TypeAlias = tuple[int, object]
 """A rank, and what names one of its streams."""
@@ -82,25 +82,15 @@ def _window(nodes: Sequence[Node]) -> int | None:
 
     Where no step has more operations than were active at once, another reason held those up that seem to have waited.
     """
-    most = _most(nodes)
+    most = most_at_once(nodes)
     several = max(Counter(node.span.step for node in nodes).values()) > most
     return most if several and any(waited_for_room(node) for node in nodes) else None
-
-
-def _most(nodes: Sequence[Node]) -> int:
-    """Return how many operations were active at once."""
-    edges = sorted(edge for node in nodes for edge in ((node.span.start_ns, 1), (node.span.end_ns, -1)))
-    active = most = 0
-    for _, change in edges:  # at one instant, ends come first
-        active += change
-        most = max(most, active)
-    return most
 
 
 def _begin_at_other_times(nodes: Sequence[Node], window: int) -> bool:
     """Whether another window lets some operations of a stream begin sooner, or later."""
     now = _window(nodes)
-    return window < _most(nodes) if now is None else window != now
+    return window < most_at_once(nodes) if now is None else window != now
 
 
 def _released(graph: Graph) -> dict[Node, float]:
@@ -213,7 +203,7 @@ def forward_first(graph: Graph) -> None:
     until_ns = {(span.rank, span.step): span.end_ns for _, _, span in graph.steps}
     for lane, nodes in plain.items():
         if not any(each.kind == "arrival" and waited_for_room(each) for node in nodes for each, _ in node.after):
-            graph.windows[lane] = max(WINDOW, _most(nodes))
+            graph.windows[lane] = max(WINDOW, most_at_once(nodes))
         for step, found in _by_step(sorted(nodes, key=lambda node: (node.span.called_ns, _seq(node)))).items():
             for place, node in enumerate(reversed(found)):
                 node.urgency = (place, *node.urgency[1:])

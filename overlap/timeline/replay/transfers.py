@@ -100,6 +100,16 @@ def window_ns(node: Node) -> tuple[int, int]:
     return max(node.held_ns, *(span.moved_ns for span in node.spans)), max(span.end_ns for span in node.spans)
 
 
+def most_at_once(nodes: Sequence[Node]) -> int:
+    """Return how many operations were active at once."""
+    edges = sorted(edge for node in nodes for edge in ((node.span.start_ns, 1), (node.span.end_ns, -1)))
+    active = most = 0
+    for _, change in edges:  # at one instant, ends come first
+        active += change
+        most = max(most, active)
+    return most
+
+
 def measured_ns(nodes: Sequence[Node], looks: Sequence[tuple[int, int]] = ()) -> tuple[list[float], list[float]]:
     """Return how long each transfer had wires: transfers of one lane in turn, others at the same time.
 

@@ -1,0 +1,110 @@
+"""Copies of gradients that `overlap.parallel` makes, and that a change adds to a run: packed buckets, converted ones.
+
+A gradient that fills a bucket alone is sent from where it is; several are packed first. A hook that narrows a bucket
+reads and writes it before it is sent, and once more when it has come. Programs that call all_reduce themselves copy as
+they like: nothing is added to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from topology import TopologyError
+from topology import cluster as machine_called
+
+from .graph import Graph, Node, input_of
+from .transfers import nbytes_of
+
+_PACK = "pack"  # The compute before an all-reduce of a bucket
+_UPDATE = "update"  # The compute that waits for it
+_PASSES = 2  # A copy reads each byte and writes it
+FIRST_BYTES = 1 << 20
+"""With which the first bucket of a step is full (`overlap.parallel.buckets`)."""
+
+
+def boundaries(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int] | None:
+    """Return where buckets of `overlap.parallel` end that carry what some all-reduces do, in bytes from their begin.
+
+    A bucket is full with the gradient that makes it `nbytes` or more, and the first one with a MiB: no gradient is cut.
+
+    Returns:
+        None where that is unknown: other programs made them, or gradients that share one would have to part.
+    """
+    each_ns = _ns_per_byte(graph)
+    if any(not _packing(node) or (nbytes_of(node) > nbytes and _packed(node, each_ns)) for node in nodes):
+        return None
+    ends, begin, at = list[int](), 0, 0
+    for node in nodes:
+        at += nbytes_of(node)
+        if at - begin >= (nbytes if ends else min(FIRST_BYTES, nbytes)):
+            ends.append(at)
+            begin = at
+    return ends if begin == at else [*ends, at]
+
+
+def pack(graph: Graph, buckets: Iterable[Sequence[Node]]) -> None:
+    """Let gradients be packed that travelled alone, and now share a bucket: the compute before the last one does it.
+
+    Args:
+        graph: Of the run, whose machine says how fast its memory is.
+        buckets: The all-reduces that each bucket carries, in order.
+    """
+    each_ns = _ns_per_byte(graph)
+    for nodes in buckets:
+        alone = [node for node in nodes if not _packed(node, each_ns)] if len(nodes) > 1 else []
+        nbytes = sum(map(nbytes_of, alone))
+        for packing in _packing(nodes[-1]):
+            packing.work_ns += _PASSES * nbytes * each_ns
+
+
+def update_together(computes: Sequence[Node], buckets: Sequence[Sequence[Node]]) -> None:
+    """Let the parameters of a bucket be updated at once, when the first of them is wanted and the bucket is there.
+
+    Args:
+        computes: Of a rank in the step after. Each parameter that travelled alone had an update of its own; forward
+            wants them in the opposite order of the gradients.
+        buckets: Of each bucket the ends on that rank of the all-reduces that it carries, in order.
+    """
+    updates = sorted((node for node in computes if node.span.name == _UPDATE), key=lambda node: node.span.start_ns)
+    if len(updates) != sum(map(len, buckets)):
+        return
+    for ends in reversed(buckets):
+        together, updates = updates[: len(ends)], updates[len(ends) :]
+        for other in together[1:]:
+            together[0].work_ns += other.work_ns
+            other.work_ns = 0.0
+        if len(ends) > 1:
+            together[0].after.append((ends[-1], 0.0))
+
+
+def convert(graph: Graph, nodes: Iterable[Node]) -> None:
+    """Let gradients be narrowed before they travel and widened afterwards, as hooks do."""
+    each_ns, added = _ns_per_byte(graph), dict[Node, float]()
+    for node in nodes:
+        for packing in _packing(node):
+            packing.work_ns += _PASSES * nbytes_of(node) * each_ns
+            added[node] = _PASSES * nbytes_of(node) * each_ns
+    for end in graph.nodes:
+        if end.kind == "end":
+            end.after = [(each, delay_ns + added.get(each, 0.0)) for each, delay_ns in end.after]
+
+
+def _packing(node: Node) -> list[Node]:
+    """Return the computes that packed what an all-reduce carries, of each rank; none if the program did it itself."""
+    inputs = [input_of(each) for each, _ in node.after if each.kind == "arrival"]
+    return [each for each in inputs if each is not None and each.span.name == _PACK]
+
+
+def _packed(node: Node, each_ns: float) -> bool:
+    """Whether gradients were copied into the bucket: that takes the time of the copy, and nothing otherwise."""
+    return any(2 * each.span.duration_ns >= _PASSES * nbytes_of(node) * each_ns for each in _packing(node))
+
+
+def _ns_per_byte(graph: Graph) -> float:
+    """Return the time of a byte of a rank's memory; 0 where the machine is not known."""
+    try:
+        machine = machine_called(graph.meta.get("cluster", ""), ranks=graph.world_size)
+    except TopologyError:
+        return 0.0
+    rate = machine.rank_memory_bytes_per_s()
+    return 1e9 / rate if rate else 0.0
