@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -29,6 +29,7 @@ KINDS = {
 }
 """Kinds of faults, and what they do."""
 
+_OF_COMPUTES = ("die",)  # Kinds that need no operation
 _DEFAULT_BY = {"slow": 10.0, "late": 0.5, "slow_link": 0.01}
 _TEXT = re.compile(r"(\w+)\((.*?)\)")
 
@@ -138,12 +139,12 @@ class Plan(Fates):
         self.on_stop: Callable[[Operation], None] = _nobody
         self._seed = seed
 
-    def _now(self, rank: int, step: int | None) -> list[Fault]:
+    def _now(self, rank: int, step: int | None, kinds: Collection[str] = KINDS) -> list[Fault]:
         """Return the faults that are due at what the rank does next."""
         number = self._done[rank]
         due = []
         for fault in self.planned:
-            if fault.rank != rank or fault in self.happened:
+            if fault.rank != rank or fault in self.happened or fault.kind not in kinds:
                 continue
             if (fault.step is None and number >= fault.at) or (
                 fault.step is not None and step is not None and step >= fault.step
@@ -171,12 +172,12 @@ class Plan(Fates):
                 return False
         return True
 
-    _due: Sequence[Fault] = ()
+    _due: Sequence[Fault] | None = None  # At the operation that has just arrived
 
     def _cut_off_ns(self, operation: Operation) -> float:
         """Return how long the links are cut on which an operation of a rank depends."""
         rank, now_ns = operation.context.rank, operation.context.now_ns()
-        self._cuts += [(f, inf if f.by is None else now_ns + f.by * 1e9) for f in self._due if f.kind == "cut"]
+        self._cuts += [(f, inf if f.by is None else now_ns + f.by * 1e9) for f in self._due or () if f.kind == "cut"]
         assert operation.port is not None
         members = operation.port.communicator.members
         ends = [until for f, until in self._cuts if f.rank == rank and (f.to is None or f.to in members)]
@@ -189,8 +190,9 @@ class Plan(Fates):
 
     def next(self, rank: int) -> Fate:
         """Return what becomes of the next thing that a rank does."""
+        due = self._now(rank, None, _OF_COMPUTES) if self._due is None else self._due
         drawn = super().next(rank) if self._seed else self._calm(rank)
-        due, self._due = self._due, ()
+        self._due = None
         cut_ns, self._held_up_ns = self._held_up_ns, 0.0
         if not due and not self.happened:
             return drawn

@@ -156,7 +156,7 @@ class Program:
             record.left[number] = "called sys.exit()"
             return None
         record.left.setdefault(number, "")
-        clock.shared.note_unfinished(number)
+        clock.shared.note_unfinished(number, sends=True)
         self._note_leaks(number, record, before)
         return result
 

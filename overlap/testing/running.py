@@ -97,7 +97,7 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
             result = await (main(rank) if setting.steps is None else main(rank, steps=setting.steps))
             assert clock.shared is not None
             clock.record.left[rank.rank] = ""
-            clock.shared.note_unfinished(rank.rank)
+            clock.shared.note_unfinished(rank.rank, sends=False)
             return result
 
         return life

@@ -52,6 +52,21 @@ def test_a_rank_that_is_gone_is_named(faults: str, kind: str, told: str) -> None
     assert (verdict.kind, told in verdict.text) == (kind, True), verdict
 
 
+async def in_turn(rank: overlap.Rank) -> None:
+    for _ in range(4):
+        await rank.compute(np.ones, 4, name="work", seconds=1e-3)
+        await rank.all_reduce(np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("at", "what"), [(0, "compute 'work'"), (1, "all_reduce #0"), (2, "compute 'work'"), (5, "all_reduce #2")]
+)
+def test_a_rank_dies_at_computes_and_operations_as_they_are_counted(at: int, what: str) -> None:
+    run = Ranks().run(in_turn, ranks=2, faults=f"die(rank=1, at={at})", check=False)
+    assert [str(fault) for fault in run.faults] == [f"die(rank=1, at={at})"]
+    assert f"rank 1 died at {what}" in str(run.verdict)
+
+
 async def pairs(rank: overlap.Rank) -> float:
     """Ranks 0 and 1 meet three times, then 0 and 2."""
     total = 0.0

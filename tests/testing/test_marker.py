@@ -232,6 +232,18 @@ def test_an_operation_that_nobody_waits_for_is_a_leak_with_its_line() -> None:
     assert f"rank 0 has ended without waiting for all_reduce #0 on group 'world' ({line})" in verdict.text
 
 
+async def leaves_a_send(rank: overlap.Rank) -> None:
+    if rank.rank == 0:
+        rank.send(np.ones(4), 1)
+    else:
+        await rank.compute(np.ones, 3, seconds=1.0)
+        await rank.recv(src=0)
+
+
+def test_a_send_may_be_left_to_the_end_of_its_rank() -> None:
+    assert Ranks().run(leaves_a_send, ranks=2).verdict is None
+
+
 @pytest.mark.ranks(2, steps=3)
 async def test_a_mark_gives_the_number_of_steps(rank: overlap.Rank, steps: int) -> None:
     await rank.barrier()
