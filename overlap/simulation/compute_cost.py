@@ -187,10 +187,11 @@ class ComputeCosts:
         known = ""
         if self.profile is not None:
             known = f"; the profile {self.profile.source} knows {', '.join(self.profile.median_ns)}"
+        amounts = "flops= and bytes_moved=, or " if self.roofline.flops_per_s else ""
         return (
-            f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or flops= and bytes_moved=, "
-            "or a profile of a real run. In real time no cost is needed; a test runs so with "
-            f'@pytest.mark.ranks(N, clock="real"){known}'
+            f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or {amounts}"
+            "a profile of a real run. In real time no cost is needed; of tests, those with "
+            f'@pytest.mark.ranks(N, clock="real") run so{known}'
         )
 
 

@@ -115,7 +115,7 @@ def test_a_compute_without_a_cost_is_told_with_its_line_and_that_real_time_needs
     told = str(caught.value)
     assert told.startswith(f"crash: rank 0 failed at test_marker.py:{without_a_cost.__code__.co_firstlineno + 2}: ")
     assert "compute 'sqrt' has no cost on the virtual clock" in told
-    assert 'In real time no cost is needed; a test runs so with @pytest.mark.ranks(N, clock="real")' in told
+    assert 'In real time no cost is needed; of tests, those with @pytest.mark.ranks(N, clock="real") run so' in told
     marked(without_a_cost, fixtures={"times": 1}, ranks=2, clock="real")
     with pytest.raises(overlap.UsageError, match=r"^clock: expected an overlap.Virtual, got 'real'"):
         Ranks().run(without_a_cost, 1, ranks=2, clock="real")
