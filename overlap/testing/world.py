@@ -117,7 +117,7 @@ class TestedCommunicators(FaultyCommunicators):
 
         Args:
             rank: World rank.
-            sends: Whether sends count too, as in programs of PyTorch. Programs of ours may leave them to the rank's end.
+            sends: Whether sends count too, as in programs of PyTorch; ours may leave them to the end of a rank.
         """
         for issue, operation in self.noted.values():
             counts = issue.rank == rank and (sends or issue.op != "send")

@@ -69,7 +69,9 @@ def test_amounts_that_cannot_be_meant(what, amount):
 
 
 def test_no_cost_names_the_compute():
-    with pytest.raises(UsageError, match="compute 'backward' has no cost on the virtual clock; pass seconds=, or flops="):
+    with pytest.raises(
+        UsageError, match="compute 'backward' has no cost on the virtual clock; pass seconds=, or flops="
+    ):
         COSTS.duration_ns("backward")
     computer = ComputeCosts(roofline=Roofline.of(topology.cluster("local", ranks=2)))
     with pytest.raises(UsageError, match="has no cost on the virtual clock; pass seconds=, or a profile of a real run"):
