@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Protocol
@@ -19,6 +20,9 @@ from .ending import Ending
 from .event_loop import Handover
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Deadlines, Issued, Outstanding
+
+STEP_OF_TASK: ContextVar[int | None] = ContextVar("STEP_OF_TASK", default=None)
+"""The step in which a task was spawned, whatever step its program is in by now; None: in no step."""
 
 
 class Arrays(Protocol):
@@ -59,6 +63,15 @@ class RankContext:
     pause: Callable[[], Coroutine[object, object, None]] = checkpoint
     # Returns "file:line" of its program, where that runs in another thread than the event loop.
     elsewhere: Callable[[], str] | None = None
+
+    @property
+    def step_here(self) -> int | None:
+        """The step that an operation issued here belongs to: in a task, the one in which it was spawned.
+
+        Computes are of the step in which their program is: a step begins and ends with them.
+        """
+        of_task = STEP_OF_TASK.get()
+        return self.step if of_task is None else of_task
 
     def end_step(self, step: int, since_ns: int) -> None:
         """Show a step in the timeline, unless it has ended before."""

@@ -328,7 +328,7 @@ class Issuer:
         if timeout_s is not None:
             check_timeout(timeout_s)
             operation.deadline_s = timeout_s
-        operation.group, operation.context, operation.step = self.group, context, context.step
+        operation.group, operation.context, operation.step = self.group, context, context.step_here
         out, x = operation.out, operation.input
         if out is not None and not (type(out) is np.ndarray and out.flags.carray):
             take_output(operation)

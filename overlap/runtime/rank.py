@@ -22,7 +22,7 @@ from ..timeline.span import Clock as ClockName
 from .backend import Backend
 from .calls import Calls
 from .compute import ComputeFuture, ComputeStreams, TaskFuture, check_stream
-from .context import RankContext
+from .context import STEP_OF_TASK, RankContext
 from .future import Future
 from .group import Group, Surroundings
 from .memory.arrays import common_array, shape_only
@@ -354,11 +354,13 @@ class Rank(Calls):
         started_ns = context.now_ns()
         context.open_steps.append((index, started_ns))
         before, outer = context.flight.step(index), context.step
-        context.step = index
+        context.step, outside = index, STEP_OF_TASK.get()
+        STEP_OF_TASK.set(index)
         self._backend.step_begins(context)
         try:
             yield
         finally:
             context.step = outer
+            STEP_OF_TASK.set(outside)
             context.flight.step(before)
             context.end_step(index, started_ns)

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import trio
 
 import overlap
+from overlap.config import overriding
 
 from .worlds import TIMEOUT_S, failing
 
@@ -48,6 +50,30 @@ def test_a_rank_waits_for_its_tasks():
     done = []
     overlap.run(main, done, ranks=3, timeout_s=TIMEOUT_S)
     assert sorted(done) == [0, 1, 2]
+
+
+def test_what_a_task_issues_is_of_the_step_in_which_it_was_spawned():
+    """As the operations of hooks, which begin when the program is a step further."""
+
+    async def later(rank, begun):
+        await begun.wait()
+        await rank.all_reduce(np.ones(1), name="of the task")
+
+    async def main(rank):
+        begun = trio.Event()
+        with rank.step(0):
+            task = rank.spawn(later, rank, begun)
+        with rank.step(1):
+            begun.set()
+            await rank.all_reduce(np.ones(1), name="of the program")
+            await task
+        await rank.barrier()
+
+    seen = []
+    with overriding(watcher=seen.append):
+        run(main)
+    steps = {(span.name, span.step) for span in seen[0].spans if span.kind == "comm"}
+    assert steps == {("of the task", 0), ("of the program", 1), ("barrier", None)}
 
 
 @pytest.mark.parametrize("wrong", [7, None])
