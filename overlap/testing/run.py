@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UsageError
+from ..errors import OverlapError, UsageError
 from ..timeline.measure.metrics import breakdowns
 from ..timeline.spans import Timeline
 from . import survived
@@ -101,7 +101,9 @@ class Run:
         __tracebackhide__ = True
         if self.verdicts:
             more = "\n".join(f"also {verdict}" for verdict in self.verdicts[1:])
-            raise RanksFailed(self, self.verdicts[0], more=more) from self.own_error
+            own = self.own_error
+            # errors of ours say all, with the line of the program
+            raise RanksFailed(self, self.verdicts[0], more=more) from None if isinstance(own, OverlapError) else own
 
     @property
     def own_error(self) -> BaseException | None:

@@ -121,6 +121,18 @@ def test_a_compute_without_a_cost_is_told_with_its_line_and_that_real_time_needs
         Ranks().run(without_a_cost, 1, ranks=2, clock="real")
 
 
+def test_a_failure_shows_frames_of_the_program_and_none_of_ours() -> None:
+    async def own(rank: overlap.Rank) -> None:
+        raise ValueError(rank.rank)
+
+    with pytest.raises(RanksFailed) as misused:
+        Ranks().run(without_a_cost, 1, ranks=2)
+    assert (misused.value.__cause__, misused.value.__suppress_context__) == (None, True)
+    with pytest.raises(RanksFailed) as raised:
+        Ranks().run(own, ranks=2)
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
 async def returning(rank: overlap.Rank, *args: object, steps: int = 0) -> tuple[object, ...]:
     await rank.barrier()
     return rank.rank, *args, steps
