@@ -20,6 +20,17 @@ def recorded(*lanes):
     return Timeline.collect([recorder], world_size=1)
 
 
+def test_operations_that_ran_before_the_computes_of_their_step_are_told():
+    """The program runs ahead: it issues step 1 while the computes of step 0 run."""
+    spans = [
+        replace(compute(0, 0, 50), step=0), replace(compute(0, 50, 80), step=1),
+        replace(comm(0, 11, 11, 20, ranks=(0,)), step=1),
+        *(Span(rank=0, kind="step", lane="step", name="s", start_ns=s, end_ns=s + 10, step=s // 10) for s in (0, 10)),
+    ]  # fmt: skip
+    told = verdict_of(timeline_of(*spans), step=1).told()
+    assert told == "step 30 ns: compute 30, idle 0; communication: what was issued in it ran before"
+
+
 @pytest.mark.parametrize(
     ("compute", "comm", "said"),
     [

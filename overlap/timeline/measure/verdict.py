@@ -65,6 +65,7 @@ class Verdict:
     kept: tuple[Cause, ...]  # The ranks and lines that kept event loops, the most expensive first
     queues: tuple[Cause, ...]  # The operations that were queued while nothing was busy, the longest first
     small: Calls | None  # The operation that is called most, if it is called often and carries little
+    issued: bool = False  # Whether operations were issued in it, whenever these ran
     torch: bool = False  # Whether the program uses `overlap.torch`
 
     @property
@@ -115,7 +116,8 @@ class Verdict:
         parts = [f"{what} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
         if not self.comm_ns:
             told = [parts[0], *self._kept(unit_ns), f", idle {self._mean(self.idle_ns, unit_ns)}"]
-            none = "none while the event loop was free" if self.kept_ns else "none recorded"
+            none = "what was issued in it ran before" if self.issued else "none recorded"
+            none = "none while the event loop was free" if self.kept_ns else none
             return printable(f"{''.join(told)}; communication: {none}")
         parts += self._kept(unit_ns)
         parts.append(f", exposed {self._mean(self.exposed_ns, unit_ns)} ({self.exposed_share:.0%})")
@@ -209,6 +211,7 @@ def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, ste
         kept=tuple(kept_loops(timeline, covers)),
         queues=tuple(queues(timeline, covers)),
         small=_small(timeline, covers),
+        issued=bool(rows) and bool(issued_in(timeline, {each.rank: each.window for each in covers}, step).any()),
         torch="torch" in timeline.meta,
         **{name: _sum(rows, name) for name in _SUMMED},
     )
