@@ -18,7 +18,7 @@ from ..timeline.ranklist import listed
 from ..units import columns
 from .folder import ENDING, default_folder
 from .reading import Flight, Operation, RankRecord, read_flight
-from .waits import absent, computes, oldest, stall_of, without_ends
+from .waits import absent, computes, oldest, stall_of, stands_before, without_ends
 
 MOST_ROWS = 64  # of the table, unless all are asked for
 _MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
@@ -113,7 +113,7 @@ def _last_sign(record: RankRecord) -> str:
 
 
 def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
-    """Name the other ranks that waited for some ranks, and the operation; else ranks that computed beside one."""
+    """Name the other ranks that waited for some ranks, and the operation; else ranks that were not as far as one."""
     pending = [
         (other, op)
         for rank in ranks
@@ -121,7 +121,10 @@ def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
         if other not in ranks
         for op in _waiting(each, rank, world.ranks)
     ]
-    waiting = [(other, op) for other, op in pending if not computes(world.ranks[other])]
+    there = world.ranks
+    waiting = [
+        pair for pair in pending if not (computes(there[pair[0]]) or stands_before(there[pair[0]], ranks, there))
+    ]
     if not pending:
         return []
     who = sorted({other for other, _ in waiting or pending})
@@ -129,7 +132,9 @@ def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
     ranks_told, operation = f"rank{'s' * (len(who) > 1)} {listed(who)}", f"{_label(first)} ({first.words.site})"
     if waiting:
         return [f"{ranks_told} waited for it in {operation}"]
-    return [f"{ranks_told} had issued {operation} with it, and still computed"]
+    before = {_label(op) for rank in who if not computes(there[rank]) and (op := oldest(there[rank])) is not None}
+    still = f"waited in {', '.join(sorted(before))}" if before else "computed"
+    return [f"{ranks_told} had issued {operation} with it, and still {still}"]
 
 
 def _culprit(world: World) -> tuple[str, int | None]:

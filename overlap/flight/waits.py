@@ -5,7 +5,7 @@ A member has come once it has issued the operation of the same number at the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..runtime.blame.standing import Stall, Standing, find_stall
@@ -29,6 +29,14 @@ def computes(record: RankRecord) -> bool:
     """Whether a rank runs a compute: it waits for nobody then, whatever it has under way."""
     operation = oldest(record)
     return operation is not None and operation.words.kind == "compute" and operation.started_ns is not None
+
+
+def stands_before(record: RankRecord, others: Collection[int], ranks: Mapping[int, RankRecord]) -> bool:
+    """Whether a rank stands in an operation that waits for ranks other than some, before any with those."""
+    first = oldest(record)
+    lacking = () if first is None or first.words.kind == "compute" else absent(first, ranks)
+    elsewhere = [rank for rank in lacking if rank != record.rank]
+    return bool(elsewhere) and set(others).isdisjoint(elsewhere)
 
 
 def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:

@@ -104,6 +104,17 @@ def test_a_rank_that_computes_beside_an_operation_waits_for_nobody(others, told)
     )
 
 
+def test_a_rank_that_stands_in_an_earlier_operation_with_others_waits_for_those():
+    """Rank 1 receives from rank 2, which computes, and has issued an all-reduce of what comes."""
+    receives = operation(7, name="recv", key="m", members=(1, 2), since=3)
+    stands, busy = record(1, receives, operation(since=4, what="")), record(2, compute(since=3, started=4))
+    killed = flight(0, record(0, compute("tokenise", since=3, started=4)))
+    assert judged(killed, flight(1, stands, busy), runs=lambda flight: flight.process == 1)[2] == (
+        "waited for: nobody; rank 1 had issued all_reduce #41 on group 'world' (train.py:33) with it, and still waited "
+        "in recv #7 on group 'world'"
+    )
+
+
 def test_an_operation_that_failed_last_was_what_a_rank_waited_in():
     """As where a rank hears of the lost process before its world ends; what failed and was survived is no matter."""
     survived = operation(40, members=(0, 1), since=1, ended=2, failed=True)
