@@ -37,9 +37,9 @@ def step_of(layout, model=MODEL):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [SOME, pytest.param((*NAMES, "checkpointing"), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.parametrize("names", [SOME, ("tp", "pp", "dp", "bucket_bytes", "order", "checkpointing")], ids=len)
 def test_the_best_layout_is_that_of_trying_all(names):
-    found, ordered = searched(names=names)
+    found, ordered = searched(names=names, like=replace(LIKE, global_batch=8))
     steps = {each.layout: step_of(each.layout) for each in ordered}
     assert len(found.simulated) < len(ordered)
     assert found.complete
