@@ -277,7 +277,7 @@ def run_marked(
     elif clock == "real":
         from ..front import run
 
-        setting, *_ = settled(told)
+        setting = _undisturbed(told)
         run(
             partial(_given, _stepping(function, setting), fixtures),
             ranks=setting.ranks,
@@ -285,10 +285,18 @@ def run_marked(
             timeout_s=setting.real_timeout_s,
         )
     elif isinstance(clock, int) and not isinstance(clock, bool) and clock > 0:
-        setting, *_ = settled(told)
-        _in_processes(function, fixtures, setting, clock, path)
+        _in_processes(function, fixtures, _undisturbed(told), clock, path)
     else:
         raise UsageError(f'clock: expected "virtual", "real" or a number of processes, got {clock!r}')
+
+
+def _undisturbed(told: Mapping[str, Any]) -> Setting:
+    """Return the setting of a test in real time, in which no faults happen and no seeds are tried."""
+    setting, seeds, kinds = settled(dict(told))
+    if setting.faults or kinds or seeds > 1:
+        what = "faults" if setting.faults or kinds else "seeds"
+        raise UsageError(f"{what}: only virtual time has any; leave out clock=, or {what}=")
+    return setting
 
 
 async def _given(

@@ -244,6 +244,13 @@ def test_an_operation_that_nobody_waits_for_is_a_leak_with_its_line() -> None:
     assert f"rank 0 has ended without waiting for all_reduce #0 on group 'world' ({line})" in verdict.text
 
 
+@pytest.mark.parametrize("clock", ["real", 2])
+@pytest.mark.parametrize(("asked", "told"), [({"faults": "die(rank=1, at=1)"}, "faults: "), ({"seeds": 3}, "seeds: ")])
+def test_in_real_time_there_are_neither_faults_nor_seeds(clock: object, asked: dict, told: str) -> None:
+    with pytest.raises(overlap.UsageError, match=f"^{told}only virtual time has any"):
+        marked(without_a_cost, ranks=2, clock=clock, **asked)
+
+
 async def leaves_a_send(rank: overlap.Rank) -> None:
     if rank.rank == 0:
         rank.send(np.ones(4), 1)
