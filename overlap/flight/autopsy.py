@@ -18,7 +18,7 @@ from ..timeline.ranklist import listed
 from ..units import columns
 from .folder import ENDING, default_folder
 from .reading import Flight, Operation, RankRecord, read_flight
-from .waits import absent, computes, oldest, stall_of, stands_before, without_ends
+from .waits import absent, computes, is_elsewhere, oldest, stall_of, without_ends
 
 MOST_ROWS = 64  # of the table, unless all are asked for
 _MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
@@ -122,9 +122,7 @@ def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
         for op in _waiting(each, rank, world.ranks)
     ]
     there = world.ranks
-    waiting = [
-        pair for pair in pending if not (computes(there[pair[0]]) or stands_before(there[pair[0]], ranks, there))
-    ]
+    waiting = [(other, op) for other, op in pending if not is_elsewhere(there[other], ranks, there)]
     if not pending:
         return []
     who = sorted({other for other, _ in waiting or pending})

@@ -31,12 +31,13 @@ def computes(record: RankRecord) -> bool:
     return operation is not None and operation.words.kind == "compute" and operation.started_ns is not None
 
 
-def stands_before(record: RankRecord, others: Collection[int], ranks: Mapping[int, RankRecord]) -> bool:
-    """Whether a rank stands in an operation that waits for ranks other than some, before any with those."""
+def is_elsewhere(record: RankRecord, others: Collection[int], ranks: Mapping[int, RankRecord]) -> bool:
+    """Whether a rank computes, or stands in an operation that waits for ranks other than some."""
     first = oldest(record)
-    lacking = () if first is None or first.words.kind == "compute" else absent(first, ranks)
-    elsewhere = [rank for rank in lacking if rank != record.rank]
-    return bool(elsewhere) and set(others).isdisjoint(elsewhere)
+    if first is None or first.words.kind == "compute":
+        return computes(record)
+    lacking = {rank for rank in absent(first, ranks) if rank != record.rank}
+    return bool(lacking) and lacking.isdisjoint(others)
 
 
 def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:

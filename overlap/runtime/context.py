@@ -21,8 +21,11 @@ from .event_loop import Handover
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Deadlines, Issued, Outstanding
 
-STEP_OF_TASK: ContextVar[int | None] = ContextVar("STEP_OF_TASK", default=None)
-"""The step in which a task was spawned, whatever step its program is in by now; None: in no step."""
+STEP_OF_TASK: ContextVar[tuple[RankContext | None, int | None]] = ContextVar("STEP_OF_TASK", default=(None, None))
+"""The rank and the step in which a task was spawned, whatever step its program is in by now.
+
+With the rank, because a world within a compute, and the next one of a thread, inherit it too.
+"""
 
 
 class Arrays(Protocol):
@@ -70,8 +73,8 @@ class RankContext:
 
         Computes are of the step in which their program is: a step begins and ends with them.
         """
-        of_task = STEP_OF_TASK.get()
-        return self.step if of_task is None else of_task
+        rank, step = STEP_OF_TASK.get()
+        return self.step if rank is not self or step is None else step
 
     def end_step(self, step: int, since_ns: int) -> None:
         """Show a step in the timeline, unless it has ended before."""

@@ -355,7 +355,7 @@ class Rank(Calls):
         context.open_steps.append((index, started_ns))
         before, outer = context.flight.step(index), context.step
         context.step, outside = index, STEP_OF_TASK.get()
-        STEP_OF_TASK.set(index)
+        STEP_OF_TASK.set((context, index))
         self._backend.step_begins(context)
         try:
             yield

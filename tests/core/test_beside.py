@@ -76,6 +76,21 @@ def test_what_a_task_issues_is_of_the_step_in_which_it_was_spawned():
     assert steps == {("of the task", 0), ("of the program", 1), ("barrier", None)}
 
 
+def test_a_world_within_a_step_of_another_has_steps_of_its_own():
+    seen = []
+
+    async def inner(rank):
+        await rank.all_reduce(np.ones(1))
+
+    async def main(rank):
+        with rank.step(7):
+            await trio.to_thread.run_sync(lambda: overlap.run(inner, ranks=1, timeout_s=TIMEOUT_S))
+
+    with overriding(watcher=seen.append):
+        run(main, 1)
+    assert {span.step for timeline in seen for span in timeline.spans if span.kind == "comm"} == {None}
+
+
 @pytest.mark.parametrize("wrong", [7, None])
 def test_what_is_no_function_is_refused(wrong):
     async def main(rank):

@@ -48,7 +48,9 @@ def rebucket(graph: Graph, nbytes: int) -> None:
         raise UsageError("there are no all-reduces that could be buckets")
     for nodes in series.values():
         nodes.sort(key=lambda node: (window_ns(node)[0], nbytes_of(node)))
-    series = {key: nodes for key, nodes in series.items() if _ends(graph, nodes, nbytes) != _ends_now(nodes)}
+    ours = {key: boundaries(graph, nodes, nbytes) for key, nodes in series.items()}
+    bounds = {key: ours[key] or _even(nodes, nbytes) for key, nodes in series.items()}
+    series = {key: nodes for key, nodes in series.items() if bounds[key] != _ends_now(nodes)}
     if not series:
         raise UsageError("the all-reduces are buckets of that size already")
     gone: set[Node] = set()
@@ -60,15 +62,15 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     makers = _Makers(graph)
     cut: dict[_Step, tuple[int, int]] = {}
     computes = graph.computes()
-    for nodes in series.values():
-        bounds = _ends(graph, nodes, nbytes)
-        if boundaries(graph, nodes, nbytes) is not None:
-            shared, step = _shared_out(nodes, bounds), nodes[0].span.step
+    for of_series, nodes in series.items():
+        shared, step = _shared_out(nodes, bounds[of_series]), nodes[0].span.step
+        if ours[of_series] is not None:
             pack(graph, shared)
-            for rank in nodes[0].ranks if step is not None else ():
+        if ours[of_series] is not None and step is not None:
+            for rank in nodes[0].ranks:
                 there = [[end for node in each for end in ends[node] if end.ranks == (rank,)] for each in shared]
-                update_together(computes.get((rank, (step or 0) + 1), ()), there)
-        buckets = _cut(nodes, bounds, _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
+                update_together(computes.get((rank, step + 1), ()), there)
+        buckets = _cut(nodes, bounds[of_series], _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
         for rank in nodes[0].ranks:
             of = rank, nodes[0].span.step
             before, after = cut.get(of, (0, 0))
@@ -80,10 +82,10 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
 
 
-def _ends(graph: Graph, nodes: Sequence[Node], nbytes: int) -> list[int]:
-    """Return where buckets of `nbytes` end that carry what some operations do, in bytes from their begin."""
+def _even(nodes: Sequence[Node], nbytes: int) -> list[int]:
+    """Return where buckets of exactly `nbytes` end that carry what some operations do, in bytes from their begin."""
     total = sum(map(nbytes_of, nodes))
-    return boundaries(graph, nodes, nbytes) or [*range(nbytes, total, nbytes), total]
+    return [*range(nbytes, total, nbytes), total]
 
 
 def _ends_now(nodes: Sequence[Node]) -> list[int]:

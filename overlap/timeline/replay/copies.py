@@ -8,11 +8,11 @@ they like: nothing is added to them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
-from topology import TopologyError
-from topology import cluster as machine_called
-
+from ...errors import UsageError
 from .graph import Graph, Node, input_of
+from .machine import Machine
 from .transfers import nbytes_of
 
 _PACK = "pack"  # The compute before an all-reduce of a bucket
@@ -102,9 +102,6 @@ def _packed(node: Node, each_ns: float) -> bool:
 
 def _ns_per_byte(graph: Graph) -> float:
     """Return the time of a byte of a rank's memory; 0 where the machine is not known."""
-    try:
-        machine = machine_called(graph.meta.get("cluster", ""), ranks=graph.world_size)
-    except TopologyError:
-        return 0.0
-    rate = machine.rank_memory_bytes_per_s()
-    return 1e9 / rate if rate else 0.0
+    with suppress(UsageError):
+        return Machine(graph.meta, graph.world_size).memory_ns_per_byte
+    return 0.0

@@ -65,6 +65,12 @@ class Machine:
             self._known[key] = None if found is None else _taken(found)
         return self._known[key]
 
+    @property
+    def memory_ns_per_byte(self) -> float:
+        """The time of a byte of a rank's memory; 0 where no figure is known."""
+        rate = self._cluster.rank_memory_bytes_per_s()
+        return 1e9 / rate if rate else 0.0
+
     def chooses(self, info: CollectiveInfo) -> bool:
         """Whether an operation had the algorithm that is the best."""
         best = self.planned(info, None)
