@@ -22,9 +22,10 @@ from .memory.buffer_locks import BufferLocks
 from .outstanding import Deadlines, Issued, Outstanding
 
 STEP_OF_TASK: ContextVar[tuple[RankContext | None, int | None]] = ContextVar("STEP_OF_TASK", default=(None, None))
-"""The rank and the step in which a task was spawned, whatever step its program is in by now.
+"""The rank and the step in which a task was spawned, whatever step its program is in by now: that of its operations.
 
-With the rank, because a world within a compute, and the next one of a thread, inherit it too.
+With the rank, because a world within a compute, and the next one of a thread, inherit it too. Computes are of the step
+in which their program is: a step begins and ends with them.
 """
 
 
@@ -66,15 +67,6 @@ class RankContext:
     pause: Callable[[], Coroutine[object, object, None]] = checkpoint
     # Returns "file:line" of its program, where that runs in another thread than the event loop.
     elsewhere: Callable[[], str] | None = None
-
-    @property
-    def step_here(self) -> int | None:
-        """The step that an operation issued here belongs to: in a task, the one in which it was spawned.
-
-        Computes are of the step in which their program is: a step begins and ends with them.
-        """
-        rank, step = STEP_OF_TASK.get()
-        return self.step if rank is not self or step is None else step
 
     def end_step(self, step: int, since_ns: int) -> None:
         """Show a step in the timeline, unless it has ended before."""

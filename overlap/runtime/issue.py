@@ -16,7 +16,7 @@ from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line
 from ..flight.recorder import Known
 from .arguments import check_options, check_pairs, check_peer, check_root, prepare, receive_like, take_output
 from .communicators import Communicators
-from .context import RankContext
+from .context import STEP_OF_TASK, RankContext
 from .derived import Derived
 from .future import Failure, Future, is_elsewhere, settle, tell
 from .match import Key
@@ -328,7 +328,10 @@ class Issuer:
         if timeout_s is not None:
             check_timeout(timeout_s)
             operation.deadline_s = timeout_s
-        operation.group, operation.context, operation.step = self.group, context, context.step_here
+        operation.group, operation.context, operation.step = self.group, context, context.step
+        rank, step = STEP_OF_TASK.get()
+        if rank is context:
+            operation.step = step
         out, x = operation.out, operation.input
         if out is not None and not (type(out) is np.ndarray and out.flags.carray):
             take_output(operation)
