@@ -138,3 +138,10 @@ def test_a_missing_loopback_is_wrong(monkeypatch):
 
 def test_the_software_of_this_process_is_good():
     assert not [one for one in software.findings() if one.state == "wrong"]
+
+
+def test_a_record_that_goes_while_it_is_looked_at_is_none(tmp_path, monkeypatch):
+    (tmp_path / "a.flight").touch()
+    monkeypatch.setattr(network, "_runs", lambda path: path.unlink())
+    [finding] = network.records(tmp_path)
+    assert finding.text == "none of failed runs"

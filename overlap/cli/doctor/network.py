@@ -107,10 +107,14 @@ def records(folder: Path) -> Iterator[Finding]:
     Args:
         folder: Where flight records lie.
     """
-    dead = [path for path in folder.glob(f"*{ENDING}") if path.is_file() and not _runs(path)]
-    if dead:
-        size = format_bytes(sum(path.stat().st_size for path in dead))
-        text = f"{len(dead)} of runs that failed, {size}: `overlap autopsy` explains the last"
+    sizes = list[int]()
+    for path in folder.glob(f"*{ENDING}"):
+        if not _runs(path):
+            with suppress(FileNotFoundError):  # of a run that has just ended well
+                sizes.append(path.stat().st_size)
+    if sizes:
+        size = format_bytes(sum(sizes))
+        text = f"{len(sizes)} of runs that failed, {size}: `overlap autopsy` explains the last"
         yield Finding(subject="flight records", state="note", text=text, mend=f"rm -r {folder}")
     else:
         yield Finding(subject="flight records", state="good", text="none of failed runs")
