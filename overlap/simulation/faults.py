@@ -112,8 +112,8 @@ class Fates:
         """Say what wanted a rank to be hit, for messages."""
         return f"{self.faults} wants it"
 
-    def next(self, rank: int) -> Fate:
-        """Draw what becomes of the next thing that a rank does."""
+    def next(self, rank: int, step: int | None = None) -> Fate:
+        """Draw what becomes of the next thing that a rank does, in whichever step."""
         self._done[rank] += 1
         chance = self._chance(f"rank {rank}, {self._done[rank]}")
         dies, lost, late, when = (chance.random() for _ in range(4))
@@ -123,7 +123,7 @@ class Fates:
             dies_at=when if dies < self._death else None,
         )
 
-    def slow_ns(self, rank: int, cost_ns: int) -> int:
+    def slow_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
         """Return the time of a compute on a rank, which may be slow."""
         slow = self._chance(f"rank {rank}").random() < self._slow
         return round(cost_ns * self._slow_factor) if slow else cost_ns

@@ -140,7 +140,7 @@ class FaultyCommunicator(Communicator):
         context, doom = operation.context, self._doom
         if context.rank in self._dead:
             return
-        fate = doom.fates.next(context.rank)
+        fate = doom.fates.next(context.rank, operation.step)
         operation.lock()
         if fate.dies_at is not None and fate.dies_at < 0.5:
             doom.kill(context, operation)

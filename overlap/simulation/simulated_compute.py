@@ -183,8 +183,9 @@ class SimulatedCompute(ComputeStream):
         doom = self._starts.doom
         if doom is None:
             return cost_ns
-        fate = doom.fates.next(self.number)
-        cost_ns = doom.fates.slow_ns(self.number, cost_ns) + fate.late_ns
+        cost_ns = doom.fates.slow_ns(self.number, cost_ns, operation.step)
+        fate = doom.fates.next(self.number, operation.step)
+        cost_ns += fate.late_ns
         if fate.dies_at is not None:
             dies_ns = self._kernel.now_ns + round(fate.dies_at * cost_ns)
             self._kernel.at(dies_ns, self.number, partial(self._die, operation, doom))

@@ -30,6 +30,7 @@ KINDS = {
 """Kinds of faults, and what they do."""
 
 _OF_COMPUTES = ("die",)  # Kinds that need no operation
+_OF_PROCESSES = {"signal": "whose handler would be that of all ranks", "disk": "whose files are not watched"}
 _DEFAULT_BY = {"slow": 10.0, "late": 0.5, "slow_link": 0.01}
 _TEXT = re.compile(r"(\w+)\((.*?)\)")
 
@@ -46,7 +47,7 @@ class Fault:
     at: int = 0  # Before which of the rank's operations (and computes of `rank.compute`), from 0
     by: float | None = None  # How much, for kinds that have an amount
     to: int | None = None  # Of a cut: the other end of the link; None: all links of the rank
-    step: int | None = None  # Instead of `at`: before the first operation of this step
+    step: int | None = None  # Instead of `at`: before the first thing that begins of what this step, or a later, issued
 
     def __post_init__(self) -> None:
         check_kind(self.kind)
@@ -95,6 +96,20 @@ def parse(text: str) -> tuple[Fault, ...]:
     return tuple(found)
 
 
+def check_function(kinds: Iterable[str]) -> None:
+    """Refuse kinds of faults that do nothing to an async function.
+
+    Raises:
+        UsageError: With the faults or tests to use instead.
+    """
+    for kind in kinds:
+        if kind in _OF_PROCESSES:
+            raise UsageError(
+                f"faults: {kind} does nothing to an async function, {_OF_PROCESSES[kind]}; use die or stop, or test a "
+                "program of torch.distributed: ranks.program, ranks.function"
+            )
+
+
 def draw(seed: int, kinds: Sequence[str], counts: Sequence[int]) -> tuple[Fault, ...]:
     """Draw one or two faults.
 
@@ -132,6 +147,7 @@ class Plan(Fates):
         self.turns = Turns(seed) if seed and seed % 2 == 0 and not self.planned else None
         super().__init__(_disturbances(seed, in_turns=self.turns is not None))
         self.happened: list[Fault] = []
+        self._begun: set[tuple[int, int, bool]] = set()  # rank and step of things, and whether they are operations
         self.full: set[int] = set()
         self._cuts: list[tuple[Fault, float]] = []  # and until when, in nanoseconds
         self._held_up_ns = 0.0  # the operation that arrives, by a cut
@@ -156,12 +172,14 @@ class Plan(Fates):
     def arriving(self, operation: Operation) -> bool:
         """Let faults happen to an operation that is about to arrive; False: it must not."""
         rank = operation.context.rank
-        due = self._now(rank, operation.context.step)
+        due = self._now(rank, operation.step)
+        self._note_step(rank, operation.step, operation=True)
         self._due = due
         self._held_up_ns = self._cut_off_ns(operation)
         for fault in due:
             if fault.kind == "flip":
-                _flip(operation)
+                if not _flip(operation):
+                    self.happened.remove(fault)  # an operation without data: the next one
             elif fault.kind == "disk":
                 self.full.add(rank)
             elif fault.kind == "signal":
@@ -188,9 +206,10 @@ class Plan(Fates):
         planned = [str(fault) for fault in self.happened if fault.rank == rank]
         return f"{', '.join(planned)} wants it" if planned else super().cause(rank)
 
-    def next(self, rank: int) -> Fate:
+    def next(self, rank: int, step: int | None = None) -> Fate:
         """Return what becomes of the next thing that a rank does."""
-        due = self._now(rank, None, _OF_COMPUTES) if self._due is None else self._due
+        due = self._now(rank, step, _OF_COMPUTES) if self._due is None else self._due
+        self._note_step(rank, step, operation=False)
         drawn = super().next(rank) if self._seed else self._calm(rank)
         self._due = None
         cut_ns, self._held_up_ns = self._held_up_ns, 0.0
@@ -205,16 +224,47 @@ class Plan(Fates):
             dies_at=0.25 if "die" in {fault.kind for fault in due} else None,
         )
 
-    def slow_ns(self, rank: int, cost_ns: int) -> int:
+    def slow_ns(self, rank: int, cost_ns: int, step: int | None = None) -> int:
         """Return the time of a compute on a rank, by the seed and by faults."""
-        for fault in self.planned:
-            if fault.kind == "slow" and fault.rank == rank and self._done[rank] >= fault.at:
+        self._now(rank, step, ("slow",))
+        for fault in self.happened:
+            if fault.kind == "slow" and fault.rank == rank:
                 cost_ns = round(cost_ns * fault.amount)
         return super().slow_ns(rank, cost_ns) if self._seed else cost_ns
 
     def _calm(self, rank: int) -> Fate:
         self._done[rank] += 1
         return _NOTHING_HAPPENS
+
+    def unused(self, size: int) -> str:
+        """Say of the first planned fault that has not happened why it has not; nothing if all have.
+
+        Args:
+            size: How many ranks there were.
+        """
+        for fault in self.planned:
+            if fault not in self.happened:
+                return f"{fault} did not happen: {self._why_unused(fault, size)}"
+        return ""
+
+    def _why_unused(self, fault: Fault, size: int) -> str:
+        rank = fault.rank
+        if not 0 <= rank < size:
+            return f"the ranks are 0 to {size - 1}"
+        if fault.step is None:
+            count = self._done[rank]
+            told = f"rank {rank} begins {count} operations and computes, counted from 0"
+            what = "operation with data" if fault.kind == "flip" else "operation"
+            return f"{told}{f', and no {what} from {fault.at} on' if fault.at < count else ''}; use a smaller at="
+        computes = fault.kind in ("die", "slow")
+        steps = [step for of, step, operation in self._begun if of == rank and (operation or computes)]
+        if not steps:
+            return f"rank {rank} issues nothing inside of rank.step(...); use at= in place of step="
+        return f"the last step of rank {rank} that issues anything is {max(steps)}; use a smaller step="
+
+    def _note_step(self, rank: int, step: int | None, *, operation: bool) -> None:
+        if step is not None:
+            self._begun.add((rank, step, operation))
 
 
 _NOTHING_HAPPENS = Fate()
@@ -227,12 +277,14 @@ def _disturbances(seed: int, *, in_turns: bool) -> Faults:
     return Faults(seed=seed, loss=0.0, death=0.0, delay_s=1e-3)
 
 
-def _flip(operation: Operation) -> None:
-    """Flip the highest bit but one of the middle element, if the operation sends any data."""
+def _flip(operation: Operation) -> bool:
+    """Flip the highest bit but one of the middle element; whether the operation sends any data."""
     data = operation.input
     if isinstance(data, np.ndarray) and data.size and data.flags.writeable and data.flags.c_contiguous:
         raw = data.reshape(-1).view(np.uint8)
         raw[(data.size // 2 + 1) * data.itemsize - 1 if data.size > 1 else -1] ^= 0x40
+        return True
+    return False
 
 
 def _nobody(_: Any) -> None:

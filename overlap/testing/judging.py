@@ -19,12 +19,20 @@ from .record import Record
 from .threads import RealTimeError
 from .verdict import Verdict, why_mismatched, why_stalled
 
+UNUSED = "unused fault"
+"""Kind of the verdict on a test that proves nothing: its fault has not happened."""
+
 # What a rank has done before, and why it may be that all wait.
 _CAUSES = ("group of some", "group order", "buffer in flight")
 
 
 def judge(
-    record: Record, error: BaseException | None, *, synchronised: bool = False, shared_order: bool = False
+    record: Record,
+    error: BaseException | None,
+    *,
+    synchronised: bool = False,
+    shared_order: bool = False,
+    unused: str = "",
 ) -> list[Verdict]:
     """Return what is wrong with a program, the cause first.
 
@@ -34,6 +42,7 @@ def judge(
         synchronised: Whether the program means its ranks to have the same weights: it wraps them in
             DistributedDataParallel, or makes every update of gradients that all ranks have added up.
         shared_order: Whether the operations of all groups need one order, as those of a GPU do.
+        unused: Why a planned fault has not happened.
     """
     found = [] if error is None else [_ended(record, error)]
     whole = {rank for rank, how in record.left.items() if not how}
@@ -47,6 +56,8 @@ def judge(
         checks.append(survived.weights(record))
     if error is None:
         checks.append(survived.leaks(record))
+    if unused:
+        checks.append(Verdict(kind=UNUSED, text=unused))
     others = [verdict for verdict in checks if verdict is not None]
     first = [verdict for verdict in others if verdict.kind in _CAUSES]
     if error is not None and found[0].kind in ("deadline", "stall", "skipped collective") and first:

@@ -98,7 +98,7 @@ class Program:
             models = [models for _, models in self._watches.values()]
             run.weights = [_arrays(each) for each in models]
             synchronised = any(each.synchronised for each in models)
-        found = judge(lived.record, lived.error, synchronised=synchronised, shared_order=True)
+        found = judge(lived.record, lived.error, synchronised=synchronised, shared_order=True, unused=lived.unused)
         found += _unsaid(found, lived.record)
         run.verdicts = [_helped(each) for each in found if each.kind not in self._setting.allow]
         return run

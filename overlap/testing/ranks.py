@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UsageError
 from ..version import install_command
+from .faults import check_function
 from .run import Answer, RanksFailed, Run, whole_weights
 from .running import Setting, explore, failed, run_async, settled
 
@@ -108,6 +109,7 @@ class Ranks:
         """Run `main(rank, *args)` on every rank, as `overlap.run` does, in virtual time. Otherwise like `program`."""
         __tracebackhide__ = True
         chosen, seeds, kinds = settled({**self._defaults, **setting})
+        check_function([*kinds, *(fault.kind for fault in chosen.faults)])
         _stepping(main, chosen)
 
         def life(rank: Rank, **steps: int) -> Awaitable[Any]:
@@ -309,6 +311,7 @@ def _virtually(
     function: Callable[..., Awaitable[Any]], fixtures: Mapping[str, object], told: Mapping[str, Any]
 ) -> None:
     setting, seeds, kinds = settled(dict(told))
+    check_function([*kinds, *(fault.kind for fault in setting.faults)])
     _stepping(function, setting)
     run = partial(
         _with_line,

@@ -97,6 +97,7 @@ class Record:
     weights: list[Weights] = field(default_factory=list)
     touches: list[Touch] = field(default_factory=list)
     troubles: dict[int, BaseException] = field(default_factory=dict)  # Last error of an operation that a rank was given
+    stopped: set[int] = field(default_factory=set)  # Ranks that a fault has stopped
     left: dict[int, str] = field(default_factory=dict)  # Ranks whose program has ended, and how: "" is well
     places: dict[int, str] = field(default_factory=dict)  # Lines at which ranks stood when the run was ended
     leaks: list[tuple[int, str, str]] = field(default_factory=list)  # The rank, what it has left, the line if known

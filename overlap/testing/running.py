@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..settings import check_ranks
 from ..simulation.simulated_backend import Virtual
 from .faults import Fault, Plan, check_kind, draw, parse
-from .judging import judge
+from .judging import UNUSED, judge
 from .run import RanksFailed, Run
 from .threads import RealTimeError
 from .world import Lived, TestedBackend, simulate
@@ -104,7 +104,8 @@ def run_async(main: Callable[..., Awaitable[Any]], setting: Setting, *, line: st
 
     lived = live(setting, wrap)
     run = finished(lived, setting, line or f"seed={setting.seed}")
-    run.verdicts = [each for each in judge(lived.record, lived.error) if each.kind not in setting.allow]
+    found = judge(lived.record, lived.error, unused=lived.unused)
+    run.verdicts = [each for each in found if each.kind not in setting.allow]
     return run
 
 
@@ -204,7 +205,8 @@ def explore(
     for seed in ([None] if kinds else []) + [*range(setting.seed, setting.seed + seeds)]:
         chosen = setting if seed is None else replace(setting, seed=seed)
         if kinds and runs:
-            chosen = replace(chosen, faults=draw(chosen.seed, kinds, _counts(runs[0])))
+            drawn = draw(chosen.seed, kinds, _counts(runs[0]))
+            chosen = replace(chosen, faults=drawn, allow=(*chosen.allow, UNUSED))
         run = make(chosen)
         if check and failed(run):
             raise smaller(make, chosen, run)
@@ -247,7 +249,7 @@ def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> Ranks
         return tried if failed(tried) and _same_failure(run, tried) else None
 
     best = run
-    for less in (_without, _fewer, _shorter, _earlier):
+    for less in () if run.verdict.kind == UNUSED else (_without, _fewer, _shorter, _earlier):
         for other in less(setting):
             if tries >= _TRIES:
                 break

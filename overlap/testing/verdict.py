@@ -58,7 +58,8 @@ class Meetings:
         """Return the ranks that have not come to an operation."""
         ends = self.ends[issue.key, issue.seq]
         if issue.is_message and issue.peer is None:  # any other rank could send it
-            return [rank for rank in range(self.record.size) if rank != issue.rank]
+            others = [rank for rank in range(self.record.size) if rank != issue.rank]
+            return sorted(others, key=lambda rank: rank not in self.record.stopped)
         if issue.is_message:
             other = "recv" if issue.op == "send" else "send"
             return [] if any(end.op == other for end in ends.values()) else [_other_end(issue)]
@@ -66,6 +67,8 @@ class Meetings:
 
     def blocked(self, rank: int) -> Issue | None:
         """Return the operation in which a rank waits for others: one that it awaits, else the oldest."""
+        if rank in self.record.stopped:
+            return None
         unfinished = [each for each in self.of_rank[rank] if each.unfinished and self.missing(each)]
         awaited = [each for each in unfinished if each.awaited]
         return next(iter(awaited or unfinished), None)
@@ -211,17 +214,23 @@ def _went_on(rank: int, skipped: Issue, instead: Issue | None, found: Meetings) 
 
 def _lonely(issue: Issue, rank: int, found: Meetings) -> Verdict:
     """Return the verdict on a message that has one end."""
-    if issue.peer is None:
+    stopped = rank in found.record.stopped
+    if issue.peer is None and not stopped:
         text = f"rank {issue.rank} receives from any rank with tag {issue.tag} at {issue.line}, and no rank sends"
         return Verdict(kind="receive without a send", text=text, ranks=(issue.rank,), lines=(issue.line,))
     other = "recv" if issue.op == "send" else "send"
     near = [
         each
         for each in found.of_rank[rank]
-        if each.op == other and each.unfinished and (each.peer in (issue.rank, None)) and each.tag != issue.tag
+        if not stopped
+        and each.op == other
+        and each.unfinished
+        and (each.peer in (issue.rank, None))
+        and each.tag != issue.tag
     ]
     act = ("sends to", "receives") if issue.op == "send" else ("receives from", "sends")
-    text = f"rank {issue.rank} {act[0]} rank {rank} with tag {issue.tag} at {issue.line}, and it never {act[1]}"
+    peer, it = ("any rank", f"rank {rank}") if issue.peer is None else (f"rank {rank}", "it")
+    text = f"rank {issue.rank} {act[0]} {peer} with tag {issue.tag} at {issue.line}, and {it} never {act[1]}"
     if near:
         text += f": it waits in {near[0].told}, whose tag is {near[0].tag}"
         return Verdict(kind="tags differ", text=text, ranks=(issue.rank, rank), lines=(issue.line, near[0].line))
@@ -236,7 +245,8 @@ def _lonely(issue: Issue, rank: int, found: Meetings) -> Verdict:
         else ""
     )
     lines = (issue.line, *([last.line] if last is not None else []))
-    return Verdict(kind=_ONE_END[issue.op][0], text=text, ranks=(issue.rank, rank), lines=lines)
+    ranks = (rank, issue.rank) if stopped else (issue.rank, rank)  # else either may be at fault
+    return Verdict(kind=_ONE_END[issue.op][0], text=text, ranks=ranks, lines=lines)
 
 
 def why_mismatched(record: Record, group: str, seq: int, ranks: tuple[int, int]) -> Verdict | None:

@@ -96,6 +96,7 @@ class TestedCommunicators(FaultyCommunicators):
             issued_ns=operation.context.now_ns(),
             tag=0 if message is None else message[2],
             peer=None if message is None or message[1] is None else ranks[message[1]],
+            lost=rank in self.record.stopped,
         )
         self.record.issues.append(issue)
         self.noted[id(operation)] = issue, operation
@@ -219,9 +220,12 @@ class TestedBackend(SimulatedBackend):
         """Stop a rank for ever; nobody is told."""
         operation.lock()
         assert self.shared is not None
-        self.shared.noted[id(operation)][0].lost = True
-        self.record.left[operation.context.rank] = "was stopped by a fault"
-        self.doom.stop(operation.context.rank)
+        rank, first = operation.context.rank, self.shared.noted[id(operation)][0]
+        for issue, _ in self.shared.noted.values():
+            issue.lost = issue.lost or (issue.rank == rank and issue.index >= first.index)  # also what it issued ahead
+        self.record.stopped.add(rank)
+        self.record.left[rank] = "was stopped by a fault"
+        self.doom.stop(rank)
 
     def communicators(self, engine: BaseEngine) -> Communicators:
         """Return where the recorded operations meet."""
@@ -238,6 +242,7 @@ class Lived:
     error: BaseException | None = None  # That ended it
     timeline: Callable[[], Timeline] | None = None  # Returns it: to read the spans takes a while
     faults: Sequence[Fault] = ()  # Planned ones that have happened
+    unused: str = ""  # Why a planned fault has not happened, of a run that ended well
 
 
 def simulate(
@@ -280,6 +285,7 @@ def simulate(
     try:
         with plan.ordering_tasks():
             lived.results = clock.kernel.run(live)
+        lived.unused = plan.unused(size)
     except Exception as error:
         lived.error = error
     return lived

@@ -1,12 +1,13 @@
 """Faults as data: what each does, that a seed draws them, and that a failing seed is made smaller."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import overlap
-from overlap.testing import Fault, Ranks, RanksFailed
+from overlap.testing import Fault, Ranks, RanksFailed, run_marked
 from overlap.testing.faults import KINDS, draw, parse
 
 
@@ -43,7 +44,7 @@ def test_what_is_no_fault_is_refused(text: str) -> None:
         ("die(rank=1, at=3)", "rank lost", "rank 1 died at all_reduce #1 on group 'world'"),
         ("cut(rank=2, at=1)", "rank lost", "rank 2 was not heard in all_reduce #0 on group 'world'"),
         ("stop(rank=0, at=5)", "skipped collective", "rank 0 skipped all_reduce #2 on group 'world'"),
-        ("die(rank=1, step=2)", "rank lost", "rank 1 died at all_reduce #2 on group 'world'"),
+        ("die(rank=1, step=2)", "rank lost", "rank 1 died at compute 'full'"),
     ],
 )
 def test_a_rank_that_is_gone_is_named(faults: str, kind: str, told: str) -> None:
@@ -132,8 +133,123 @@ def test_one_seed_draws_faults_too(check: bool) -> None:
     assert all(run.verdict is not None and run.verdict.ranks[0] == run.faults[0].rank for run in ended)
 
 
-def test_a_fault_that_does_not_happen_is_none_of_the_run() -> None:
-    assert Ranks().run(steps, ranks=3, faults="die(rank=1, at=999)").faults == ()
+@pytest.mark.parametrize(
+    ("faults", "why"),
+    [
+        ("die(rank=1, at=8)", "rank 1 begins 8 operations and computes, counted from 0; use a smaller at="),
+        ("flip(rank=1, at=8)", "rank 1 begins 8 operations and computes, counted from 0; use a smaller at="),
+        ("late(rank=1, step=4)", "the last step of rank 1 that issues anything is 3; use a smaller step="),
+        ("die(rank=3)", "the ranks are 0 to 2"),
+    ],
+)
+def test_a_fault_that_does_not_happen_fails_the_test(faults: str, why: str) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        Ranks().run(steps, ranks=3, faults=faults)
+    assert (caught.value.verdict.kind, caught.value.run.faults) == ("unused fault", ())
+    assert f" did not happen: {why}" in caught.value.verdict.text
+    assert Ranks().run(steps, ranks=3, faults=faults, allow="unused fault").verdict is None
+
+
+def test_a_step_of_a_program_that_marks_none_is_told_so() -> None:
+    verdict = Ranks().run(in_turn, ranks=2, faults="die(rank=1, step=1)", check=False).verdict
+    assert verdict is not None
+    assert verdict.text.endswith("rank 1 issues nothing inside of rank.step(...); use at= in place of step=")
+
+
+async def ahead(rank: overlap.Rank) -> None:
+    """Issues everything, and then waits; its second step only computes."""
+    for step in range(3):
+        with rank.step(step):
+            grad = rank.compute(np.ones, 4, name=f"work {step}", seconds=1e-3)
+            if step != 1:
+                rank.spawn(reduces, rank, grad)
+    rank.compute(np.ones, 4, name="the rest", seconds=1.0)
+
+
+async def reduces(rank: overlap.Rank, grad: overlap.Future) -> None:
+    await rank.all_reduce(await grad)
+
+
+@pytest.mark.parametrize(
+    ("faults", "told"),
+    [
+        ("die(rank=1, step=0)", "rank 1 died at compute 'work 0'"),
+        ("die(rank=1, step=1)", "rank 1 died at compute 'work 1'"),
+        ("die(rank=1, step=2)", "rank 1 died at compute 'work 2'"),
+        ("stop(rank=1, step=1)", "rank 1 skipped all_reduce #1"),  # at an operation: the next one is of step 2
+        ("late(rank=1, step=2, by=20)", "None"),
+    ],
+)
+def test_a_fault_of_a_step_happens_in_a_loop_that_issues_ahead(faults: str, told: str) -> None:
+    run = Ranks().run(ahead, ranks=2, faults=faults)
+    assert [str(fault) for fault in run.faults] == [faults]
+    assert told in str(run.verdict)
+
+
+async def computes(rank: overlap.Rank) -> None:
+    for step in range(3):
+        with rank.step(step):
+            await rank.compute(np.ones, 4, seconds=1.0)
+
+
+def test_what_has_no_data_is_not_flipped() -> None:
+    verdict = Ranks().run(barriers, ranks=2, faults="flip(rank=1, at=1)", check=False).verdict
+    assert verdict is not None
+    assert "rank 1 begins 2 operations and computes, counted from 0, and no operation with data from 1 on" in str(
+        verdict
+    )
+
+
+async def barriers(rank: overlap.Rank) -> None:
+    for _ in range(2):
+        await rank.barrier()
+
+
+@pytest.mark.parametrize("when", ["at=1", "step=1"])
+def test_computes_are_slow_from_the_one_on_that_is_named(when: str) -> None:
+    run = Ranks().run(computes, ranks=2, faults=f"slow(rank=1, {when}, by=3)")
+    assert [str(fault) for fault in run.faults] == [f"slow(rank=1, {when}, by=3)"]
+    assert run.seconds == 1.0 + 3.0 + 3.0
+
+
+@pytest.mark.parametrize("faults", ["signal(rank=1, at=1)", "disk(rank=1)", "die, signal"])
+def test_what_does_nothing_to_a_function_is_refused(faults: str) -> None:
+    with pytest.raises(overlap.UsageError, match=r"faults: (signal|disk) does nothing to an async function, whose"):
+        Ranks().run(steps, ranks=2, faults=faults)
+    with pytest.raises(overlap.UsageError, match="does nothing to an async function"):
+        run_marked(steps, {}, {"ranks": 2, "faults": faults}, takes_rank=True, path=Path(__file__))
+
+
+async def messages(rank: overlap.Rank) -> None:
+    """Rank 1 sends to rank 0, which answers; receives are issued ahead."""
+    other = 1 - rank.rank
+    received = [rank.recv(src=other, tag=number) for number in range(2)]
+    for number in range(2):
+        if rank.rank == 0:
+            await received[number]
+        await rank.send(np.ones(4), other, tag=number)
+    await received[1]
+
+
+async def from_any(rank: overlap.Rank) -> None:
+    for _ in range(2):
+        await (rank.recv() if rank.rank == 0 else rank.send(np.ones(4), 0))
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stops_between_messages_is_named_first(rank: int, at: int) -> None:
+    verdict = Ranks().run(messages, ranks=2, faults=f"stop(rank={rank}, at={at})").verdict
+    assert verdict is not None
+    assert (verdict.kind in ("send without a receive", "receive without a send"), verdict.ranks[0]) == (True, rank)
+    assert "it was stopped by a fault" in verdict.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stops_before_messages_from_any_rank_is_named_first(rank: int) -> None:
+    verdict = Ranks().run(from_any, ranks=2, faults=f"stop(rank={rank}, at=1)").verdict
+    assert verdict is not None
+    assert verdict.ranks == (rank, 1 - rank)
 
 
 def test_a_lost_rank_names_the_fault_that_was_written_down() -> None:
