@@ -343,7 +343,13 @@ def _in_processes(
         raise UsageError(f"ranks: {processes} processes cannot have equal shares of {size} ranks")
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "marked.py"
-        program.write_text(_PROGRAM.format(path=str(path), name=function.__name__))
+        told = _PROGRAM.format(
+            folders=[os.path.abspath(folder) for folder in sys.path],
+            module=function.__module__,
+            path=str(path),
+            name=function.__name__,
+        )
+        program.write_text(told, encoding="utf-8")
         command = [sys.executable, "-m", "overlap", "run", "--nnodes", str(processes), "--nproc-per-node"]
         done = subprocess.run(
             [*command, str(size // processes), str(program)],
@@ -358,10 +364,13 @@ def _in_processes(
 
 _PROGRAM = """\
 import importlib.util
+import sys
+
+sys.path[:] = {folders!r}  # of the test, where pytest has put the folders of its modules
 import overlap
 
-spec = importlib.util.spec_from_file_location("marked_test", {path!r})
-module = importlib.util.module_from_spec(spec)
+spec = importlib.util.spec_from_file_location({module!r}, {path!r})
+module = sys.modules[{module!r}] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 overlap.run(module.{name})
 """

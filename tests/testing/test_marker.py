@@ -224,6 +224,36 @@ def test_in_a_project_of_a_stranger(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout
 
 
+BESIDE = """
+import numpy as np
+import pytest
+from beside import total
+{more}
+
+@pytest.mark.ranks(2, clock=2)
+async def test_it(rank):
+    assert total(await rank.all_reduce(np.ones(2))) == 4
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", [False, True])
+def test_processes_find_what_stands_beside_the_test(tmp_path: Path, package: bool) -> None:
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p pytest_overlap -p no:randomly\npythonpath = source\n")
+    beside = (tmp_path / "source" if package else folder) / "beside.py"
+    beside.parent.mkdir(exist_ok=True)
+    beside.write_text("total = sum\n")
+    if package:
+        (folder / "__init__.py").touch()
+        (folder / "helper.py").touch()
+    (folder / "test_it.py").write_text(BESIDE.format(more="from . import helper" if package else ""))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert "1 passed" in done.stdout, done.stdout
+
+
 def test_the_plugin_loads_nothing_but_pytest() -> None:
     code = "import sys, pytest; before = set(sys.modules); import pytest_overlap; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
