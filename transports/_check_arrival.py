@@ -26,21 +26,23 @@ async def names(a: Endpoint, b: Endpoint, scale: Scale) -> None:
 
 async def order_of_sends(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """Sends of one tag that wait together arrive in the order of the calls, whatever their sizes and priorities."""
-    messages = [message_of(max(0, 70_000 - 10_000 * i), i) for i in range(8)]
+    count = scale.messages
+    lengths = [70_000 - 10_000 * i if i < 8 else (8, 100, 2000)[i % 3] for i in range(count)]
+    messages = [message_of(nbytes, i) for i, nbytes in enumerate(lengths)]
     async with trio.open_nursery() as nursery:
         for i, message in enumerate(messages):
-            nursery.start_soon(partial(a.send, priority=-i), b.rank, 7, message)
+            nursery.start_soon(partial(a.send, priority=-(i % 8)), b.rank, 7, message)
             await wait_all_tasks_blocked()
         for i, message in enumerate(messages):
-            await expect(b, a, 7, message, f"message {i} of 8 on one tag")
+            await expect(b, a, 7, message, f"message {i} of {count} on one tag")
 
 
 async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """Receives of one tag that wait together are served in the order of the calls."""
-    messages = [message_of(1000, i) for i in range(8)]
+    messages = [message_of(1000, i) for i in range(scale.messages)]
     async with trio.open_nursery() as nursery:
         for i, message in enumerate(messages):
-            nursery.start_soon(expect, b, a, 7, message, f"receive {i} of 8 on one tag")
+            nursery.start_soon(expect, b, a, 7, message, f"receive {i} of {scale.messages} on one tag")
             await wait_all_tasks_blocked()
         for message in messages:
             await a.send(b.rank, 7, message)

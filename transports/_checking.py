@@ -20,6 +20,9 @@ class Scale:
     # Lengths in bytes of the messages that are sent whole; 0 is always tried.
     sizes: tuple[int, ...] = (1, 2, 1000, 65_537, 4 * 2**20 + 1)
     tags: int = 2000  # How many tags are outstanding at once
+    # How many messages of one tag wait together: where one in ten is swapped with the next, that is seen but once in
+    # a million times.
+    messages: int = 256
     # Lengths in bytes, ascending, among which a transport's first message is sought that waits for its receiver.
     lengths: tuple[int, ...] = (8, 128, 2048, 32 << 10, 512 << 10, 8 << 20)
     patience_s: float = 5.0  # A send that takes longer without a receiver waits for one

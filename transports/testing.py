@@ -15,7 +15,7 @@ Each check gets a fresh pair and is told apart by its name, so that `CHECKS` can
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import TypeAlias
@@ -26,6 +26,7 @@ from transports import _check_arrival as arrival
 from transports import _check_conduct as conduct
 from transports._checking import Broken, Scale
 from transports.base import Endpoint
+from transports.failures import ArgumentError
 
 MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Endpoint, Endpoint]]]
 Check: TypeAlias = Callable[[Endpoint, Endpoint, Scale], Awaitable[None]]
@@ -57,10 +58,11 @@ async def check_transport(
 
     Raises:
         ContractViolation: Naming the first check that failed.
+        ArgumentError: ``scale`` is no `Scale`, or ``make_pair`` does not open two endpoints.
         KeyError: ``only`` names an unknown check.
     """
     for name in CHECKS if only is None else only:
-        await run_check(name, make_pair, scale=scale or Scale())
+        await run_check(name, make_pair, scale=Scale() if scale is None else scale)
 
 
 async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
@@ -68,21 +70,49 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
 
     Raises:
         ContractViolation: It failed, hung, or ended with an error that is no part of the contract.
+        ArgumentError: ``scale`` is no `Scale`, or ``make_pair`` does not open two endpoints.
         KeyError: There is no check of this name.
     """
-    check = CHECKS[name]
+    if not isinstance(scale, Scale):
+        raise ArgumentError(f"scale: expected a Scale, such as transports.testing.Scale(tags=100), got {scale!r}")
+    check, pair = CHECKS[name], _opened(make_pair)
     failure: Exception | None = None
     try:
-        async with make_pair() as (a, b):
+        async with pair as ends:
             try:
+                a, b = _endpoints(ends)
                 with trio.fail_after(scale.timeout_s):
                     await check(a, b, scale)
             except Exception as error:  # kept until the pair is closed, whose nurseries would wrap it in groups
                 failure = error
     except Exception as error:
         failure = failure or error
+    if isinstance(failure, _NoPair):
+        raise ArgumentError(str(failure))
     if failure is not None:
         raise ContractViolation(name, _root_cause(failure, scale)) from failure
+
+
+class _NoPair(Exception):
+    """What was opened is no pair of endpoints; no error of a transport, which may be an ArgumentError."""
+
+
+def _opened(make_pair: MakePair) -> AbstractAsyncContextManager[tuple[Endpoint, Endpoint]]:
+    expected = "make_pair: expected a function that returns an asynchronous context manager of two endpoints"
+    if not callable(make_pair):
+        raise ArgumentError(f"{expected}, got {make_pair!r}")
+    pair: object = make_pair()
+    if not isinstance(pair, AbstractAsyncContextManager):
+        if isinstance(pair, Coroutine):
+            pair.close()  # it is not awaited
+        raise ArgumentError(f"{expected} (@asynccontextmanager makes one), and it returns {pair!r}")
+    return pair
+
+
+def _endpoints(ends: object) -> tuple[Endpoint, Endpoint]:
+    if isinstance(ends, tuple | list) and len(ends) == 2 and all(isinstance(end, Endpoint) for end in ends):
+        return ends[0], ends[1]
+    raise _NoPair(f"make_pair: expected it to open two endpoints, as of transport.endpoint(rank), got {ends!r}")
 
 
 def _root_cause(error: BaseException, scale: Scale) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock
 
-from transports import Buffer, Delivery, Endpoint, LengthMismatchError, NeuronLink, blocking
+from transports import ArgumentError, Buffer, Delivery, Endpoint, LengthMismatchError, NeuronLink, blocking
 from transports._checking import Scale
 from transports.base import TAG_LIMIT
 from transports.buffers import as_bytes
@@ -46,6 +48,34 @@ class SameRank(Honest):
     def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
         super().__init__(inner, nursery)
         self.rank = 0
+
+
+class Swaps(Honest):
+    """Lets one send, or receive, in ten begin after the next one."""
+
+    def __init__(self, inner: Endpoint, nursery: trio.Nursery, *, seed: int, what: str) -> None:
+        super().__init__(inner, nursery)
+        self.chance, self.what = random.Random(seed), what
+        self.held: trio.Event | None = None
+
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        await self.in_turn("send", partial(super().send, dst, tag, data, priority=priority))
+
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        await self.in_turn("receive", partial(super().recv_into, src, tag, out))
+
+    async def in_turn(self, what: str, call: Callable[[], Awaitable[None]]) -> None:
+        if what == self.what and self.held is None and self.chance.random() < 0.1:
+            self.held = trio.Event()
+            await self.held.wait()
+            await call()
+            return
+        held, self.held = self.held, None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            if held is not None:
+                await trio.testing.wait_all_tasks_blocked()
+                held.set()
 
 
 class NamelessRepr(Honest):
@@ -446,6 +476,48 @@ def test_a_broken_endpoint_fails(check: str, bend: type[Honest]) -> None:
         assert_passes(check, bend)
     assert caught.value.check == check
     assert str(caught.value) == f"{check}: {caught.value.reason}"
+
+
+@pytest.mark.everyday(4)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("check", "what"), [("order_of_sends", "send"), ("order_of_receives", "receive")])
+def test_an_order_that_breaks_by_chance_is_seen(check: str, what: str, seed: int) -> None:
+    with pytest.raises(ContractViolation, match=r"other bytes than those sent|LengthMismatchError"):
+        assert_passes(check, partial(Swaps, seed=seed, what=what))
+
+
+@asynccontextmanager
+async def transports_in_place_of_endpoints() -> AsyncIterator[tuple[NeuronLink, NeuronLink]]:
+    yield NeuronLink(2), NeuronLink(2)
+
+
+@asynccontextmanager
+async def one_endpoint() -> AsyncIterator[Endpoint]:
+    yield NeuronLink(2).endpoint(0)
+
+
+async def no_context_manager() -> tuple[Endpoint, Endpoint]:
+    raise AssertionError("it is not awaited")
+
+
+@pytest.mark.parametrize(
+    ("make_pair", "more", "told"),
+    [
+        (partial(broken_pair, Honest), {"scale": 5}, "scale: expected a Scale, such as .*, got 5"),
+        (partial(broken_pair, Honest), {"scale": 0}, "scale: expected a Scale, such as .*, got 0"),
+        (
+            transports_in_place_of_endpoints,
+            {},
+            "make_pair: expected it to open two endpoints, as of transport.endpoint",
+        ),
+        (one_endpoint, {}, "make_pair: expected it to open two endpoints"),
+        (no_context_manager, {}, "make_pair: expected a function that .* and it returns <coroutine"),
+        (NeuronLink(2), {}, "make_pair: expected a function that .*, got "),
+    ],
+)
+def test_a_wrong_call_is_not_blamed_on_the_transport(make_pair: Any, more: dict[str, Any], told: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{told}"):
+        trio.run(partial(check_transport, make_pair, **more))
 
 
 @pytest.mark.parametrize(
