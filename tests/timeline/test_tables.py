@@ -40,8 +40,8 @@ def test_operations_are_added_up_by_place():
     assert row.algbw_bytes_per_s == pytest.approx(16 / 17e-6)
     assert row.busbw_bytes_per_s == pytest.approx(16 / 17e-6 * 4 / 3)
     assert operations_table([row], ranks=2, width=80) == [
-        "operation   called at   exposed/us  wait  transfer  calls  size  busGB/s  queued",
-        "all_reduce  train.py:9        16.5   8.0       8.5      1   8 B  0.00125     0.2",
+        "operation   called at   exposed/us  wait  calls  transfer  size  busGB/s  queued",
+        "all_reduce  train.py:9        16.5   8.0      1       8.5   8 B  0.00125     0.2",
     ]
     assert operations_table([], ranks=2, width=80) == ["communication: none recorded"]
 
@@ -49,7 +49,9 @@ def test_operations_are_added_up_by_place():
 @given(traces())
 def test_exposed_time_of_lines_adds_up_to_that_of_the_ranks(timeline):
     """Traces have up to four operations in flight together."""
-    assert sum(row.exposed_ns for row in operations(timeline)) == verdict_of(timeline).exposed_ns
+    rows, verdict = operations(timeline), verdict_of(timeline)
+    assert sum(row.exposed_ns for row in rows) == verdict.exposed_ns
+    assert sum(row.exposed_waiting_ns for row in rows) == verdict.waiting_ns
 
 
 def test_operations_in_flight_together_share_exposed_time():
@@ -98,6 +100,37 @@ def test_operations_belong_to_the_step_that_issued_them():
         assert (one.count, one.nbytes) == (2, 2 * nbytes)
         assert [each.collectives for each in arrivals(timeline, step=step)] == [1, 1]
     assert [each.collectives for each in arrivals(timeline)] == [3, 3]
+
+
+def overlapping_steps():
+    """Rank 1 computes for 30 in step 0; rank 0 waits for it within step 1, from 10 to 30."""
+    blocks = ((0, 0, 0, 10), (1, 0, 0, 30), (0, 1, 10, 48), (1, 1, 30, 48))
+    work = ((0, 0, 0, 10), (1, 0, 0, 30), (0, 1, 34, 44), (1, 1, 34, 44))
+    issued = ((0, 0, 10, 30), (1, 0, 30, 30), (0, 1, 44, 44), (1, 1, 44, 44))
+    return timeline_of(
+        *(
+            Span(rank=rank, kind="step", lane="step", name="step", start_ns=start, end_ns=end, step=step)
+            for rank, step, start, end in blocks
+        ),
+        *(replace(compute(rank, start, end), step=step) for rank, step, start, end in work),
+        *(
+            replace(comm(rank, start, met, met + 4, seq=step, ranks=(0, 1)), step=step)
+            for rank, step, start, met in issued
+        ),
+    )
+
+
+def test_tables_of_steps_that_overlap_say_what_the_verdict_says():
+    timeline = overlapping_steps()
+    for step, waiting_ns, came_last in ((0, 0, (1, 1)), (1, 20, (1, 2))):
+        verdict = verdict_of(timeline, step=step)
+        assert verdict.waiting_ns == waiting_ns
+        late = next(one for one in stragglers(timeline, verdict, step=step) if one.arrivals.rank == 1)
+        assert (late.arrivals.last, late.arrivals.collectives) == came_last
+        assert late.exposed_ns == waiting_ns
+        (row,) = operations(timeline, step=step)
+        assert (row.count, row.exposed_ns, row.exposed_waiting_ns) == (2, verdict.exposed_ns, waiting_ns)
+    assert [(one.last, one.collectives) for one in arrivals(timeline, step=1)] == [(0, 1), (0, 1)]
 
 
 def test_stragglers_are_told_by_how_late_and_how_slow_they_are():

@@ -13,20 +13,20 @@ from ...units import columns, figure, figure_unit, format_bytes, wrapped
 
 
 def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
-    """Return the table of operations: calls and exposed time are for each of `ranks` ranks, the rest for each call."""
+    """Return the table of operations: for each of `ranks` ranks up to their number of calls, the rest for each call."""
     if not rows:
         return ["communication: none recorded"]
     unit, unit_ns = figure_unit(max(max(row.exposed_ns // ranks, row.transfer_ns // row.count) for row in rows))
-    times = (f"exposed/{unit}", "wait", "transfer")
-    heads = ("operation", "called at", *times, "calls", "size", "busGB/s", "queued", "algorithm")
+    times = (f"exposed/{unit}", "wait", "calls", "transfer")
+    heads = ("operation", "called at", *times, "size", "busGB/s", "queued", "algorithm")
     figures = [
         (
             row.op,
             row.call_site,
             figure(row.exposed_ns / ranks, unit_ns),
-            figure(row.waiting_ns / row.count, unit_ns),
-            figure(row.transfer_ns / row.count, unit_ns),
+            figure(row.exposed_waiting_ns / ranks, unit_ns),
             f"{row.count / ranks:.4g}",
+            figure(row.transfer_ns / row.count, unit_ns),
             format_bytes(row.nbytes // row.count),
             f"{row.busbw_bytes_per_s / 1e9:.3g}",
             figure(row.queued_ns / row.count, unit_ns),

@@ -10,7 +10,7 @@ import numpy as np
 from ...collectives.kinds import Collective
 from ..columnar import Rows, SpanColumns, runs
 from ..spans import Timeline
-from .activity import Activity
+from .activity import WAITING, Activity
 from .metrics import coverage, issued_in, of_steps
 
 _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for each in Collective}
@@ -32,6 +32,7 @@ class Operations:
     # Without compute; of operations in flight together, the oldest that moves bytes has the time, or else the oldest
     # that waits
     exposed_ns: int
+    exposed_waiting_ns: int  # The part of that in which it waited for a rank; bytes moved in the rest
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -48,24 +49,28 @@ class Operations:
 def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Operations]:
     """Add up the costs of the operations that ranks issued in a step, the most exposed first.
 
-    Exposed time is that inside the windows, so that it adds up to what the verdict says. If none of the operations of a
+    Exposed time is that inside the windows, so that it adds up to what the verdict says: also that of operations of the
+    same line that another step has issued. If none of the operations of a
     line was issued in the step, those count that were under way and exposed. Arguments and errors are those of
     `metrics.coverage`.
     """
     covers = of_steps(coverage(timeline, step=step, ranks=ranks))
     activity = Activity(timeline, (min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)))
-    exposed_ns = np.zeros(len(activity.columns), np.int64)
+    exposed_ns = np.zeros((2, len(activity.columns)), np.int64)
     for cover in covers:
         pieces = activity.oldest(cover.rank, cover.exposed)
-        np.add.at(exposed_ns, pieces.row, pieces.end_ns - pieces.start_ns)
-    (under_way,) = np.nonzero(exposed_ns)
+        lengths_ns, waits = pieces.end_ns - pieces.start_ns, pieces.doing == WAITING
+        np.add.at(exposed_ns[0], pieces.row, lengths_ns)
+        np.add.at(exposed_ns[1], pieces.row[waits], lengths_ns[waits])
+    (under_way,) = np.nonzero(exposed_ns[0])
     exposed = _lines(activity.columns, under_way[activity.columns.is_operation[under_way]])
     windows = {cover.rank: cover.window for cover in covers}
     issued = _lines(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)))
     told = []
     for line, rows in (exposed | issued).items():
         spans = (timeline if line in issued else activity).columns.take(rows)
-        told.append(_added(spans, int(exposed_ns[exposed[line]].sum()) if line in exposed else 0))
+        sums_ns = exposed_ns[:, exposed[line]].sum(axis=1).tolist() if line in exposed else [0, 0]
+        told.append(_added(spans, *sums_ns))
     return sorted(told, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
 
 
@@ -78,7 +83,7 @@ def _lines(columns: SpanColumns, rows: Rows) -> dict[tuple[int, ...], Rows]:
     return dict(zip(lines, np.split(rows, firsts[1:]), strict=False))
 
 
-def _added(spans: SpanColumns, exposed_ns: int) -> Operations:
+def _added(spans: SpanColumns, exposed_ns: int, exposed_waiting_ns: int) -> Operations:
     """Add up operations that are alike."""
     return Operations(
         op=spans.texts[spans.op[0]],
@@ -91,4 +96,5 @@ def _added(spans: SpanColumns, exposed_ns: int) -> Operations:
         waiting_ns=int((spans.met_ns - spans.start_ns).sum()),
         transfer_ns=int((spans.end_ns - spans.met_ns).sum()),
         exposed_ns=exposed_ns,
+        exposed_waiting_ns=exposed_waiting_ns,
     )

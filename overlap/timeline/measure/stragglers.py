@@ -12,8 +12,9 @@ import numpy as np
 
 from ..columnar import SpanColumns, Wholes, runs
 from ..spans import Timeline
+from .intervals import covered_ns
 from .meetings import PAIRED, meetings
-from .metrics import issued_in, windows_of
+from .metrics import coverage, issued_in, windows_of
 from .verdict import Verdict
 
 
@@ -47,7 +48,12 @@ def arrivals(timeline: Timeline, *, step: int | None = None) -> list[Arrivals]:
     Raises:
         UsageError: If the timeline is empty, or no rank recorded that step.
     """
-    ranks, found = _operations(timeline, step)
+    windows = windows_of(timeline, step)
+    ranks = np.array(sorted(windows), np.int64)
+    return _arrivals(ranks, timeline.columns.take(issued_in(timeline, windows, step)))
+
+
+def _arrivals(ranks: Wholes, found: SpanColumns) -> list[Arrivals]:
     paired = [number for number, text in enumerate(found.texts) if text in PAIRED]
     of, met = _by_meeting(found.take(~np.isin(found.op, paired)))
     firsts = runs(of)
@@ -79,19 +85,23 @@ def straggler(counted: Sequence[Arrivals]) -> Arrivals | None:
 
 
 def stragglers(timeline: Timeline, verdict: Verdict, *, step: int | None = None) -> list[Straggler]:
-    """Return all ranks, the most expensive for the others first; `verdict` is of the same step."""
-    slow_ns = _slow_ns(timeline, step)
+    """Return all ranks, the most expensive for the others first; `verdict` is of the same step.
+
+    Their operations are those that were issued in the step, and those of other steps for which a rank waited in it with
+    nothing to compute, as the verdict counts.
+    """
+    ranks, operations = _operations(timeline, step)
+    slow_ns = _slow_ns(ranks, operations)
     blamed = {rank: (ns, str(cause)) for rank, cause, ns in verdict.blamed() if rank is not None}
     found = []
-    for one in arrivals(timeline, step=step):
+    for one in _arrivals(ranks, operations):
         exposed_ns, doing = blamed.get(one.rank, (0, ""))
         found.append(Straggler(arrivals=one, exposed_ns=exposed_ns, slow_ns=slow_ns.get(one.rank, 0), doing=doing))
     return sorted(found, key=lambda one: (-one.exposed_ns, -one.slow_ns, one.arrivals.rank))
 
 
-def _slow_ns(timeline: Timeline, step: int | None) -> dict[int, int]:
+def _slow_ns(ranks: Wholes, found: SpanColumns) -> dict[int, int]:
     """Return, by rank, how much longer its bytes moved than the bytes of the fastest rank of each operation."""
-    ranks, found = _operations(timeline, step)
     of, found = _by_meeting(found)
     if not len(of):
         return {}
@@ -102,10 +112,19 @@ def _slow_ns(timeline: Timeline, step: int | None) -> dict[int, int]:
 
 
 def _operations(timeline: Timeline, step: int | None) -> tuple[Wholes, SpanColumns]:
-    """Return the ranks that are looked at, and their operations in the step."""
-    windows = windows_of(timeline, step)
-    found = timeline.columns.take(issued_in(timeline, windows, step))
-    return np.array(sorted(windows), np.int64), found
+    """Return the ranks that are looked at, and the operations that they issued in the step, or waited for in it."""
+    windows, columns = windows_of(timeline, step), timeline.columns
+    chosen = issued_in(timeline, windows, step)
+    if step is not None:
+        waited = np.zeros(len(columns), bool)
+        rows = np.flatnonzero(columns.is_operation & ~chosen & (columns.start_ns < columns.met_ns))
+        for cover in coverage(timeline, step=step) if len(rows) else ():
+            mine = rows[columns.rank[rows] == cover.rank]
+            waited[mine] = covered_ns(columns.start_ns[mine], columns.met_ns[mine], cover.waiting) > 0
+        if waited.any():
+            of = meetings(columns)
+            chosen = chosen | np.isin(of, of[waited])
+    return np.array(sorted(windows), np.int64), columns.take(chosen)
 
 
 def _by_meeting(operations: SpanColumns) -> tuple[Wholes, SpanColumns]:
