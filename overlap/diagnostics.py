@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from operator import is_, itemgetter
 from sys import _getframe
 from traceback import FrameSummary, extract_tb
 from types import CodeType, FrameType
+from typing import TypeVar
 
 import outcome
 import trio
@@ -24,6 +25,10 @@ from .errors import (
     text_of,
 )
 from .threads import frames_of, without_collector
+
+T = TypeVar("T")
+
+_TYPED = ("<stdin>", "<ipython-input")  # Programs that people type have no file, and are told all the same
 
 _HERE = os.path.dirname(__file__)
 _OURS = tuple(
@@ -67,7 +72,7 @@ def tellable(error: BaseException) -> BaseException:
     """
     if isinstance(error, BaseExceptionGroup):
         told = [tellable(each) for each in error.exceptions]
-        same = all(map(operator.is_, told, error.exceptions))
+        same = all(map(is_, told, error.exceptions))
         return error if same else BaseExceptionGroup(error.message, told).with_traceback(error.__traceback__)
     if isinstance(error, GeneratorExit):
         frames = extract_tb(error.__traceback__)
@@ -114,7 +119,7 @@ def where(error: BaseException) -> str:
 
 def _where(error: BaseException) -> str:
     frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame)]
-    own = [frame for frame in frames if not frame.filename.startswith((*_libraries(), "<attrs "))]
+    own = _programs(frames, lambda frame: frame.filename)
     own = own or [frame for frame in frames if not _runs_programs(frame.filename)]
     return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
 
@@ -140,8 +145,19 @@ def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int
         points: Code and instruction of each frame.
     """
     foreign = [point for point in points if not is_ours(point[0])]
-    own = [point for point in foreign if not point[0].co_filename.startswith((*_libraries(), "<frozen "))] or foreign
+    own = _programs(foreign, lambda point: point[0].co_filename) or foreign
     return own[-1] if own else None
+
+
+def _programs(places: Sequence[T], path: Callable[[T], str]) -> list[T]:
+    """Return the places that are of the program.
+
+    Code that is made from text, as by `eval` and for a dataclass, has no file that people can open: it counts where
+    there is nothing else, as in `python -c`.
+    """
+    found = [place for place in places if not path(place).startswith((*_libraries(), "<frozen ", "<attrs "))]
+    files = [place for place in found if not path(place).startswith("<") or path(place).startswith(_TYPED)]
+    return files or found
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -184,7 +200,7 @@ def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: 
 def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
     """Name the innermost place of the program; of ours if it has none, and only then of any library."""
     places = [(frame.f_code.co_filename, line) for frame, line in frames]
-    own = [place for place in places if not place[0].startswith((*_OURS, *_libraries()))]
+    own = _programs([place for place in places if not place[0].startswith(_OURS)], itemgetter(0))
     ours = [place for place in places if place[0].startswith(_OURS)]
     file, line = (own or ours or places or [("?", 0)])[-1]
     return f"{os.path.basename(file)}:{line}"

@@ -1,15 +1,18 @@
 """Programs that keep the event loop busy, and functions that keep the end waiting: who and where is told."""
 
 import re
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
+from types import CodeType
 
 import pytest
 import trio
 
 import overlap
 from overlap.config import overriding
+from overlap.diagnostics import where
 from overlap.runtime.blame import loop as loop_watch
 from overlap.runtime.blame import reports as world_member
 from overlap.runtime.blame import reports as world_watch
@@ -274,3 +277,25 @@ def test_functions_that_return_soon_are_not_told_of(monkeypatch: pytest.MonkeyPa
 
     overlap.run(main, ranks=2)
     assert told.lines == []
+
+
+def frames() -> list[tuple[CodeType, int]]:
+    """Return code and instruction of all frames below this one, outermost first."""
+    found, frame = [], sys._getframe(1)
+    while frame is not None:
+        found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def test_code_made_from_text_is_told_by_the_line_that_runs_it() -> None:
+    points: list[tuple[CodeType, int]] = eval("frames()")
+    assert points[-1][0].co_filename == "<string>"
+    line = sys._getframe().f_lineno - 2
+    assert loop_watch.place_of(points) == f"{HERE}:{line}"
+    assert loop_watch.place_of(points[-1:]) == "<string>:1"  # of `python -c`
+    typed = compile("1", "<stdin>", "exec")
+    assert loop_watch.place_of([*points, (typed, 0)]).startswith("<stdin>:")
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec("1 / 0")
+    assert where(caught.value) == f" at test_busy_loop.py:{sys._getframe().f_lineno - 1}"
