@@ -11,7 +11,7 @@ import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from transports._checking import Scale, expect, message_of, require
-from transports.base import TAG_LIMIT, Endpoint
+from transports.base import TAG_LIMIT, Endpoint, Envelope
 from transports.buffers import Buffer
 from transports.starter import Call, Starter
 
@@ -248,35 +248,65 @@ async def deliveries(a: Endpoint, b: Endpoint, scale: Scale) -> None:
 
 
 async def announcements(a: Endpoint, b: Endpoint, scale: Scale) -> None:
-    """`wait_any` waits for a message of its choices and names the first one; it takes none, so they can be received."""
+    """`wait_any` waits for a message of its choices and names the oldest; it takes none, so they can be received.
+
+    `announced` names the same message, or, where it cannot know without waiting, none.
+    """
     choices = [(a.rank, 1), (a.rank, 2)]
     for nbytes in (8, max(scale.sizes)):
         messages = {tag: message_of(nbytes, tag) for tag in (1, 2, 3)}
-        found: list[int] = []
+        found: list[Envelope] = []
+        sent = {tag: Envelope(src=a.rank, dst=b.rank, tag=tag, nbytes=nbytes) for tag in messages}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_note_any, b, choices, found)
             await wait_all_tasks_blocked()
             nursery.start_soon(a.send, b.rank, 3, messages[3])
-            require(await b.wait_any([(a.rank, 3)]) == 0, "the only choice is not choice 0")
+            only = await b.wait_any([(a.rank, 3)])
+            require(only == sent[3], f"{sent[3]} was the only message, and wait_any returned {only}")
             await wait_all_tasks_blocked()
             require(not found, "wait_any returned for a message that is none of its choices")
             nursery.start_soon(a.send, b.rank, 2, messages[2])
             await b.wait_any([(a.rank, 2)])
             await wait_all_tasks_blocked()
-            require(found == [1], f"of two choices the second had a message, and wait_any returned {found}")
+            require(found == [sent[2]], f"{sent[2]} was the only choice with a message, and wait_any returned {found}")
             nursery.start_soon(a.send, b.rank, 1, messages[1])
             await b.wait_any([(a.rank, 1)])
             with assert_checkpoints():
                 first = await b.wait_any(choices)
-            require(first == 0, f"both choices had a message, and wait_any returned {first}")
+            require(first == sent[2], f"{sent[2]} was the older message, and wait_any returned {first}")
+            at_once = b.announced(choices)
+            require(at_once in (None, first), f"wait_any returned {first}, and announced {at_once}")
             for tag, message in messages.items():
                 await expect(b, a, tag, message, f"tag {tag}, after it was waited for")
+    await _free_bits(a, b)
     await _announced_is_not_taken(a, b)
+
+
+async def _free_bits(a: Endpoint, b: Endpoint) -> None:
+    """A tag may differ from the choice's in its free bits, and in no other."""
+    found: list[Envelope] = []
+    choices, wanted = [(a.rank, 2**40), (a.rank, 2**41)], Envelope(src=a.rank, dst=b.rank, tag=2**41 + 5, nbytes=8)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_note_any, b, choices, found, 32)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(a.send, b.rank, 2**32, b"another")
+        await b.wait_any([(a.rank, 2**32)])
+        await wait_all_tasks_blocked()
+        require(not found, "wait_any returned for a tag that differs above the free bits")
+        require(b.announced(choices, free_bits=32) is None, "announced a tag that differs above the free bits")
+        nursery.start_soon(a.send, b.rank, 2**41 + 5, b"this one")
+        await b.wait_any([(a.rank, 2**41 + 5)])
+        await wait_all_tasks_blocked()
+        require(found == [wanted], f"{wanted} was the only choice with a message, and wait_any returned {found}")
+        again = await b.wait_any(choices, free_bits=32)
+        require(again == wanted, f"{wanted} was there, and wait_any returned {again}")
+        await expect(b, a, 2**32, b"another", "a tag above the free bits")
+        await expect(b, a, 2**41 + 5, b"this one", "a tag that was waited for with free bits")
 
 
 async def _announced_is_not_taken(a: Endpoint, b: Endpoint) -> None:
     """A message that a receive has met is not announced any more, whoever came first."""
-    found: list[int] = []
+    found: list[Envelope] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_note_any, b, [(a.rank, 1)], found)
         await wait_all_tasks_blocked()
@@ -289,5 +319,5 @@ async def _announced_is_not_taken(a: Endpoint, b: Endpoint) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def _note_any(end: Endpoint, choices: list[tuple[int, int]], found: list[int]) -> None:
-    found.append(await end.wait_any(choices))
+async def _note_any(end: Endpoint, choices: list[tuple[int, int]], found: list[Envelope], free_bits: int = 0) -> None:
+    found.append(await end.wait_any(choices, free_bits=free_bits))

@@ -107,8 +107,19 @@ class Endpoint(ABC):
         await self.recv_into(src, tag, room)
         return Delivery(as_bytes(room).toreadonly())
 
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        """Return the message that `wait_any` would return at once; None if there is none, or that is not known.
+
+        This default returns None. `wait_any` describes the arguments.
+
+        Raises:
+            ArgumentError: For an unknown rank or a bad tag, or no choices.
+            TransportClosedError: This end is closed.
+        """
+        return None
+
     @abstractmethod
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         """Wait until one of some messages has been announced, and take none: receives from any source begin so.
 
         A message has been announced when its send has been called and word of it has come here, and until a receive has
@@ -116,9 +127,11 @@ class Endpoint(ABC):
 
         Args:
             choices: (src, tag) of each; at least one.
+            free_bits: How many of the low bits of a message's tag may be others than those of the choice.
 
         Returns:
-            The index of the first choice of which there is a message.
+            The message that was announced first, as far as that is known. Where it is not, senders take turns: none
+            waits for ever while others have messages.
 
         Raises:
             ArgumentError: At once, for an unknown rank or a bad tag, or no choices.

@@ -145,12 +145,12 @@ class _FaultyEndpoint(WrapperEndpoint):
             return await self.inner.recv(src, tag, nbytes)
         raise AssertionError("unreachable: leaving the block above without a result raises")
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         check_choices(choices)
         with ExitStack() as links:
             for src, tag in choices:
                 links.enter_context(self._faulty._on_link(src, self.rank, tag))
-            return await self.inner.wait_any(choices)
+            return await self.inner.wait_any(choices, free_bits=free_bits)
         raise AssertionError("unreachable: leaving the block above without a result raises")
 
 

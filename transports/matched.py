@@ -16,12 +16,21 @@ from typing import Self, TypeVar
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.base import TAG_LIMIT, Endpoint, Statistics, Transport, check_choices, check_tag, describe_ranks
+from transports.base import (
+    TAG_LIMIT,
+    Endpoint,
+    Envelope,
+    Statistics,
+    Transport,
+    check_choices,
+    check_tag,
+    describe_ranks,
+)
 from transports.blocking import StartingEndpoint
 from transports.buffers import BounceBuffers, Buffer, Delivery, as_bytes
 from transports.common import Waits
 from transports.failures import ArgumentError, TransportClosedError, TransportError
-from transports.matching import Engine, Lane, Limits, Receive, Send
+from transports.matching import Engine, Lane, Limits, Receive, Send, any_of
 from transports.patience import Patience
 from transports.starter import Call, Starter
 
@@ -387,40 +396,38 @@ class _MatchedEndpoint(StartingEndpoint):
             raise transport.refusal((self.rank, peer, 0), peer)
         return transport.links[transport.home[peer]].catch_up()
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        check_choices(choices)
+        wanted = {any_of((src, self.rank, tag), free_bits) for src, tag in choices}
+        found: list[tuple[int, Envelope]] = []
+        for link in dict.fromkeys(self._transport.link((src, self.rank, tag), src) for src, tag in choices):
+            link.look()
+            first = link.engine.incoming.first_of(wanted, free_bits)
+            if first is not None:
+                found.append(first)
+        return min(found)[1] if found else None
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         check_choices(choices)
         lanes = [(src, self.rank, tag) for src, tag in choices]
         for lane in lanes:
             self._transport.link(lane, lane[0])
         await trio.lowlevel.checkpoint()
-        while True:
-            links = [self._transport.link(lane, lane[0]) for lane in lanes]
-            for link in set(links):
-                link.look()
-            found = _first_announced(links, lanes)
-            if found is not None:
-                return found
-            await _news(zip(links, lanes, strict=True))
+        while (found := self.announced(choices, free_bits=free_bits)) is None:
+            places = [(self._transport.link(lane, lane[0]), lane) for lane in lanes]
+            for link, lane in places:
+                link.engine.check(lane)
+            await _news(places, free_bits)
+        return found
 
 
-def _first_announced(links: Sequence[Link], lanes: Sequence[Lane]) -> int | None:
-    """Return which lane has a message; raise if none has and one never will have any."""
-    for index, (link, lane) in enumerate(zip(links, lanes, strict=True)):
-        if lane in link.engine.incoming.arrived:
-            return index
-    for link, lane in zip(links, lanes, strict=True):
-        link.engine.check(lane)
-    return None
-
-
-async def _news(places: Iterable[tuple[Link, Lane]]) -> None:
+async def _news(places: Sequence[tuple[Link, Lane]], free_bits: int) -> None:
     """Wait until something is announced at one of some places, or a process is gone."""
     changed = trio.Event()
-    watched = list(places)
-    for link, lane in watched:
-        link.engine.incoming.watchers.add(lane, changed.set)
+    for link, lane in places:
+        link.engine.incoming.watchers.add(lane, changed.set, free_bits)
     try:
         await changed.wait()
     finally:
-        for link, lane in watched:
-            link.engine.incoming.watchers.remove(lane, changed.set)
+        for link, lane in places:
+            link.engine.incoming.watchers.remove(lane, changed.set, free_bits)

@@ -129,10 +129,10 @@ class _Mailbox:
 
 
 def _pop(queues: dict[_Key, deque[_End]], key: _Key) -> _End:
-    queue = queues[key]
+    queue = queues.pop(key)
     end = queue.popleft()
-    if not queue:
-        del queues[key]
+    if queue:
+        queues[key] = queue  # behind the others: `announced` takes the first
     end.matched = True
     return end
 
@@ -327,14 +327,20 @@ class _NeuronLinkEndpoint(StartingEndpoint):
             receive.queue()
         return receive
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        check_choices(choices)
+        box, *_ = [self._link.mailbox(src, self.rank, src, tag) for src, tag in choices]
+        wanted = {(src, tag >> free_bits) for src, tag in choices}
+        for (src, tag), queue in box.sends.items():
+            if (src, tag >> free_bits) in wanted:
+                return Envelope(src=src, dst=self.rank, tag=tag, nbytes=queue[0].nbytes)
+        return None
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         check_choices(choices)
         box, *_ = [self._link.mailbox(src, self.rank, src, tag) for src, tag in choices]
         await trio.lowlevel.checkpoint()
-        while True:
-            for index, (src, tag) in enumerate(choices):
-                if (src, tag) in self._link.mailbox(src, self.rank, src, tag).sends:
-                    return index
+        while (found := self.announced(choices, free_bits=free_bits)) is None:
             changed = trio.Event()
             box.watchers.append(changed)
             try:
@@ -342,6 +348,7 @@ class _NeuronLinkEndpoint(StartingEndpoint):
             finally:
                 if changed in box.watchers:
                     box.watchers.remove(changed)
+        return found
 
 
 def _tell(token: trio.lowlevel.TrioToken, told: Callable[[], None], _: object) -> None:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Self
 
 import trio
 
-from transports.base import Endpoint, Statistics, Transport, check_choices, describe_ranks
+from transports.base import Endpoint, Envelope, Statistics, Transport, check_choices, describe_ranks
 from transports.buffers import Buffer, Delivery
 from transports.failures import ArgumentError, TransportError
 from transports.starter import Starter
 
 if TYPE_CHECKING:
     from transports.common import Board
+
+# Of how many choices of a rank is known whose message was taken last; a program may use a new tag for each message.
+_REMEMBERED = 256
 
 
 class Router(Transport):
@@ -113,6 +116,7 @@ class _RouterEndpoint(Endpoint):
         self.rank = rank
         self._router = router
         self._routes: dict[int, Endpoint] = {}
+        self._last: dict[tuple[int, int], Endpoint] = {}  # by the first choice: of several endpoints, the one taken
 
     def _to(self, peer: int) -> Endpoint:
         route = self._routes.get(peer)
@@ -132,32 +136,58 @@ class _RouterEndpoint(Endpoint):
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         return await self._to(src).recv(src, tag, nbytes)
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
-        check_choices(choices)
-        routes: dict[Endpoint, list[int]] = {}
-        for index, (src, _) in enumerate(choices):
-            routes.setdefault(self._to(src), []).append(index)
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        found = {}
+        for route, mine in self._routed(choices).items():
+            message = route.announced(mine, free_bits=free_bits)
+            if message is not None:
+                found[route] = message
+        return self._in_turn(choices[0], found) if found else None
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        routes = self._routed(choices)
         if len(routes) == 1:
-            return await self._to(choices[0][0]).wait_any(choices)
-        return await _first_of(routes, choices)
+            return await self._to(choices[0][0]).wait_any(choices, free_bits=free_bits)
+        return self._in_turn(choices[0], await _first_of(routes, free_bits))
+
+    def _routed(self, choices: Sequence[tuple[int, int]]) -> dict[Endpoint, list[tuple[int, int]]]:
+        check_choices(choices)
+        routes: dict[Endpoint, list[tuple[int, int]]] = {}
+        for choice in choices:
+            routes.setdefault(self._to(choice[0]), []).append(choice)
+        return routes
+
+    def _in_turn(self, first: tuple[int, int], found: Mapping[Endpoint, Envelope]) -> Envelope:
+        """Return the message of the endpoint whose turn it is: nothing tells which of the messages came first."""
+        endpoints = list(found)
+        if len(endpoints) == 1:
+            return found[endpoints[0]]
+        last = self._last.pop(first, endpoints[-1])
+        place = endpoints.index(last) if last in found else -1
+        if len(self._last) >= _REMEMBERED:
+            del self._last[next(iter(self._last))]
+        endpoint = self._last[first] = endpoints[(place + 1) % len(endpoints)]
+        return found[endpoint]
 
 
-async def _first_of(routes: Mapping[Endpoint, Sequence[int]], choices: Sequence[tuple[int, int]]) -> int:
-    """Ask several endpoints, each for its own part of the choices, until the first one knows."""
-    found: list[int] = []
+async def _first_of(
+    routes: Mapping[Endpoint, Sequence[tuple[int, int]]], free_bits: int
+) -> Mapping[Endpoint, Envelope]:
+    """Ask several endpoints, each for its own part of the choices, until the first ones know."""
+    found: dict[Endpoint, Envelope] = {}
     errors: list[TransportError] = []
 
-    async def ask(endpoint: Endpoint, indices: Sequence[int]) -> None:
+    async def ask(endpoint: Endpoint, choices: Sequence[tuple[int, int]]) -> None:
         try:
-            found.append(indices[await endpoint.wait_any([choices[index] for index in indices])])
+            found[endpoint] = await endpoint.wait_any(choices, free_bits=free_bits)
         except TransportError as error:
             errors.append(error)
-        await trio.lowlevel.cancel_shielded_checkpoint()  # others may know at once, too: the first counts
+        await trio.lowlevel.cancel_shielded_checkpoint()  # others may know at once, too
         nursery.cancel_scope.cancel()  # taking nothing, the others lose nothing
 
     async with trio.open_nursery() as nursery:
-        for endpoint, indices in routes.items():
-            nursery.start_soon(ask, endpoint, indices)
+        for endpoint, choices in routes.items():
+            nursery.start_soon(ask, endpoint, choices)
     if not found:
         raise errors[0]
-    return min(found)
+    return {endpoint: found[endpoint] for endpoint in routes if endpoint in found}

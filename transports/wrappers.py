@@ -14,7 +14,7 @@ from typing import Self, TypeAlias
 
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
-from transports.base import Endpoint, Statistics, Transport, check_tag, describe_ranks
+from transports.base import Endpoint, Envelope, Statistics, Transport, check_tag, describe_ranks
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError
 
@@ -83,9 +83,13 @@ class WrapperEndpoint(Endpoint):
         """Receive from the endpoint inside, with its way of lending memory."""
         return await self.inner.recv(src, tag, nbytes)
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        """Ask the endpoint inside."""
+        return self.inner.announced(choices, free_bits=free_bits)
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         """Ask the endpoint inside: a message is announced once it has come there."""
-        return await self.inner.wait_any(choices)
+        return await self.inner.wait_any(choices, free_bits=free_bits)
 
     def check_send(self, dst: int, tag: int, data: Buffer) -> memoryview:
         """Return the bytes, or raise what the endpoint inside would raise at once if it were asked at once."""

@@ -7,7 +7,8 @@ from functools import partial
 
 import trio
 
-from ..collectives.call import Call
+from transports import Envelope
+
 from ..errors import GroupAbortedError, RankLeftError
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
@@ -15,6 +16,9 @@ from .future import Failure
 from .match import Key
 from .operation import Operation, Port
 from .stream import MessageLane, Stream
+
+# Of how many ranks and tags is remembered whether the last receive from any source took a message of this process.
+_TURNS = 256
 
 
 class Communicators:
@@ -32,6 +36,7 @@ class Communicators:
         self.engine, self.left = engine, set[int]()
         self._open: dict[Key, Communicator] = {}
         self._any: dict[Key, AnySource] = {}  # receives from any source that are under way
+        self._ours: dict[Key, None] = {}  # receives from any source of which the last took a message of this process
         # Groups and communicators of which nothing goes on, by the id of their keys.
         self._off: dict[int, Callable[[], BaseException]] = {}
 
@@ -123,7 +128,20 @@ class Communicators:
         return waiting.port
 
     def _forget_any(self, anyone: Key) -> None:
-        del self._any[anyone]
+        if self._any[anyone].at_rest:
+            del self._any[anyone]
+
+    def took_ours(self, anyone: Key) -> bool:
+        """Whether the last receive from any source took a message of this process."""
+        return anyone in self._ours
+
+    def take_turns(self, anyone: Key, *, ours: bool) -> None:
+        """Remember whether a receive from any source takes a message of this process."""
+        self._ours.pop(anyone, None)
+        if ours:
+            self._ours[anyone] = None
+            if len(self._ours) > _TURNS:
+                del self._ours[next(iter(self._ours))]
 
     def announce(self, key: Key) -> None:
         """Offer a message that no rank has begun to receive to the receives from any source."""
@@ -141,9 +159,23 @@ class Communicators:
         """Whether the messages come from another process."""
         return False
 
-    async def announced(self, rank: int, keys: Sequence[Key], call: Call) -> int:
-        """Wait until another process has announced one of some messages; return the index of its key."""
+    def announced(self, rank: int, keys: Sequence[Key]) -> Envelope | None:
+        """Return the message of some keys, whatever its call, that another process has announced first."""
+        return None
+
+    async def next_announced(self, rank: int, keys: Sequence[Key]) -> Envelope:
+        """Wait for a message of some keys, whatever its call, that another process announces."""
         raise AssertionError("a world of one process hears of no others")
+
+    def suits(self, receive: Operation, key: Key, message: Envelope) -> bool:
+        """Whether the call of a receive is that of a message of a key."""
+        return True
+
+    def dispute(self, receive: Operation, key: Key) -> None:
+        """Tell the sender of a key's messages at once what the receive expects, which is something else."""
+
+    def drop(self, message: Envelope) -> None:
+        """Receive a message that no operation wants, unless it has been withdrawn."""
 
     def sends_no_more(self, key: Key) -> bool:
         """Whether the sender has finished, and there is no message of it under way."""
@@ -158,7 +190,11 @@ class AnySource:
 
     The lane of the port starts one receive at a time, so no two of them choose the same message. A receive that has
     chosen a message moves to the port of that message's sender. Sends of this process show up in their communicators;
-    the transport announces sends of other processes.
+    the transport announces sends of other processes. Nothing tells which of both came first, so they take turns.
+
+    A message of another process may have another call than the receive that chooses it. The receive fails then, as one
+    that names its source does. The transport would keep such a message, so it is dropped, and the next receive chooses
+    only after that.
 
     Attributes:
         port: The end of the receives, until each has chosen a message.
@@ -179,11 +215,14 @@ class AnySource:
     ) -> None:
         tag = keys[0].tag
         towards = f" from any rank{f' with tag {tag}' if tag else ''}"
+        self._lane, self._anyone = lane, keys[0].from_any()
         self.port: Port = Port(self, lane, position=1, place=0, towards=towards)
         self.port.group = "", ()
         self._communicators, self._context, self._keys, self._take = communicators, context, keys, take
         self._others = [key for key in keys if key.src != key.dst]
+        self._elsewhere = [key for key in keys if communicators.elsewhere(key)]
         self._receive: Operation | None = None  # whose turn it is
+        self._unsuited: Operation | None = None  # it has chosen a message of another call, and is about to fail
         self._scope: trio.CancelScope | None = None  # of the task that listens to other processes
 
     def arrive(self, operation: Operation) -> None:
@@ -214,14 +253,22 @@ class AnySource:
         """World ranks that may send."""
         return [key.ends[0] for key in self._others]
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no receive looks for a message, and none is about to fail."""
+        return self._unsuited is None and self._lane.idle
+
     def look_soon(self) -> None:
         """Look for a message when it is time to choose."""
         self._communicators.engine.choose_soon(self._context, self._look)
 
     def _look(self) -> None:
-        """Take the message that was offered first; of messages of one instant, that of the lowest rank."""
+        """Take the message that was offered first; of messages of one instant, that of the lowest rank.
+
+        If messages of this process and of others are there, they take turns.
+        """
         receive, here = self._receive, self._communicators
-        if receive is None:
+        if receive is None or self._unsuited is not None:
             return
         broken = here.broken(self._keys[0])
         if broken is not None:
@@ -229,26 +276,59 @@ class AnySource:
             return
         offered = [(here.offered_ns(key), key.src) for key in self._keys]
         first = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
-        if first is not None:
+        ours = first is not None and not here.took_ours(self._anyone)
+        message = here.announced(self._context.rank, self._elsewhere) if self._elsewhere and not ours else None
+        if message is not None:
+            self._choose_announced(receive, message)
+        elif first is not None:
+            if self._elsewhere:
+                here.take_turns(self._anyone, ours=True)
             self._choose(receive, first[1])
         elif self._others and all(here.sends_no_more(key) for key in self._others):
             self._all_have_left(receive)
-        elif self._scope is None and (elsewhere := [key for key in self._keys if here.elsewhere(key)]):
+        elif self._scope is None and self._elsewhere:
             self._scope = trio.CancelScope()
-            self._context.spawn(self._listen, receive, elsewhere, self._scope)
+            self._context.spawn(self._listen, receive, self._scope)
 
-    async def _listen(self, receive: Operation, keys: Sequence[Key], scope: trio.CancelScope) -> None:
+    async def _listen(self, receive: Operation, scope: trio.CancelScope) -> None:
         with scope:
             try:
-                chosen = await self._communicators.announced(self._context.rank, keys, receive.call)
+                message = await self._communicators.next_announced(self._context.rank, self._elsewhere)
             except Exception as error:  # the wire to one of them is lost
                 if receive is self._receive:
                     self.give_up(receive, Failure(error))
                 return
-            if receive is self._receive:
-                self._choose(receive, keys[chosen].src)
+            # like `_look`, so that the next receive looks only after this one has begun to take the message
+            chosen = partial(self._choose_announced, receive, message)
+            self._communicators.engine.choose_soon(self._context, chosen)
+
+    def _choose_announced(self, receive: Operation, message: Envelope) -> None:
+        """Let a receive take a message of another process; without the same call it fails, and the message is dropped.
+
+        Its sender tells both calls.
+        """
+        if receive is not self._receive:
+            return
+        key = next(key for key in self._elsewhere if key.ends[0] == message.src)
+        self._communicators.take_turns(self._anyone, ours=False)
+        if self._communicators.suits(receive, key, message):
+            self._choose(receive, key.src)
+        else:
+            self._unsuited = receive
+            self._choose(receive, key.src)
+            self._communicators.dispute(receive, key)
+            receive.add_done_callback(lambda _: self._drop(message))
+
+    def _drop(self, message: Envelope) -> None:
+        self._unsuited = None
+        self._communicators.drop(message)
+        if self._receive is not None:
+            self.look_soon()
+        elif self._lane.rests is not None:
+            self._lane.rests()
 
     def _choose(self, receive: Operation, src: int) -> None:
+        """Let a receive go on as one from a group rank."""
         self.forget(receive.seq)
         self._take(receive, src)
 

@@ -11,6 +11,11 @@ from ..collectives.call import Call
 from ..errors import CollectiveMismatchError
 from .operation import Operation
 
+CALL_BITS = 32
+"""The low bits of a message's tag: 24 of a hash of its call, and those of channels."""
+
+CHANNEL_BITS = 8
+
 
 class Key(NamedTuple):
     """Name of a communicator, the same on every rank."""
@@ -54,6 +59,10 @@ class Key(NamedTuple):
         """Return 40 bits of a hash of the key, and of more values that must be the same, above 24 free bits."""
         said = repr((*self, *more)).encode()
         return int.from_bytes(hashlib.blake2b(said, digest_size=5).digest(), "big") << 24
+
+    def message_tag(self, call: tuple[object, ...]) -> int:
+        """Return the tag of messages with such a call: all messages of the key share what is above `CALL_BITS`."""
+        return (self.tag_base() >> CALL_BITS << CALL_BITS) | (self.tag_base(*call) >> 40 << CHANNEL_BITS)
 
 
 class Match:

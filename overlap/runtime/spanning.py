@@ -124,8 +124,11 @@ class SpanningCommunicator(Communicator):
         if base is None:
             if len(self._bases) >= _BASES:
                 self._bases.clear()
-            base = self._bases[pattern] = self.key.tag_base(*pattern.key)
+            base = self._bases[pattern] = self._base(pattern)
         return base + ((seq & 0xFFFF) << 8)
+
+    def _base(self, pattern: Call) -> int:
+        return self.key.tag_base(*pattern.key)
 
     # -- our own ranks -------------------------------------------------------------------------------------------
 
@@ -245,6 +248,11 @@ class SpanningCommunicator(Communicator):
                 for end in match.arrived:
                     if end is not None:
                         yield seq, self._said(end)
+
+    def tell_early(self, operation: Operation) -> None:
+        """Tell the others the call of an operation under way, which differs from theirs."""
+        if operation.seq in self._matches:
+            self._others.tell_call(self.id, (operation.seq,), self._said(operation))
 
     def _said_again(self, operation: Operation) -> Voice:
         """Return what a rank has called, as `_said` does: finding a line takes longer than sending a small message."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from transports import Transport
+from transports import Call as Receiving
+from transports import Envelope, Transport, TransportError
 
 from ..collectives.call import Call
 from ..errors import GroupAbortedError, UsageError
@@ -15,7 +17,7 @@ from ..timeline.recording import call_site
 from .communicator import BaseEngine, Communicator
 from .communicators import Communicators
 from .future import Failure
-from .match import Key, Match, Voice, mismatch
+from .match import CALL_BITS, CHANNEL_BITS, Key, Match, Voice, mismatch
 from .operation import Operation
 from .spanning import Called, SpanningCommunicator, SpanningMatch, Telling
 
@@ -59,6 +61,9 @@ class SpanningMessages(SpanningCommunicator):
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that only messages share which mean the same."""
         return super().tag(pattern, 0)
+
+    def _base(self, pattern: Call) -> int:
+        return self.key.message_tag(pattern.key)
 
     def waiting(self, before_ns: int) -> Iterator[tuple[int, Voice]]:
         """Find operations under way since `before_ns` or longer that other processes have not been told."""
@@ -146,6 +151,7 @@ class SpanningCommunicators(Communicators):
         self._earlier: OrderedDict[tuple[int, int], Called] = (
             OrderedDict()
         )  # of messages at rest: those before the last
+        self._any_call: dict[Key, list[tuple[int, int]]] = {}  # of receives from any source: senders and tags
         self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
@@ -245,10 +251,43 @@ class SpanningCommunicators(Communicators):
         """Whether the messages come from another process."""
         return key.ends[0] not in self._local
 
-    async def announced(self, rank: int, keys: Sequence[Key], call: Call) -> int:
-        """Wait until another process has announced one of some messages; return the index of its key."""
-        choices = [(key.ends[0], key.tag_base(*call.key)) for key in keys]
-        return await self._transport.endpoint(rank).wait_any(choices)
+    def announced(self, rank: int, keys: Sequence[Key]) -> Envelope | None:
+        """Return the message of some keys, whatever its call, that another process has announced first."""
+        try:
+            return self._transport.endpoint(rank).announced(self._of_any_call(keys), free_bits=CALL_BITS)
+        except TransportError:  # `next_announced` tells
+            return None
+
+    async def next_announced(self, rank: int, keys: Sequence[Key]) -> Envelope:
+        """Wait for a message of some keys, whatever its call, that another process announces."""
+        return await self._transport.endpoint(rank).wait_any(self._of_any_call(keys), free_bits=CALL_BITS)
+
+    def _of_any_call(self, keys: Sequence[Key]) -> Sequence[tuple[int, int]]:
+        """Return sender and tag of each key, which take a while to find for many ranks."""
+        anyone = keys[0].from_any()
+        found = self._any_call.get(anyone)
+        if found is None:
+            if len(self._any_call) >= _KEPT:
+                del self._any_call[next(iter(self._any_call))]
+            found = self._any_call[anyone] = [(key.ends[0], key.tag_base()) for key in keys]
+        return found
+
+    def suits(self, receive: Operation, key: Key, message: Envelope) -> bool:
+        """Whether the call of a receive is that of a message of a key."""
+        return key.message_tag(receive.call.key) >> CHANNEL_BITS == message.tag >> CHANNEL_BITS
+
+    def dispute(self, receive: Operation, key: Key) -> None:
+        """Tell the sender of a key's messages at once what the receive expects, which is something else."""
+        known = self.spanning.get(key.id)
+        if known is not None:
+            known.tell_early(receive)
+
+    def drop(self, message: Envelope) -> None:
+        """Receive a message that no operation wants, unless it has been withdrawn."""
+        with suppress(TransportError):
+            starter = self._transport.endpoint(message.dst).starter(message.src)
+            if starter is not None:
+                starter.begin_recv(message.src, message.tag, None, message.nbytes, done=_let_go).withdraw()
 
     def sends_no_more(self, key: Key) -> bool:
         """Whether the sender has finished, and there is no message of it under way."""
@@ -263,6 +302,11 @@ class SpanningCommunicators(Communicators):
         """Return how many operations a rank here has issued on each communicator that reaches out."""
         past = {each: rested.count for each, rested in self._at_rest.items() if rank in rested.members}
         return past | {c.id: c.issued[rank] for c in self.spanning.values() if rank in c.issued}
+
+
+def _let_go(received: Receiving) -> None:
+    if received.error is None and not received.withdrawn:
+        received.delivery().release()
 
 
 def _forgotten(key: Key, name: str, seq: int) -> UsageError:

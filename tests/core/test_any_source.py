@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import overlap
 from overlap.runtime.communicator import Communicator
 from transports import NeuronLink, Recording
 
-from .companies import Company, by_sockets, in_memory, run_far
+from .companies import Company, Wires, by_shared_memory, by_sockets, in_memory, run_far
 from .worlds import TIMEOUT_S, failing, run
 
 R = overlap.Rank
@@ -96,6 +97,104 @@ def test_two_receives_do_not_go_for_one_message() -> None:
         return []
 
     assert run_far(main, 3, 1, wires=by_sockets)[0] == [1, 2]
+
+
+@pytest.mark.parametrize("wires", [in_memory, by_sockets, by_shared_memory])
+@pytest.mark.parametrize("elements", [3, 1_000_000])
+@pytest.mark.parametrize("sent_first", [True, False])
+@pytest.mark.parametrize("other", [((2,), "float64"), ((3,), "int64")])
+def test_another_call_in_another_process_is_told_to_both(
+    other: tuple[tuple[int, ...], str], sent_first: bool, elements: int, wires: Wires
+) -> None:
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            if not sent_first:
+                await rank.barrier()
+            sent = rank.send(np.zeros(elements), 1)
+            if sent_first:
+                await rank.barrier()
+            await sent
+            await trio.sleep_forever()
+        if sent_first:
+            await rank.barrier()
+        received = rank.recv(other, None)
+        if not sent_first:
+            await rank.barrier()
+        await received
+
+    for outcome in run_far(main, 2, 1, wires=wires):
+        assert isinstance(outcome, overlap.RankFailedError)
+        assert isinstance(outcome.cause, (overlap.CollectiveMismatchError, overlap.RemoteError))
+        assert f"rank 0 called send/recv(float64 ({elements},)) at tests/core/test_any_source.py:" in str(outcome)
+        assert f"rank 1 called send/recv({other[1]} ({other[0][0]},)) at tests/core/test_any_source.py:" in str(outcome)
+
+
+async def differing(rank: R) -> list[float]:
+    """The first message is none for the first receive, though it is one for the second; that takes the second one."""
+    if rank.rank == 0:
+        with suppress(overlap.CollectiveMismatchError):  # a small message may have left before
+            await rank.send(np.full(3, 1.0), 1)
+        await rank.barrier()
+        await rank.send(np.full(3, 2.0), 1)
+        return []
+    first, second = rank.recv(((2,), "float64"), None), rank.recv(((3,), "float64"), None)
+    with pytest.raises(overlap.CollectiveMismatchError):
+        await first
+    assert not second.done
+    await rank.barrier()
+    return list(await second)
+
+
+@pytest.mark.parametrize("path", ["direct", "wire"])
+def test_a_message_goes_to_the_first_receive_whatever_its_call(path: str) -> None:
+    assert run(differing, 2, path=path)[1] == [2.0, 2.0, 2.0]
+
+
+def test_a_message_goes_to_the_first_receive_whatever_its_call_in_virtual_time() -> None:
+    assert overlap.run(differing, ranks=2, clock="virtual")[1] == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("wires", [in_memory, by_sockets, by_shared_memory])
+def test_a_message_goes_to_the_first_receive_whatever_its_call_between_processes(wires: Wires) -> None:
+    assert run_far(differing, 2, 1, wires=wires)[1] == [2.0, 2.0, 2.0]
+
+
+DONE = 9  # the tag of messages that say that others have been sent
+
+
+async def in_turns(rank: R, turns: list[tuple[int, int]]) -> list[int | None]:
+    """Each sender sends so many messages when it is its turn; when all are there, rank 0 receives them."""
+    if rank.rank:
+        sent = []
+        for number, (sender, messages) in enumerate(turns):
+            if sender == rank.rank:
+                await rank.recv(LIKE, 0, tag=DONE + number)
+                sent += [rank.send(np.ones(1), 0) for _ in range(messages)]
+                await rank.send(np.ones(1), 0, tag=DONE + number)
+        for each in sent:
+            await each
+        return []
+    for number, (sender, _) in enumerate(turns):
+        await rank.send(np.ones(1), sender, tag=DONE + number)
+        await rank.recv(LIKE, sender, tag=DONE + number)
+    order = []
+    for _ in range(sum(messages for _, messages in turns)):
+        received = rank.recv(LIKE, None)
+        await received
+        order.append(received.src)
+    return order
+
+
+@pytest.mark.parametrize("wires", [by_sockets, by_shared_memory])
+def test_messages_of_other_processes_are_taken_in_the_order_in_which_they_came(wires: Wires) -> None:
+    turns = [(1, 3), (2, 1), (1, 2)]
+    assert run_far(in_turns, 3, 1, turns, wires=wires)[0] == [1, 1, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("wires", [by_sockets, by_shared_memory])
+def test_messages_of_this_process_and_of_others_take_turns(wires: Wires) -> None:
+    turns = [(1, 4), (2, 2)]
+    assert run_far(in_turns, 2, 2, turns, wires=wires)[0] == [1, 2, 1, 2, 1, 1]
 
 
 def test_a_receive_of_ones_own_message() -> None:

@@ -11,7 +11,16 @@ import numpy.typing as npt
 import pytest
 import trio
 
-from transports import ArgumentError, Delivery, Endpoint, LengthMismatchError, LinkLostError, NeuronLink, TransportError
+from transports import (
+    ArgumentError,
+    Delivery,
+    Endpoint,
+    Envelope,
+    LengthMismatchError,
+    LinkLostError,
+    NeuronLink,
+    TransportError,
+)
 from transports.base import describe_ranks
 from transports.buffers import Buffer, as_bytes
 
@@ -111,7 +120,7 @@ def test_the_default_recv_lends_memory_of_its_own() -> None:
             await trio.lowlevel.checkpoint()
             as_bytes(out, writable=True)[:] = bytes([src, tag, 9])
 
-        async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
             raise AssertionError("nobody asks")
 
     async def main() -> None:

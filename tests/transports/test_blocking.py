@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from transports import Call, Delivery, Endpoint, Starter
+from transports import Call, Delivery, Endpoint, Envelope, Starter
 from transports.blocking import TaskStarter
 from transports.buffers import Buffer
 
@@ -34,7 +34,7 @@ class Gated(Endpoint):
         await self._pass("recv", tag)
         return Delivery(memoryview(bytes(nbytes)))
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
         raise NotImplementedError
 
     async def _pass(self, kind: str, tag: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 import trio
 
-from transports import Call, Endpoint, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Router, Transport
+from transports import Call, Endpoint, Envelope, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Router, Transport
 from transports.blocking import StartingEndpoint, TaskStarter
 from transports.testing import CHECKS, MakePair
 from transports.wrappers import Wrapper
@@ -50,8 +50,8 @@ class _InTasksEndpoint(StartingEndpoint):
     def begin_recv(self, *args: Any, **options: Any) -> Call:
         return self.tasks.begin_recv(*args, **options)
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
-        return await self.inner.wait_any(choices)
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        return await self.inner.wait_any(choices, free_bits=free_bits)
 
 
 REAL: dict[str, Callable[[], Transport]] = {

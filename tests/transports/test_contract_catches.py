@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from transports import ArgumentError, Buffer, Delivery, Endpoint, LengthMismatchError, NeuronLink, blocking
+from transports import ArgumentError, Buffer, Delivery, Endpoint, Envelope, LengthMismatchError, NeuronLink, blocking
 from transports._checking import Scale
 from transports.base import TAG_LIMIT
 from transports.buffers import as_bytes
@@ -40,8 +41,8 @@ class Honest(Endpoint):
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         return await self.inner.recv(src, tag, nbytes)
 
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
-        return await self.inner.wait_any(choices)
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        return await self.inner.wait_any(choices, free_bits=free_bits)
 
 
 class SameRank(Honest):
@@ -379,25 +380,59 @@ class _Fragile(Delivery):
         super().release()
 
 
-class NamesTheLast(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
-        return len(choices) - 1 - await self.inner.wait_any(list(reversed(choices)))
+class NamesTheNewest(Honest):
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        found = [await self.inner.wait_any(choices, free_bits=free_bits)]
+
+        async def look(choice: tuple[int, int]) -> None:
+            message = await self.inner.wait_any([choice], free_bits=free_bits)
+            if message not in found:
+                found.append(message)
+
+        async with trio.open_nursery() as nursery:
+            for choice in choices:
+                nursery.start_soon(look, choice)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        return found[-1]
 
 
 class WakesForAnything(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
-        return min(await self.inner.wait_any([*choices, (choices[0][0], 3)]), len(choices) - 1)
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        return await self.inner.wait_any([*choices, (choices[0][0], 3)], free_bits=free_bits)
 
 
 class AlwaysTheFirst(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
-        await self.inner.wait_any(choices)
-        return 0
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        found = await self.inner.wait_any(choices, free_bits=free_bits)
+        return replace(found, tag=choices[0][1])
+
+
+class KnowsNoFreeBits(Honest):
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        return await self.inner.wait_any(choices)
+
+
+class FreesTooManyBits(Honest):
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        return await self.inner.wait_any(choices, free_bits=64 if free_bits else 0)
+
+
+class AnnouncesAnother(Honest):
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        return self.inner.announced(choices[:1], free_bits=free_bits)
+
+
+class AnnouncesTooManyBits(Honest):
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        return self.inner.announced(choices, free_bits=64 if free_bits else 0)
 
 
 class WaitsForNothing(Honest):
-    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
-        return await self.inner.wait_any(choices) if choices else 0
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        if not choices:
+            return Envelope(src=0, dst=1, tag=0, nbytes=0)
+        return await self.inner.wait_any(choices, free_bits=free_bits)
 
 
 BROKEN: list[tuple[str, type[Honest]]] = [
@@ -435,7 +470,11 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("deliveries", WritableDelivery),
     ("deliveries", ShapedDelivery),
     ("deliveries", ReleasesOnce),
-    ("announcements", NamesTheLast),
+    ("announcements", NamesTheNewest),
+    ("announcements", KnowsNoFreeBits),
+    ("announcements", FreesTooManyBits),
+    ("announcements", AnnouncesAnother),
+    ("announcements", AnnouncesTooManyBits),
     ("announcements", WakesForAnything),
     ("announcements", AlwaysTheFirst),
     ("bad_arguments", WaitsForNothing),

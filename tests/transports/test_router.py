@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from transports import ArgumentError, NeuronLink, Recording, Router, TransportClosedError
+from transports import ArgumentError, Envelope, NeuronLink, Recording, Router, TransportClosedError
 
 
 def parts() -> tuple[NeuronLink, Recording]:
@@ -81,10 +81,10 @@ def test_waiting_for_any_asks_every_part_that_is_named() -> None:
         router, _, far = split()
         end = router.endpoint(0)
         async with trio.open_nursery() as nursery:
-            for sender, src, choice in ((far.endpoint(1), 1, 1), (end, 0, 0)):
-                found: list[int] = []
+            for sender, src in ((far.endpoint(1), 1), (end, 0)):
+                found: list[Envelope] = []
 
-                async def look(found: list[int] = found) -> None:
+                async def look(found: list[Envelope] = found) -> None:
                     found.append(await end.wait_any([(0, 5), (1, 6)]))
 
                 nursery.start_soon(look)
@@ -92,24 +92,30 @@ def test_waiting_for_any_asks_every_part_that_is_named() -> None:
                 assert found == []
                 nursery.start_soon(sender.send, 0, 5 + src, b"x")
                 await wait_all_tasks_blocked()
-                assert found == [choice]
+                assert found == [Envelope(src=src, dst=0, tag=5 + src, nbytes=1)]
                 await end.recv_into(src, 5 + src, bytearray(1))
 
     trio.run(main)
 
 
-def test_the_first_choice_counts_whatever_part_it_is_on() -> None:
+def test_parts_take_turns_whatever_the_order_of_choices() -> None:
     async def main() -> None:
         router, near, far = split()
         end = router.endpoint(0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(near.endpoint(0).send, 0, 5, b"x")
+            for _ in range(3):
+                nursery.start_soon(near.endpoint(0).send, 0, 5, b"x")
             nursery.start_soon(far.endpoint(1).send, 0, 6, b"x")
             await wait_all_tasks_blocked()
-            assert await end.wait_any([(1, 6), (0, 5)]) == 0
-            assert await end.wait_any([(0, 5), (1, 6)]) == 0
-            await end.recv_into(0, 5, bytearray(1))
-            await end.recv_into(1, 6, bytearray(1))
+            served = []
+            for at_once in (False, False, True, True):
+                choices = [(0, 5), (1, 6)]
+                message = end.announced(choices) if at_once else await end.wait_any(choices)
+                assert message is not None
+                await end.recv_into(message.src, message.tag, bytearray(1))
+                served.append(message.src)
+            assert served == [0, 1, 0, 0]
+            assert end.announced(choices) is None
 
     trio.run(main)
 

@@ -13,9 +13,10 @@
 # messages that have come (`Engine.hear`, `Incoming.eager`, `Incoming.place`, `Incoming.filled`), and takes its messages
 # (`Outgoing.next_message`, `Outgoing.next_chunk`). Nothing waits here. `transports.matched` is the asynchronous shell.
 
+from transports.matching.arrivals import any_of
 from transports.matching.ends import Lane, Receive, Send
 from transports.matching.engine import Engine
 from transports.matching.outgoing import Chunk
 from transports.matching.protocol import Limits, Message, MessageKind, ProtocolError
 
-__all__ = ["Chunk", "Engine", "Lane", "Limits", "Message", "MessageKind", "ProtocolError", "Receive", "Send"]
+__all__ = ["Chunk", "Engine", "Lane", "Limits", "Message", "MessageKind", "ProtocolError", "Receive", "Send", "any_of"]

@@ -15,7 +15,7 @@ from transports.matching.protocol import Limits, MessageKind, ProtocolError
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Arrival:
     """A message that is here before its receive: its bytes, the receive that collects them, or (neither) an offer."""
 
@@ -24,6 +24,7 @@ class Arrival:
     payload: bytes | memoryview | None = None
     taken: Callable[[], None] | None = None  # Called once a payload in the sender's memory has been copied
     pushed: Receive | None = None
+    turn: int = -1  # Among the messages of all processes that waited for a receive
 
     @property
     def whole(self) -> bool:
@@ -47,34 +48,51 @@ def pop(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
     return one
 
 
+def any_of(lane: Lane, free_bits: int) -> Lane:
+    """Return the name of all lanes that differ in no more than some low bits of the tag."""
+    src, dst, tag = lane
+    return src, dst, tag >> free_bits
+
+
 class Watchers:
     """Callbacks by lane, for messages that no receive waits for.
 
     Attributes:
-        calls: The callbacks; no entry is empty.
+        calls: The callbacks, by the free bits of the tag and `any_of` the lane; no entry is empty.
     """
 
     def __init__(self) -> None:
-        self.calls: dict[Lane, list[Callable[[], None]]] = {}
+        self.calls: dict[int, dict[Lane, list[Callable[[], None]]]] = {}
 
-    def add(self, lane: Lane, wake: Callable[[], None]) -> None:
-        """Call ``wake`` whenever a message of a lane has been announced that no receive waits for, and at the end."""
-        self.calls.setdefault(lane, []).append(wake)
+    def add(self, lane: Lane, wake: Callable[[], None], free_bits: int = 0) -> None:
+        """Call ``wake`` whenever a message of a lane has been announced that no receive waits for, and at the end.
 
-    def remove(self, lane: Lane, wake: Callable[[], None]) -> None:
+        Args:
+            lane: The lane.
+            wake: The callback.
+            free_bits: How many low bits of the tag may differ.
+        """
+        self.calls.setdefault(free_bits, {}).setdefault(any_of(lane, free_bits), []).append(wake)
+
+    def remove(self, lane: Lane, wake: Callable[[], None], free_bits: int = 0) -> None:
         """Remove a callback that `add` added."""
-        self.calls[lane].remove(wake)
-        if not self.calls[lane]:
-            del self.calls[lane]
+        calls, lanes = self.calls[free_bits], any_of(lane, free_bits)
+        calls[lanes].remove(wake)
+        if not calls[lanes]:
+            del calls[lanes]
+        if not calls:
+            del self.calls[free_bits]
 
     def wake(self, lane: Lane) -> None:
         """Call the callbacks of a lane."""
-        for wake in self.calls.get(lane, ()):
-            wake()
+        for free_bits, calls in self.calls.items():
+            for wake in calls.get(any_of(lane, free_bits), ()):
+                wake()
 
     def wake_all(self) -> None:
         """Call all callbacks."""
-        for wake in tuple(chain.from_iterable(self.calls.values())):
+        each = chain.from_iterable(calls.values() for calls in self.calls.values())
+        for wake in tuple(chain.from_iterable(each)):
             wake()
 
 

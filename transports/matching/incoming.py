@@ -7,13 +7,16 @@ that messages of a lane meet receives in the order of the calls on both sides.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import chain, count
 
+from transports.base import Envelope
 from transports.buffers import BounceBuffers
-from transports.matching.arrivals import Arrival, Budget, Overtaking, Watchers, pop
+from transports.matching.arrivals import Arrival, Budget, Overtaking, Watchers, any_of, pop
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
+
+_TURNS = count()  # of the messages of all other processes together
 
 
 class Incoming:
@@ -221,10 +224,25 @@ class Incoming:
         elif lane in self.posted:
             self._match(pop(self.posted, lane), arrival)
         else:
+            arrival.turn = next(_TURNS)
             self.arrived.setdefault(lane, deque()).append(arrival)
             if arrival.payload is None and arrival.pushed is None:
                 self._offers[arrival.number] = lane
             self.watchers.wake(lane)
+
+    def first_of(self, wanted: Container[Lane], free_bits: int) -> tuple[int, Envelope] | None:
+        """Return the oldest message without a receive, and its turn; None without one.
+
+        Args:
+            wanted: The lanes that count, as `any_of` names them.
+            free_bits: How many low bits of the tag may differ.
+        """
+        waiting = [(queue[0].turn, lane) for lane, queue in self.arrived.items() if any_of(lane, free_bits) in wanted]
+        if not waiting:
+            return None
+        turn, lane = min(waiting)
+        src, dst, tag = lane
+        return turn, Envelope(src=src, dst=dst, tag=tag, nbytes=self.arrived[lane][0].nbytes)
 
     # -- receives -----------------------------------------------------------------------------------------------------
 

@@ -263,7 +263,9 @@ class Exchanges(Issues):
         between processes the receiver asks the sender first, so that `like` saves a message there and back.
 
         With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` says
-        whose it was. Receives that name a rank go before those that do not.
+        whose it was. It goes to the oldest such receive of its tag, whose `like` it must fit. Of other processes, the
+        message that came here first is taken. They take turns with this process, and hosts with this host, where
+        several have messages. Receives that name a rank go before those that do not.
 
         Example:
             layer = await rank.recv(src=0)  # a dict, if rank 0 sent one

@@ -352,7 +352,7 @@ def test_waiting_for_any_ends_when_a_process_is_lost_but_not_before_what_has_com
         async with opened(world.efas):
             end, choices = world.efas[0].endpoint(0), [(1, 5), (2, 5)]
             await world.efas[2].endpoint(2).send(0, 5, b"in time")
-            assert await end.wait_any(choices) == 1
+            assert (await end.wait_any(choices)).src == 2
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, partial(end.wait_any, [(1, 5), (1, 6)]), errors)
@@ -361,7 +361,7 @@ def test_waiting_for_any_ends_when_a_process_is_lost_but_not_before_what_has_com
             assert [str(error) for error in errors] == [
                 "message from rank 1 to rank 0, tag 5: process 1 (rank 1) has left"
             ]
-            assert await end.wait_any(choices) == 1
+            assert (await end.wait_any(choices)).src == 2
             await end.recv_into(2, 5, bytearray(7))
             with pytest.raises(LinkLostError, match=r"process 1 \(rank 1\) has left"):
                 await end.wait_any(choices)
