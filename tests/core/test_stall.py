@@ -59,6 +59,25 @@ def test_a_stall_says_who_waits_for_whom() -> None:
     assert str(error) == "\n  ".join([f"the world did not finish within timeout_s=60: {error.sentence}", *report])
 
 
+def test_a_rank_that_awaits_what_another_has_issued_is_told_with_its_line() -> None:
+    shared: list[overlap.Future] = []
+
+    async def main(rank: R) -> None:
+        if rank.rank == 1:
+            shared.append(rank.compute(np.ones, 3, seconds=100))
+        if rank.rank == 0:
+            await trio.sleep(1)
+            await shared[0]
+        await rank.barrier()
+
+    with pytest.raises(StallError) as caught:
+        overlap.run(main, ranks=3, clock="virtual", timeout_s=60)
+    first = main.__code__.co_firstlineno
+    place = f"{HERE}:{first + 5} (awaits compute 'ones' of rank 1)"
+    assert caught.value.report[0] == f"rank 0: has nothing issued; its program is elsewhere, at {place}"
+    assert caught.value.sentence == f"ranks 1-2 wait for rank 0, whose program is at {place}"
+
+
 def test_a_cycle_of_waits_shows_all_of_it() -> None:
     """Everybody receives before it sends."""
 

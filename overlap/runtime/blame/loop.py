@@ -30,6 +30,7 @@ from trio.lowlevel import Task
 from ...diagnostics import is_ours, program_point
 from ...threads import frames_of, start_thread, without_collector
 from ...timeline.recording import call_site
+from ..future import Future
 
 #: So long may a program keep the loop before that is told, and shown in the timeline. People notice a second.
 BUSY_S = 1.0
@@ -301,19 +302,30 @@ def tasks_of(task: Task) -> Iterator[Task]:
             yield from tasks_of(child)
 
 
-def program_places(task: Task) -> list[str]:
-    """Return "file:line" of each task of a rank that waits for something other than our operations; each place once.
+def program_places(task: Task, rank: int) -> list[str]:
+    """Return "file:line" of each task of a rank that waits for something other than its operations; each place once.
+
+    Of one that awaits what another rank has issued, that is told, too.
 
     Args:
         task: The one in which the rank's program runs.
+        rank: Which rank.
     """
     places: dict[str, None] = {}
     for each in tasks_of(task):
         with without_collector():
-            points = [(frame.f_code, frame.f_lasti) for frame, _ in each.iter_await_frames()]
-        if not (each.child_nurseries and _joins(points)):  # else its children stand for it
+            frames = [frame for frame, _ in each.iter_await_frames()]
+        points = [(frame.f_code, frame.f_lasti) for frame in frames]
+        awaited = next((frame.f_locals["self"] for frame in frames if frame.f_code is _AWAIT), None)
+        context = getattr(awaited, "context", None)  # those have it that a rank issues
+        if awaited is not None and context is not None and context.rank != rank:
+            places[f"{place_of(points)} (awaits {awaited.label} of rank {context.rank})"] = None
+        elif not (each.child_nurseries and _joins(points)):  # else its children stand for it
             places[_outside(points)] = None
     return [place for place in places if place]
+
+
+_AWAIT = Future.__await__.__code__
 
 
 def place_in(error: BaseException) -> str:

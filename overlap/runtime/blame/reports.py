@@ -95,7 +95,7 @@ class Member:
     def _places(self) -> list[str]:
         if self.context.elsewhere is not None:
             return [self.context.elsewhere()]
-        return program_places(self.task) if self.task is not None else []
+        return program_places(self.task, self.context.rank) if self.task is not None else []
 
 
 def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
