@@ -155,6 +155,12 @@ class Communicators:
         known = self._open.get(key)
         return known.offered_ns if known is not None else None
 
+    def last_receive(self, key: Key) -> Operation | None:
+        """Return the last receive here that goes on or waits for its turn; None if there is none."""
+        known = self._open.get(key)
+        port = known.ports.get(1) if known is not None else None
+        return port.stream.last if port is not None else None
+
     def elsewhere(self, key: Key) -> bool:
         """Whether the messages come from another process."""
         return False
@@ -194,7 +200,7 @@ class AnySource:
 
     A message of another process may have another call than the receive that chooses it. The receive fails then, as one
     that names its source does. The transport would keep such a message, so it is dropped, and the next receive chooses
-    only after that.
+    only after that. Messages for which a receive waits that names their source are left to it.
 
     Attributes:
         port: The end of the receives, until each has chosen a message.
@@ -223,6 +229,7 @@ class AnySource:
         self._elsewhere = [key for key in keys if communicators.elsewhere(key)]
         self._receive: Operation | None = None  # whose turn it is
         self._unsuited: Operation | None = None  # it has chosen a message of another call, and is about to fail
+        self._free = self._elsewhere  # those whose messages no other receive waits for
         self._scope: trio.CancelScope | None = None  # of the task that listens to other processes
 
     def arrive(self, operation: Operation) -> None:
@@ -245,9 +252,7 @@ class AnySource:
     def forget(self, seq: int) -> None:
         """Stop looking for a message."""
         self._receive = None
-        if self._scope is not None:
-            self._scope.cancel()
-            self._scope = None
+        self._listen_no_more()
 
     def missing(self, seq: int) -> list[int]:
         """World ranks that may send."""
@@ -277,7 +282,7 @@ class AnySource:
         offered = [(here.offered_ns(key), key.src) for key in self._keys]
         first = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
         ours = first is not None and not here.took_ours(self._anyone)
-        message = here.announced(self._context.rank, self._elsewhere) if self._elsewhere and not ours else None
+        message = self._announced() if self._elsewhere and not ours else None
         if message is not None:
             self._choose_announced(receive, message)
         elif first is not None:
@@ -286,30 +291,60 @@ class AnySource:
             self._choose(receive, first[1])
         elif self._others and all(here.sends_no_more(key) for key in self._others):
             self._all_have_left(receive)
-        elif self._scope is None and self._elsewhere:
+        elif self._scope is None and self._free:
             self._scope = trio.CancelScope()
-            self._context.spawn(self._listen, receive, self._scope)
+            self._context.spawn(self._listen, receive, self._free, self._scope)
 
-    async def _listen(self, receive: Operation, scope: trio.CancelScope) -> None:
+    def _announced(self) -> Envelope | None:
+        """Return the message that another process has announced first, of those that no other receive waits for."""
+        if self._free is not self._elsewhere:
+            self._free = self._elsewhere
+            self._listen_no_more()
+        here, rank = self._communicators, self._context.rank
+        while self._free and (message := here.announced(rank, self._free)) is not None:
+            last = here.last_receive(self._key_of(message))
+            if last is None:
+                return message
+            last.add_done_callback(lambda _: self.look_soon())
+            self._free = [key for key in self._free if key.ends[0] != message.src]
+            self._listen_no_more()
+        return None
+
+    def _key_of(self, message: Envelope) -> Key:
+        return next(key for key in self._elsewhere if key.ends[0] == message.src)
+
+    def _listen_no_more(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
+
+    async def _listen(self, receive: Operation, keys: Sequence[Key], scope: trio.CancelScope) -> None:
         with scope:
             try:
-                message = await self._communicators.next_announced(self._context.rank, self._elsewhere)
+                message = await self._communicators.next_announced(self._context.rank, keys)
             except Exception as error:  # the wire to one of them is lost
                 if receive is self._receive:
                     self.give_up(receive, Failure(error))
                 return
             # like `_look`, so that the next receive looks only after this one has begun to take the message
-            chosen = partial(self._choose_announced, receive, message)
-            self._communicators.engine.choose_soon(self._context, chosen)
+            self._communicators.engine.choose_soon(self._context, partial(self._heard, receive, message))
+
+    def _heard(self, receive: Operation, message: Envelope) -> None:
+        """Let a receive take a message that has been announced, unless another receive waits for it."""
+        if receive is not self._receive:
+            return
+        if self._communicators.last_receive(self._key_of(message)) is None:
+            self._choose_announced(receive, message)
+        else:
+            self._listen_no_more()
+            self._look()
 
     def _choose_announced(self, receive: Operation, message: Envelope) -> None:
         """Let a receive take a message of another process; without the same call it fails, and the message is dropped.
 
         Its sender tells both calls.
         """
-        if receive is not self._receive:
-            return
-        key = next(key for key in self._elsewhere if key.ends[0] == message.src)
+        key = self._key_of(message)
         self._communicators.take_turns(self._anyone, ours=False)
         if self._communicators.suits(receive, key, message):
             self._choose(receive, key.src)

@@ -85,6 +85,10 @@ class Lane(Protocol):
         """Whether all of its operations have ended."""
 
     @property
+    def last(self) -> Operation | None:
+        """The last of its operations that have not ended."""
+
+    @property
     def has_room(self) -> bool:
         """Whether an operation would start at once, and its end start no other."""
 

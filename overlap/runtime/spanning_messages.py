@@ -151,7 +151,7 @@ class SpanningCommunicators(Communicators):
         self._earlier: OrderedDict[tuple[int, int], Called] = (
             OrderedDict()
         )  # of messages at rest: those before the last
-        self._any_call: dict[Key, list[tuple[int, int]]] = {}  # of receives from any source: senders and tags
+        self._any_call: dict[Key, dict[int, tuple[int, int]]] = {}  # of receives from any source: senders and tags
         self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
@@ -263,14 +263,17 @@ class SpanningCommunicators(Communicators):
         return await self._transport.endpoint(rank).wait_any(self._of_any_call(keys), free_bits=CALL_BITS)
 
     def _of_any_call(self, keys: Sequence[Key]) -> Sequence[tuple[int, int]]:
-        """Return sender and tag of each key, which take a while to find for many ranks."""
+        """Return sender and tag of each key; to find them takes a while for many ranks."""
         anyone = keys[0].from_any()
-        found = self._any_call.get(anyone)
-        if found is None:
+        known = self._any_call.get(anyone)
+        if known is None:
             if len(self._any_call) >= _KEPT:
                 del self._any_call[next(iter(self._any_call))]
-            found = self._any_call[anyone] = [(key.ends[0], key.tag_base()) for key in keys]
-        return found
+            known = self._any_call[anyone] = {}
+        for key in keys:
+            if key.src not in known:
+                known[key.src] = key.ends[0], key.tag_base()
+        return [known[key.src] for key in keys]
 
     def suits(self, receive: Operation, key: Key, message: Envelope) -> bool:
         """Whether the call of a receive is that of a message of a key."""

@@ -71,6 +71,11 @@ class Stream:
         return not self._in_flight
 
     @property
+    def last(self) -> Operation | None:
+        """The last of the operations that have not ended."""
+        return self._waiting[-1] if self._waiting else next(reversed(self._in_flight), None)
+
+    @property
     def has_room(self) -> bool:
         """Whether there is room for one more operation. If so, none is waiting, so its end starts no other."""
         in_flight = self._in_flight

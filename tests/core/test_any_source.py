@@ -197,6 +197,38 @@ def test_messages_of_this_process_and_of_others_take_turns(wires: Wires) -> None
     assert run_far(in_turns, 2, 2, turns, wires=wires)[0] == [1, 2, 1, 2, 1, 1]
 
 
+@pytest.mark.parametrize("wires", [in_memory, by_sockets, by_shared_memory])
+@pytest.mark.parametrize("elements", [1, 2])
+def test_messages_are_left_to_receives_that_name_their_source(elements: int, wires: Wires) -> None:
+    """The second of these still waits for its turn while both messages come, and a receive from any rank looks."""
+
+    async def main(rank: R) -> int | None:
+        if rank.rank == 0:
+            named = [rank.recv(LIKE, 1), rank.recv(LIKE, 1)]
+            await rank.send(np.ones(1), 1, tag=1)
+            await sent.wait()
+            received = rank.recv(((elements,), "float64"), None)
+            for each in named:
+                await each
+            await rank.send(np.ones(1), 2, tag=1)
+            await received
+            await rank.send(np.ones(1), 1, tag=1)
+            return received.src
+        await rank.recv(LIKE, 0, tag=1)
+        if rank.rank == 1:
+            both = [rank.send(np.ones(1), 0), rank.send(np.ones(1), 0)]
+            sent.set()
+            for each in both:
+                await each
+            await rank.recv(LIKE, 0, tag=1)
+        else:
+            await rank.send(np.ones(elements), 0)
+        return None
+
+    sent = trio.Event()
+    assert run_far(main, 3, 1, wires=wires)[0] == 2
+
+
 def test_a_receive_of_ones_own_message() -> None:
     async def main(rank: R) -> int | None:
         received = rank.recv(LIKE, None)
