@@ -263,9 +263,11 @@ class Exchanges(Issues):
         between processes the receiver asks the sender first, so that `like` saves a message there and back.
 
         With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` says
-        whose it was. It goes to the oldest such receive of its tag, whose `like` it must fit. Of other processes, the
-        message that came here first is taken. They take turns with this process, and hosts with this host, where
-        several have messages. Receives that name a rank go before those that do not.
+        whose it was. It goes to the oldest such receive of its tag, whose `like` it must fit. Receives that name a rank
+        go before those that do not.
+
+        The order of messages from other processes is that in which they come here. Messages of this process and of
+        others take turns, and so do those of this host and of other hosts.
 
         Example:
             layer = await rank.recv(src=0)  # a dict, if rank 0 sent one
