@@ -60,6 +60,8 @@ class Stall:
         busy = self.standings[odd[0]].busy
         alike = sorted(rank for rank in odd if self.standings[rank].busy == busy)
         others = [rank for rank in self.waiting if rank not in alike]
+        if not others:
+            return f"{_name(alike)} wait for each other"
         verb = "waits" if len(others) == 1 else "wait"
         return f"{_name(others)} {verb} for {_name(alike)}, {busy}"
 
