@@ -36,7 +36,8 @@ class Parser(argparse.ArgumentParser):
         """Return "; did you mean --ranks?" for the first of some words, or nothing."""
         option = words.partition(" ")[0].partition("=")[0]
         self.formatter_class = FullHelpFormatter
-        close = get_close_matches(option, re.findall(r"(?<!\S)--[a-z-]+", self.format_help()), n=1)
+        known = set(re.findall(r"(?<!\S)--[a-z-]+", self.format_help())) - {option}  # the help names those of others
+        close = get_close_matches(option, sorted(known), n=1)
         return f"; did you mean {close[0]}?" if option.startswith("--") and close else ""
 
 
