@@ -20,6 +20,7 @@ from transports.failures import ArgumentError
 
 if TYPE_CHECKING:
     from transports.common import Board
+    from transports.shared_memory.mailbox import Post
     from transports.starter import Starter
 
 #: Tags are unsigned 64-bit integers, so that they fit any wire format: ``0 <= tag < TAG_LIMIT``.
@@ -194,6 +195,13 @@ class Transport(ABC):
 
         Any thread may ask for it, and give it back in the midst of anything, which does nothing in a fork. This default
         has none.
+        """
+        return None
+
+    def post(self, ranks: Sequence[int]) -> Post | None:
+        """Return the mailbox of this process if it reaches all other of some ranks, and theirs reach each other.
+
+        All of them get the same answer. This default has none, nor have wrappers that emulate or damage a wire.
         """
         return None
 

@@ -15,6 +15,7 @@ from transports.starter import Starter
 
 if TYPE_CHECKING:
     from transports.common import Board
+    from transports.shared_memory.mailbox import Post
 
 # Of how many choices of a rank is known whose message was taken last; a program may use a new tag for each message.
 _REMEMBERED = 256
@@ -60,6 +61,10 @@ class Router(Transport):
     def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory of the first part that has some to lend."""
         return next((lent for part in self.parts if (lent := part.lend(nbytes)) is not None), None)
+
+    def post(self, ranks: Sequence[int]) -> Post | None:
+        """Return the mailbox of the first part that has one for all of the ranks."""
+        return next((post for part in self.parts if (post := part.post(ranks)) is not None), None)
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether any of the parts joins some of the ranks across hosts."""

@@ -264,7 +264,8 @@ async def _between(
         epoch=config.epoch,
         host=await _local_address(config.endpoint),
         tls=config.tls,
-        options=run.transport_options(),
+        # what is sent is checked by the event loop
+        options=run.transport_options() | ({} if run.check is None else {"mailbox": False}),
         report=notices,
         note=notices.note,
         watched=True,

@@ -21,6 +21,7 @@ from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError
 from transports.identity import Hello
 from transports.meeting import Door, Meeting, Place
+from transports.shared_memory.mailbox import BUILT, MAIL_BYTES, allow_mail
 from transports.shared_memory.memory_link import Peer
 from transports.shared_memory.peer_memory import address_of, allow, read
 from transports.shared_memory.ring import RING_BYTES
@@ -41,6 +42,7 @@ class Joining:
         meeting: Its meeting with them; a place is found when both share memory, or know why they cannot.
         limit_bytes: How much memory this process may give to be shared; None: its part of half of this machine's.
         reads: Whether to read others' memory where it lies, if the system allows it.
+        mails: Whether this process has a mailbox, if one is built.
 
     Attributes:
         segment: This process's memory for others, once there are any.
@@ -52,12 +54,12 @@ class Joining:
     member: int
     members: int
 
-    def __init__(self, meeting: Meeting[Peer | str], *, limit_bytes: int | None, reads: bool) -> None:
+    def __init__(self, meeting: Meeting[Peer | str], *, limit_bytes: int | None, reads: bool, mails: bool) -> None:
         self.meeting, self.member, self.members = meeting, meeting.mine.member, meeting.mine.members
         self.segment: Segment | None = None
         self.bell: int = -1
         self.unshared: str = ""
-        self._limit_bytes, self._reads = limit_bytes, reads
+        self._limit_bytes, self._reads, self._mails = limit_bytes, reads, mails and BUILT
         self._nonce = bytearray(secrets.token_bytes(32))
         self._names: dict[int, str] = {}
 
@@ -115,6 +117,8 @@ class Joining:
         if identity and self.members > 1:
             try:
                 self.segment = self._make_segment()
+                if self._mails:
+                    allow_mail(self.segment.view)
             except OSError as error:
                 self.unshared = f"shares no memory with processes of this host, which sockets reach: {error.strerror}"
                 return ""
@@ -240,6 +244,8 @@ class Joining:
             packets_in=self._ring(theirs, self.member),
             outbox=self._slots(self.segment, member),
             inbox=self._slots(theirs, self.member),
+            mail_out=self._mail(self.segment, member),
+            mail_in=self._mail(theirs, self.member),
         )
 
     def _slots(self, segment: Segment, reader: int) -> memoryview:
@@ -252,10 +258,15 @@ class Joining:
         start = SLOTS * SLOT_BYTES * self.members + reader * RING_BYTES
         return segment.view[start : start + RING_BYTES]
 
+    def _mail(self, segment: Segment, reader: int) -> memoryview:
+        """Return the ring of mail in a segment that one of the processes reads."""
+        start = (SLOTS * SLOT_BYTES + RING_BYTES) * self.members + reader * MAIL_BYTES
+        return segment.view[start : start + MAIL_BYTES]
+
 
 def reserved(members: int) -> int:
     """Return how many bytes a segment begins with that are not lent: slots and rings for so many processes."""
-    return (SLOTS * SLOT_BYTES + RING_BYTES) * members
+    return (SLOTS * SLOT_BYTES + RING_BYTES + MAIL_BYTES) * members
 
 
 async def _receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:

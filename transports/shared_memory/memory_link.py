@@ -79,6 +79,8 @@ class Peer:
     packets_in: memoryview  # Ring of those that come
     outbox: memoryview  # Slots for messages that leave
     inbox: memoryview  # Slots in which they come
+    mail_out: memoryview  # Ring of messages that threads send to its mailbox
+    mail_in: memoryview  # Ring of those that come
 
 
 def _limits(readable: bool) -> Limits:

@@ -19,6 +19,7 @@ from transports.meeting import Meeting
 from transports.patience import usable
 from transports.shared_memory.board import Boards
 from transports.shared_memory.joining import Joining, reserved
+from transports.shared_memory.mailbox import MAIL_LOOK_S, Mailbox, Post, allows_mail, bells
 from transports.shared_memory.memory_link import MemoryLink, Peer
 from transports.shared_memory.peer_memory import WORDS, Word
 from transports.shared_memory.segment import Heap
@@ -52,6 +53,7 @@ class SharedMemory(MatchedTransport):
         epoch: Which of the job's successive worlds.
         limit_bytes: Memory that this process may give to be shared; by default its part of half of this machine's.
         reads: Whether to read others' memory where it lies, if the system allows it.
+        mails: Whether this process has a mailbox, if one is built.
         everybody: Whether to fail if there is a process that cannot be reached.
         join_s: How long to wait for all processes when opening.
         report: Takes a line about processes that are lost or cannot share memory.
@@ -78,6 +80,7 @@ class SharedMemory(MatchedTransport):
         epoch: int = 0,
         limit_bytes: int | None = None,
         reads: bool = True,
+        mails: bool = True,
         everybody: bool = False,
         join_s: float = 60.0,
         report: Callable[[str], None] | None = None,
@@ -91,9 +94,11 @@ class SharedMemory(MatchedTransport):
         self._everybody = everybody
         self._member_of = {rank: member for member, placed in enumerate(placement) for rank in placed}
         mine = Identity(job=job, epoch=epoch, member=member, members=len(placement), secret=secret)
-        self._joining = Joining(Meeting(mine, "memory", join_s=join_s), limit_bytes=limit_bytes, reads=reads)
+        meeting: Meeting[Peer | str] = Meeting(mine, "memory", join_s=join_s)
+        self._joining = Joining(meeting, limit_bytes=limit_bytes, reads=reads, mails=mails)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
+        self._post: Post | None = None
         self._asleep: dict[int, memoryview] = {}
         self._words: dict[int, Word] = {}
 
@@ -104,6 +109,10 @@ class SharedMemory(MatchedTransport):
         if boards is None or not all(member == self.member or member in self.links for member in members):
             return None
         return boards.make(key, ranks, members, self.links)
+
+    def post(self, ranks: Sequence[int]) -> Post | None:
+        """Return the mailbox of this process if each of the ranks has one, alone in its process."""
+        return self._post if self._post is not None and self._post.peers.keys() >= set(ranks) else None
 
     def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that the other processes of this host map, and its release; None: there is no room."""
@@ -125,10 +134,13 @@ class SharedMemory(MatchedTransport):
             self.links[other] = MemoryLink(other, ranks, self.ranks, self.memory, peer, self._report)
         self.reach(self.links)
         self._make_boards()
+        self._post = self._make_post()
         self._tell_refused()
 
     def release(self) -> None:
-        """Close the descriptors that wake processes."""
+        """Close the descriptors that wake processes, and the mailbox."""
+        if self._post is not None:
+            self._post.mailbox.close()
         for peer in self._peers.values():
             os.close(peer.bell)
         self._joining.close()
@@ -153,9 +165,27 @@ class SharedMemory(MatchedTransport):
             link.on_loss = partial(self._lost, other)
             link.ring = partial(self._ring, PACKETS, (other,))
 
+    def _make_post(self) -> Post | None:
+        """Make the mailbox of this process, if it has one, for the others that have one too."""
+        segment = self._joining.segment
+        segments = {self.member: segment} | {other: link.peer.segment for other, link in self.links.items()}
+        with_one = [i for i, each in segments.items() if each is not None and allows_mail(each.view)]
+        if segment is None or not self.links or self.member not in with_one:
+            return None
+        ways: list[tuple[memoryview, memoryview, memoryview] | None] = [None] * len(self.placement)
+        for other in with_one:
+            if other != self.member:
+                peer = self.links[other].peer
+                ways[other] = peer.mail_out, peer.mail_in, bells(peer.segment.view)
+        alone = {self.placement[i][0]: i for i in with_one if len(self.placement[i]) == 1}
+        look_s = MAIL_LOOK_S if len(self.links) < len(usable()) else 0.0
+        return Post(Mailbox(bells(segment.view), ways, look_s), alone)
+
     def _lost(self, member: int) -> None:
         if self._boards is not None:
             self._boards.lose(member, str(self.links[member].engine.gone))
+        if self._post is not None:
+            self._post.mailbox.lose(member)
 
     def _ring(self, what: int, members: Sequence[int]) -> None:
         """Wake the sleeping ones among some processes, for which there is something new."""
@@ -196,7 +226,8 @@ class SharedMemory(MatchedTransport):
 
 
 def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
-    """Make the transport of a process whose world lives on one host; the option ``shared_memory`` bounds its memory.
+    """Make the transport of a process whose world lives on one host; the option ``shared_memory`` bounds its
+    memory, and ``mailbox`` says whether it has one.
 
     Args:
         bootstrap: The process and its world.
@@ -213,6 +244,7 @@ def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
         job=bootstrap.job,
         epoch=bootstrap.epoch,
         limit_bytes=cast("int | None", bootstrap.options.get("shared_memory")),
+        mails=bool(bootstrap.options.get("mailbox", True)),
         everybody=everybody,
         report=bootstrap.report,
     )

@@ -1,0 +1,290 @@
+"""Mailboxes: several of them in one process, with memory between them as processes share it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Iterator
+from mmap import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+
+mailbox = pytest.importorskip("transports.shared_memory._mailbox", reason="it was not compiled")
+
+PENDING, DONE, MISMATCH, LOST, WITHDRAWN = range(5)
+RING_BYTES, LONG_S = 16 << 10, 60.0
+
+
+class Boxes:
+    """The mailboxes of some processes, each of which sends and receives arrays of bytes."""
+
+    def __init__(self, size: int, ring_bytes: int = RING_BYTES, look_s: float = 0.0) -> None:
+        rings = {(i, j): memoryview(mmap(-1, ring_bytes)) for i in range(size) for j in range(size) if i != j}
+        bells = [memoryview(mmap(-1, 4096)) for _ in range(size)]
+        self.boxes = [
+            mailbox.Mailbox(
+                bells[i], [None if j == i else (rings[i, j], rings[j, i], bells[j]) for j in range(size)], look_s
+            )
+            for i in range(size)
+        ]
+
+    def send(self, src: int, dst: int, data: np.ndarray[Any, Any], tag: int = 0, call: int = 0) -> Any:
+        return self.boxes[src].send(dst, tag, call, b"here.py:1", data.ctypes.data, data.nbytes, data)
+
+    def receive(self, dst: int, src: int, out: np.ndarray[Any, Any], tag: int = 0, call: int = 0) -> Any:
+        return self.boxes[dst].receive(src, tag, call, out.ctypes.data, out.nbytes, out)
+
+    def wait(self, index: int, op: Any, seconds: float = LONG_S) -> int:
+        return int(self.boxes[index].wait(op, seconds))
+
+
+@pytest.fixture
+def pair() -> Iterator[Boxes]:
+    boxes = Boxes(2)
+    yield boxes
+    for box in boxes.boxes:
+        box.close()
+
+
+def some(nbytes: int, seed: int = 1) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, RING_BYTES - 320, RING_BYTES, 10 * RING_BYTES + 7])
+@pytest.mark.parametrize("first", ["send", "receive"])
+def test_a_message_arrives_whole(pair: Boxes, nbytes: int, first: str) -> None:
+    data, out = some(nbytes), np.zeros(nbytes, np.uint8)
+    if first == "send":
+        sent, got = pair.send(0, 1, data), pair.receive(1, 0, out)
+    else:
+        got, sent = pair.receive(1, 0, out), pair.send(0, 1, data)
+    assert pair.wait(1, got) == DONE
+    assert pair.wait(0, sent) == DONE
+    assert np.array_equal(data, out)
+    assert got.source == 0
+
+
+def test_what_fits_into_the_ring_needs_no_receiver(pair: Boxes) -> None:
+    assert pair.send(0, 1, some(1000)).state == DONE
+    assert pair.boxes[0].sending() == []
+
+
+def test_a_long_message_waits_for_its_receiver_and_goes_on_without_a_thread_that_waits(pair: Boxes) -> None:
+    data, out = some(5 * RING_BYTES), np.zeros(5 * RING_BYTES, np.uint8)
+    sent = pair.send(0, 1, data)
+    assert (sent.state, pair.boxes[0].sending()) == (PENDING, [1])
+    got = pair.receive(1, 0, out)
+    assert pair.wait(0, sent) == DONE  # nobody waits for `got`
+    assert pair.wait(1, got) == DONE
+    assert np.array_equal(data, out)
+
+
+def test_two_that_send_long_messages_to_each_other_first_do_not_block_each_other(pair: Boxes) -> None:
+    data = [some(5 * RING_BYTES, seed) for seed in (1, 2)]
+    outs = [np.zeros(5 * RING_BYTES, np.uint8) for _ in range(2)]
+    got = [pair.receive(i, 1 - i, outs[i]) for i in range(2)]
+    sent = [pair.send(i, 1 - i, data[i]) for i in range(2)]
+    assert [pair.wait(i, sent[i]) for i in range(2)] == [DONE, DONE]
+    assert [pair.wait(i, got[i]) for i in range(2)] == [DONE, DONE]
+    assert np.array_equal(outs[0], data[1])
+    assert np.array_equal(outs[1], data[0])
+
+
+def test_messages_of_one_tag_stay_in_order_and_other_tags_pass_them(pair: Boxes) -> None:
+    for number, tag in enumerate([7, 7, 8, 7]):
+        pair.send(0, 1, np.full(4, number, np.uint8), tag)
+    outs = [np.zeros(4, np.uint8) for _ in range(4)]
+    got = [pair.receive(1, 0, out, tag) for out, tag in zip(outs, [8, 7, 7, 7], strict=True)]
+    assert [pair.wait(1, op) for op in got] == [DONE] * 4
+    assert [int(out[0]) for out in outs] == [2, 0, 1, 3]
+
+
+def test_a_long_message_that_stands_in_the_way_is_put_aside_and_found_later(pair: Boxes) -> None:
+    aside, small = some(5 * RING_BYTES), np.full(4, 9, np.uint8)
+    sent = [pair.send(0, 1, aside, 1), pair.send(0, 1, small, 2)]
+    out, later = np.zeros(4, np.uint8), np.zeros(5 * RING_BYTES, np.uint8)
+    got = pair.receive(1, 0, out, 2)
+    asked = pair.receive(1, 0, later, 1)  # amid its coming, or after
+    assert [pair.wait(1, got), pair.wait(1, asked)] == [DONE, DONE]
+    assert [pair.wait(0, op) for op in sent] == [DONE, DONE]
+    assert np.array_equal(later, aside)
+    assert np.array_equal(out, small)
+
+
+@pytest.mark.parametrize("put_aside", [False, True])
+@pytest.mark.parametrize(("nbytes", "call"), [(8, 0), (4, 3), (9 * RING_BYTES, 0)])
+def test_a_receive_of_something_else_fails_and_the_next_message_is_found(
+    pair: Boxes, nbytes: int, call: int, put_aside: bool
+) -> None:
+    sent = [pair.send(0, 1, some(nbytes), 1, call), pair.send(0, 1, np.full(4, 5, np.uint8), 1)]
+    after = pair.send(0, 1, np.full(1, 6, np.uint8), 2)
+    if put_aside:
+        assert pair.wait(1, pair.receive(1, 0, np.zeros(1, np.uint8), 2)) == DONE
+    got = pair.receive(1, 0, np.zeros(4, np.uint8), 1)
+    assert pair.wait(1, got) == MISMATCH
+    assert (got.call, got.site, got.source) == ((call, nbytes), b"here.py:1", 0)
+    out = np.zeros(4, np.uint8)
+    assert pair.wait(1, pair.receive(1, 0, out, 1)) == DONE
+    assert out.tolist() == [5] * 4
+    assert [pair.wait(0, op) for op in [*sent, after]] == [DONE] * 3
+
+
+def test_a_receive_from_anybody_takes_from_each_sender_in_turn() -> None:
+    boxes = Boxes(3)
+    for _ in range(50):
+        boxes.send(0, 2, np.zeros(4, np.uint8))
+        boxes.send(1, 2, np.ones(4, np.uint8))
+    sources = []
+    for _ in range(100):
+        out = np.full(4, 9, np.uint8)
+        got = boxes.receive(2, -1, out)
+        assert boxes.wait(2, got) == DONE
+        assert int(out[0]) == got.source
+        sources.append(got.source)
+    assert sorted(sources) == [0] * 50 + [1] * 50
+    assert {0, 1} <= set(sources[:10])  # neither starves the other
+
+
+def test_a_receive_that_is_withdrawn_takes_nothing(pair: Boxes) -> None:
+    first, second = np.zeros(4, np.uint8), np.zeros(4, np.uint8)
+    given_up, got = pair.receive(1, 0, first), pair.receive(1, 0, second)
+    assert pair.boxes[1].withdraw(given_up) is True
+    assert given_up.state == WITHDRAWN
+    pair.send(0, 1, np.full(4, 3, np.uint8))
+    assert pair.wait(1, got) == DONE
+    assert (first.tolist(), second.tolist()) == ([0] * 4, [3] * 4)
+
+
+def test_a_send_can_be_withdrawn_only_before_it_begins(pair: Boxes) -> None:
+    half, waiting = pair.send(0, 1, some(5 * RING_BYTES)), pair.send(0, 1, some(100))
+    assert pair.boxes[0].withdraw(waiting) is True
+    assert pair.boxes[0].withdraw(half) is False
+    assert (half.state, waiting.state) == (PENDING, WITHDRAWN)
+    assert pair.wait(1, pair.receive(1, 0, np.zeros(5 * RING_BYTES, np.uint8))) == DONE
+    assert pair.wait(0, half) == DONE
+
+
+def test_what_is_sent_to_a_lost_process_ends_and_wakes_who_waits(pair: Boxes) -> None:
+    sent, states = pair.send(0, 1, some(5 * RING_BYTES)), deque[int]()
+    thread = threading.Thread(target=lambda: states.append(pair.wait(0, sent)))
+    thread.start()
+    pair.boxes[0].lose(1)
+    thread.join()
+    assert list(states) == [LOST]
+    assert pair.boxes[0].sending() == []
+
+
+def test_a_wait_ends_in_time(pair: Boxes) -> None:
+    assert pair.wait(1, pair.receive(1, 0, np.zeros(4, np.uint8)), 0.001) == PENDING
+
+
+@pytest.mark.parametrize("look_s", [0.0, 50e-6])
+def test_threads_that_wait_for_different_messages_are_each_woken(look_s: float) -> None:
+    boxes = Boxes(2, look_s=look_s)
+    outs = [np.zeros(4, np.uint8) for _ in range(8)]
+    got = [boxes.receive(1, 0, out, tag) for tag, out in enumerate(outs)]
+    states: deque[int] = deque()
+    threads = [threading.Thread(target=lambda op=op: states.append(boxes.wait(1, op))) for op in got]
+    for thread in threads:
+        thread.start()
+    for tag in reversed(range(8)):
+        boxes.send(0, 1, np.full(4, tag + 1, np.uint8), tag)
+    for thread in threads:
+        thread.join()
+    assert list(states) == [DONE] * 8
+    assert [int(out[0]) for out in outs] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("nbytes", [4, 3 * RING_BYTES])
+def test_thousands_may_be_under_way(pair: Boxes, nbytes: int) -> None:
+    count = 5000 if nbytes < RING_BYTES else 200
+    outs = [np.zeros(nbytes, np.uint8) for _ in range(count)]
+    got = [pair.receive(1, 0, out) for out in outs]
+    sent = [pair.send(0, 1, np.full(nbytes, number % 251, np.uint8)) for number in range(count)]
+    assert {pair.wait(0, op) for op in sent} == {DONE}
+    assert {pair.wait(1, op) for op in got} == {DONE}
+    assert [int(out[-1]) for out in outs] == [number % 251 for number in range(count)]
+
+
+def test_memory_of_messages_that_end_is_let_go(pair: Boxes) -> None:
+    class Owner:
+        freed = 0
+
+        def __del__(self) -> None:
+            Owner.freed += 1
+
+    data, out = np.ones(4, np.uint8), np.zeros(4, np.uint8)
+    for _ in range(10):
+        pair.boxes[0].send(1, 0, 0, b"", data.ctypes.data, 4, Owner())
+        op = pair.boxes[1].receive(0, 0, 0, out.ctypes.data, 4, Owner())
+        assert pair.wait(1, op) == DONE
+    del op
+    pair.wait(1, pair.receive(1, 0, out), 0.0)
+    pair.send(0, 1, data)
+    assert Owner.freed == 20
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda box: box.send(1, 0, 0, b"", 0, 0), TypeError),
+        (lambda box: box.send(0, 0, 0, b"", 0, 0, None), ValueError),  # to itself
+        (lambda box: box.send(-1, 0, 0, b"", 0, 0, None), ValueError),
+        (lambda box: box.send(2, 0, 0, b"", 0, 0, None), ValueError),
+        (lambda box: box.send(1, 0, 0, "text", 0, 0, None), TypeError),
+        (lambda box: box.receive(5, 0, 0, 0, 0, None), ValueError),
+        (lambda box: box.wait(None, 0.0), TypeError),
+        (lambda box: box.withdraw(1), TypeError),
+        (lambda box: box.lose(9), ValueError),
+        (lambda box: mailbox.Mailbox(memoryview(bytearray(4)), [], 0.0), ValueError),
+        (lambda box: mailbox.Mailbox(memoryview(b"x" * 64), [], 0.0), BufferError),
+        (lambda box: mailbox.Op(), TypeError),
+    ],
+)
+def test_calls_that_can_mean_nothing_are_refused(pair: Boxes, call: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call(pair.boxes[0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_calls_gives_each_receive_the_next_message_of_its_tag(seed: int) -> None:
+    """Three processes, each with two threads that send and receive in an order of their own."""
+    order, size, count = random.Random(seed), 3, 150
+    boxes = Boxes(size, look_s=order.choice([0.0, 20e-6]))
+    plan = [(order.randrange(size), order.randrange(size - 1), order.randrange(3)) for _ in range(count)]
+    moves = [(src, other + (other >= src), tag) for src, other, tag in plan]
+    lengths = [order.choice([0, 4, 300, RING_BYTES, 3 * RING_BYTES]) for _ in moves]
+    data = [np.full(n, number % 251, np.uint8) for number, n in enumerate(lengths)]
+    outs = [np.full(n, 255, np.uint8) for n in lengths]
+    failures: deque[str] = deque()
+
+    def sender(rank: int) -> None:
+        ops = [boxes.send(src, dst, data[n], tag) for n, (src, dst, tag) in enumerate(moves) if src == rank]
+        if {boxes.wait(rank, op) for op in ops} - {DONE}:
+            failures.append(f"a send of {rank}")
+
+    def receiver(rank: int) -> None:
+        mine = [n for n, (_, dst, _) in enumerate(moves) if dst == rank]
+        queues: dict[tuple[int, int], deque[int]] = {}
+        for n in mine:
+            queues.setdefault((moves[n][0], moves[n][2]), deque()).append(n)
+        own = random.Random(seed + rank)
+        while queues:  # within a tag in order, between tags in any
+            key = own.choice(sorted(queues))
+            number = queues[key].popleft()
+            if not queues[key]:
+                del queues[key]
+            if boxes.wait(rank, boxes.receive(rank, key[0], outs[number], key[1])) != DONE:
+                failures.append(f"message {number}")
+
+    threads = [threading.Thread(target=do, args=[rank]) for rank in range(size) for do in (sender, receiver)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for number, out in enumerate(outs):
+        assert (out == number % 251).all(), number

@@ -1,0 +1,62 @@
+"""The mailbox of a process: messages between processes of one host that the calling threads carry, in compiled code.
+
+It is there if `_mailbox.c` was compiled at installation, which needs a compiler and the headers of Python. A message is
+a number of bytes with a tag and a call. It comes to the oldest receive of its tag, from its sender or from anybody, and
+messages of one tag from one process stay in order. The call says what the bytes are: a receive that says another one
+fails. A thread that waits moves the bytes of all messages of its process; while none waits, a thread of the mailbox
+does. A ring of memory leads from each process to each other; a long message goes through it in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+try:
+    from transports.shared_memory._mailbox import Mailbox as Mailbox
+    from transports.shared_memory._mailbox import Op as Op
+except ImportError:  # not compiled
+    BUILT = False
+else:
+    BUILT = True
+
+#: Memory of the messages from one process to another.
+MAIL_BYTES = 1 << 20
+
+#: How long a thread looks for a message before it sleeps, where each process has a core.
+MAIL_LOOK_S = 20e-6
+
+# States of one end of a message, as `_mailbox.c` numbers them.
+PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY = range(6)
+
+# Before the end of a segment, each in a cache line of its own.
+_BELLS_AT, _ALLOWED_AT, _LINE_BYTES = -512, -448, 64
+
+
+def allow_mail(segment: memoryview) -> None:
+    """Say in a process's segment that it has a mailbox; before others map it."""
+    segment[_ALLOWED_AT] = 1
+
+
+def allows_mail(segment: memoryview) -> bool:
+    """Whether the process of a segment has a mailbox."""
+    return bool(segment[_ALLOWED_AT])
+
+
+def bells(segment: memoryview) -> memoryview:
+    """Return the words of a segment through which its process is woken."""
+    return segment[_BELLS_AT : _BELLS_AT + _LINE_BYTES]
+
+
+class Post:
+    """The mailbox of this process, and the ranks that it reaches.
+
+    Attributes:
+        mailbox: Of this process; its peers have the numbers of their processes.
+        peers: The number of each rank that lives alone in a process with a mailbox.
+        ranks: The rank of each number.
+    """
+
+    def __init__(self, mailbox: Mailbox, peers: Mapping[int, int]) -> None:
+        self.mailbox: Mailbox = mailbox
+        self.peers: dict[int, int] = dict(peers)
+        self.ranks: dict[int, int] = {peer: rank for rank, peer in peers.items()}
