@@ -21,6 +21,7 @@
 #     communicator  waits until all ranks have issued the same operation;  spanning, spanning_messages: likewise for
 #                 ranks of several processes
 #     outstanding the unfinished operations of a rank, their deadlines, failures that nobody has seen
+#     mail        messages that the threads of a program carry themselves, between processes of one host: torch's
 #     checking    replaces issue under `run(check="nan")`, and refuses NaN before it is sent
 #     backend     the differences between real and simulated time;  event_loop: runs what other threads ask for
 #     engine/     moves the bytes. real_engine decides how: ranks read each other's memory (in_process; between
@@ -53,7 +54,7 @@
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, threads, units, version   small things the others stand on
 #
-# Nine routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
+# Ten routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
 #
 #   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
 #                          process). Several processes: spanning in place of communicator; then host_memory (one
@@ -65,6 +66,9 @@
 #   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
 #                          transports: memory of its own ranks first, then shared memory of a host before sockets
 #                          (transports/nearest); transports/router takes the first that reaches the peer
+#   a message of torch     torch/transfers -> torch/issuing -> runtime/mail -> the package transports/:
+#                          shared_memory/mailbox, whose compiled code copies it into a ring, and out of it in the thread
+#                          that waits. Between hosts, and where that is not compiled: torch/issuing -> runtime/issue
 #   eager or offered       transports/matched (begin_send) asks the link to send at once (send_now), else it queues the
 #                          message; matching/outgoing decides by length and credit whether it leaves with its
 #                          announcement, is pushed behind it, or is offered. Ranks of one process (neuronlink) meet

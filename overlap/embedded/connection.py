@@ -243,6 +243,8 @@ class Connection:
         await self._closing.wait()
         if self._error is not None:
             raise self._error
+        if self._world is not None:
+            await self._world.deliver()
 
 
 def _at_exit(connection: weakref.ref[Connection]) -> None:

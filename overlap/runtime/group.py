@@ -8,6 +8,7 @@ from ..diagnostics import calling
 
 if TYPE_CHECKING:
     import topology
+    from transports.shared_memory.mailbox import Post
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -21,6 +22,7 @@ from .calls import Calls
 from .communicators import Communicators
 from .context import RankContext
 from .issue import Issuer
+from .mail import Mail
 from .outstanding import name_told
 from .stream import Stream, Streams
 
@@ -35,6 +37,9 @@ class Surroundings(Protocol):
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Raise `topology.TopologyError` unless the cluster allows such a group."""
+
+    def post(self, ranks: tuple[int, ...]) -> Post | None:
+        """Return the mailbox of this process if each of the ranks has one."""
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
         """Return values that ranks of this process pass each other beside an operation whose arrays have no data."""
@@ -106,6 +111,17 @@ class Group(Calls):
             name = name_told(name, "")
         members = tuple(self.ranks[member] for member in asked)
         return Group(self._context, self._around, self._streams, self._occurrences, members, name)
+
+    def mail(self) -> Mail | None:
+        """Return the group's messages by mail, for threads other than the event loop's; None: some rank has no mailbox.
+
+        All ranks get the same answer. The messages of `send` and `recv` go another way, and do not meet these.
+        """
+        post = self._around.post(self.ranks) if self.size > 1 else None
+        if post is None:
+            return None
+        communicators = self._around.communicators
+        return Mail(self._context, communicators, post, self.name, self.ranks, self._occurrence)
 
     def abort(self, error: BaseException | str | None = None) -> None:
         """Fail all present and later operations of this group on every rank; the world lives on.

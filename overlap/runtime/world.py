@@ -40,9 +40,12 @@ from .rank import Rank
 
 if TYPE_CHECKING:
     import topology
+    from transports.shared_memory.mailbox import Post
 
 T = TypeVar("T")
 
+# How often is looked whether mail has been read.
+_DELIVERED_S = 1e-3
 _TOLD = 16  # lines on who waits for whom, when the user has had enough
 # Errors that end a program from outside; any other is its own failure.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
@@ -111,6 +114,7 @@ class World:
     ) -> None:
         self.size, self.backend, self.ending = size, backend or RealBackend(), Ending()
         local = transport.ranks if ranks is None else ranks
+        self.post: Callable[[Sequence[int]], Post | None] = transport.post
         self.local: frozenset[int] = frozenset(local)
         self.issuer: type[Issuer] | type[CheckingIssuer] = Issuer if check is None else CheckingIssuer
         self._token = trio.lowlevel.current_trio_token()
@@ -253,6 +257,15 @@ class World:
                 self._others.tell_left(context.rank)
             self.communicators.rank_left(context.rank)
             context.flight.left()
+
+    async def deliver(self) -> None:
+        """Wait until what threads have sent by mail is read, or its receivers have finished."""
+        post = self.post(sorted(self.local))
+        while post is not None and (receivers := post.mailbox.sending()):
+            for receiver in receivers:
+                if post.ranks[receiver] in self.communicators.left:
+                    post.mailbox.lose(receiver)
+            await trio.sleep(_DELIVERED_S)
 
     def _abandon(self, member: Member) -> None:
         """Fail everything unfinished; let nothing else start."""

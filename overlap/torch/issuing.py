@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 import typing_extensions
 
-from ..errors import UsageError
+from ..errors import OverlapError, UsageError
 from ..runtime.group import Group
+from ..runtime.mail import Letter, Mail
 from .errors import CallError, backend_error
-from .tensors import copy_blocks, flat_input, listed, same_kind
+from .tensors import Memory, copy_blocks, flat_input, listed, same_kind
 from .work import Handle, Joined
 
 Tensors = list[torch.Tensor]
@@ -32,6 +33,7 @@ class Issuing:
     """The common part of all operations of a process group."""
 
     _group: Group
+    _mail: Mail | None
     _timeout: timedelta
     _seq: int
 
@@ -77,6 +79,20 @@ class Issuing:
         except UsageError as error:
             raise CallError(f"{error} (called at {line_of(site)})") from error
         except Exception as error:
+            raise backend_error(error) from error
+        self._seq += 1
+        return begun
+
+    def _begin_mail(
+        self, begin: Callable[..., Letter], memory: Memory, peer: int | None, tag: int, limit: float, *more: Any
+    ) -> Letter:
+        """Begin one end of a message that this thread carries itself."""
+        site = users_frame()
+        try:
+            begun = begin(*memory, peer, tag, limit, site, *more)
+        except UsageError as error:
+            raise CallError(f"{error} (called at {line_of(site)})") from error
+        except OverlapError as error:
             raise backend_error(error) from error
         self._seq += 1
         return begun

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from ..runtime.mail import NUMBERS
 from .errors import CallError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -65,6 +66,47 @@ def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]
         return view.reshape(-1), None
     staged = np.ascontiguousarray(view).reshape(-1)
     return staged, lambda: np.copyto(view, staged.reshape(view.shape))
+
+
+Memory: TypeAlias = tuple[int, int, int, object]
+"""Address and length in bytes of the elements of a tensor in order, the number of its dtype, and what owns them."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NUMBERS = {getattr(torch, name): number for name, number in NUMBERS.items() if hasattr(torch, name)}
+
+
+def input_memory(tensor: torch.Tensor) -> Memory:
+    """Return where the elements of a tensor lie in order: they themselves if they lie so, else a copy.
+
+    Raises:
+        CallError: If the memory is not that of plain numbers on the CPU.
+    """
+    return _own_memory(tensor) or _memory_of(flat_input(tensor))
+
+
+def output_memory(tensor: torch.Tensor) -> tuple[Memory, Callable[[], None] | None]:
+    """Return memory to write the elements of a tensor to, as `flat_output` does.
+
+    Raises:
+        CallError: If the memory is not that of plain numbers on the CPU.
+    """
+    own = _own_memory(tensor)
+    if own is not None:
+        return own, None
+    out, place = flat_output(tensor)
+    return _memory_of(out), place
+
+
+def _own_memory(tensor: torch.Tensor) -> Memory | None:
+    number = _NUMBERS.get(tensor.dtype)
+    plain = type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided
+    if number is None or not plain or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    return tensor.data_ptr(), tensor.nbytes, number, tensor
+
+
+def _memory_of(array: Array) -> Memory:
+    return array.__array_interface__["data"][0], array.nbytes, NUMBERS[array.dtype.name], array
 
 
 def adjoining(tensors: list[torch.Tensor]) -> Array | None:

@@ -20,8 +20,10 @@ from .tensors import (
     copy_to,
     flat_input,
     flat_output,
+    input_memory,
     listed,
     one_tensor,
+    output_memory,
     overlaps,
     same_kind,
     same_shape,
@@ -259,7 +261,12 @@ class Transfers(Issuing):
         tensor = one_tensor(tensors, "tensors")
         _check_tag(tag)
         limit = self._limit(None, None)
-        return Work(self._issue(None, "send", flat_input(tensor), dst, tag, limit=limit), [tensor])
+        return Work(self._send(tensor, dst, tag, limit), [tensor])
+
+    def _send(self, tensor: torch.Tensor, dst: int, tag: int, limit: float) -> Handle:
+        if self._mail is None or dst == self._group.rank:
+            return self._issue(None, "send", flat_input(tensor), dst, tag, limit=limit)
+        return self._begin_mail(self._mail.send, input_memory(tensor), dst, tag, limit)
 
     @operation("recv_", "recv")
     def recv(self, tensors: Any, src: int, tag: int) -> Work:
@@ -276,8 +283,12 @@ class Transfers(Issuing):
     def _recv(self, tensors: Any, src: int | None, tag: int) -> Work:
         tensor = one_tensor(tensors, "tensors")
         _check_tag(tag)
-        out, place = flat_output(tensor)
         limit = self._limit(None, None)
+        if self._mail is not None and src != self._group.rank:
+            memory, place = output_memory(tensor)
+            letter = self._begin_mail(self._mail.receive, memory, src, tag, limit, place)
+            return Work(letter, [tensor], lambda: int(letter.source or 0))
+        out, place = flat_output(tensor)
         future = self._begin("recv", (out, src, tag), {}, limit, users_frame())
         handle = future if place is None else Joined([future], place)
         return Work(handle, [tensor], lambda: src if src is not None else int(future.src))

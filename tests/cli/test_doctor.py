@@ -97,6 +97,12 @@ def test_a_clock_that_needs_a_system_call_is_slow():
     assert machine.clock("hpet", 1e-9, ["hpet"]).state == "good"
 
 
+def test_a_mailbox_that_is_not_compiled_is_told_with_what_it_needs():
+    assert machine.mail(True).state == "good"
+    slow = machine.mail(False)
+    assert (slow.state, "C compiler" in slow.mend) == ("slow", True)
+
+
 def test_few_descriptors_are_told():
     assert [one.mend for one in machine.limits(256)] == ["ulimit -n 1024"]
     assert [one.state for one in (*machine.limits(1024), *machine.limits(-1))] == ["good", "good"]
@@ -145,3 +151,9 @@ def test_a_record_that_goes_while_it_is_looked_at_is_none(tmp_path, monkeypatch)
     monkeypatch.setattr(network, "_runs", lambda path: path.unlink())
     [finding] = network.records(tmp_path)
     assert finding.text == "none of failed runs"
+
+
+def test_an_option_that_only_the_help_of_another_word_names_is_not_what_was_meant(overlap):
+    """The help of autopsy names `--flight-dir` of `overlap run`."""
+    code, _, err = overlap("autopsy", "--flight-dir", "x")
+    assert (code, "did you mean --flight-dir" in err) == (2, False)

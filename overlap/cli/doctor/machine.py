@@ -14,6 +14,7 @@ from time import get_clock_info, perf_counter
 import numpy as np
 
 from transports.shared_memory import peer_memory
+from transports.shared_memory.mailbox import BUILT
 from transports.shared_memory.segment import Segment
 
 from ...units import format_bytes
@@ -104,6 +105,7 @@ def _between_processes() -> Iterator[Finding]:
         yield Finding(subject=subject, state="slow", text=text)
         return
     yield Finding(subject=subject, state="good", text="sealed memory without a name (memfd)")
+    yield mail(BUILT)
     scope = _yama()
     if scope > 1:
         mend = "sysctl kernel.yama.ptrace_scope=1"
@@ -115,6 +117,15 @@ def _between_processes() -> Iterator[Finding]:
     else:
         text = "processes may read each other's memory (process_vm_readv)"
         yield Finding(subject="single copy", state="good", text=text)
+
+
+def mail(built: bool) -> Finding:
+    """Return the finding about the mailbox."""
+    if built:
+        return Finding(subject="mail", state="good", text="is compiled: threads carry messages of PyTorch themselves")
+    text = "is not compiled; event loops carry messages of PyTorch between processes of this host"
+    mend = "install a C compiler and the headers of Python, then install overlap again"
+    return Finding(subject="mail", state="slow", text=text, mend=mend)
 
 
 def _yama() -> int:

@@ -1,0 +1,258 @@
+"""Messages of torch that the calling threads carry themselves, and what keeps one from coming."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transports.shared_memory._mailbox", reason="it was not compiled")
+
+import torch.distributed as dist  # noqa: E402
+
+from overlap import Connection, RemoteError  # noqa: E402
+from overlap.torch import ProcessGroup  # noqa: E402
+
+from .pairs import connected, do  # noqa: E402
+
+LONG = 4 << 20  # bytes: more than a ring takes
+_LIMIT = timedelta(seconds=30)
+
+
+@pytest.fixture
+def worlds() -> Iterator[list[Connection]]:
+    with connected(2, dist.HashStore()) as both:
+        yield both
+
+
+@pytest.fixture
+def groups(worlds: list[Connection]) -> list[ProcessGroup]:
+    return [on(world) for world in worlds]
+
+
+def on(world: Connection, limit: timedelta = _LIMIT) -> ProcessGroup:
+    return ProcessGroup(dist.HashStore(), world.rank.world, limit)
+
+
+def long(value: float) -> Any:
+    return torch.full((LONG // 4,), value)
+
+
+def test_a_message_is_in_the_timeline_of_both_ends(worlds: list[Connection], groups: list[ProcessGroup]) -> None:
+    x = torch.zeros(5)
+    work = groups[1].recv([x], 0, 3)
+    groups[0].send([torch.arange(5.0)], 1, 3).wait()
+    assert work.wait()
+    assert x.tolist() == [0, 1, 2, 3, 4]
+    for world, name in zip(worlds, ["send", "recv"], strict=True):
+        (span,) = [each for each in world.rank.recorder.spans() if each.name == name]
+        told = span.info
+        assert (told.op, told.nbytes, told.dtype, told.seq, told.ranks) == ("send/recv", 20, "float32", 0, (0, 1))
+        assert "test_mail.py:" in told.call_site
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        (torch.arange(6.0).reshape(2, 3).T, torch.zeros(3, 2)),
+        (torch.arange(6.0).reshape(3, 2), torch.zeros(2, 3).T),
+        (torch.arange(6.0).reshape(3, 2).bfloat16(), torch.zeros(3, 2).bfloat16()),
+        (torch.tensor([[True], [False]]), torch.zeros(2, 1, dtype=torch.bool)),
+        (torch.zeros(0, 4), torch.ones(0, 4)),
+        (torch.tensor(3 + 4j).conj(), torch.tensor(0j)),
+        (torch.nn.Parameter(torch.ones(3)), torch.zeros(3)),
+    ],
+    ids=["transposed", "into a transposed one", "bfloat16", "bool", "empty", "conjugate", "parameter"],
+)
+def test_any_tensor_arrives(groups: list[ProcessGroup], sent: Any, taken: Any) -> None:
+    work = groups[1].recv([taken], 0, 0)
+    groups[0].send([sent], 1, 0).wait()
+    work.wait()
+    assert torch.equal(taken, sent.detach().reshape(taken.shape).resolve_conj())
+
+
+def test_a_receive_of_something_else_names_both_lines(groups: list[ProcessGroup]) -> None:
+    groups[0].send([torch.ones(4)], 1, 0).wait()
+    with pytest.raises(dist.DistBackendError) as caught:
+        groups[1].recv([torch.zeros(5)], 0, 0).wait()
+    assert re.fullmatch(
+        r"operation #0 on group 'world' differs between ranks: rank 0 called send/recv\(float32 \(4,\)\) at "
+        r"\S*test_mail.py:\d+, rank 1 called send/recv\(float32 \(5,\)\) at \S*test_mail.py:\d+; a message is received "
+        r"with the shape and dtype with which it was sent",
+        str(caught.value),
+    )
+
+
+def test_a_receive_that_nothing_comes_to_fails_in_time(worlds: list[Connection]) -> None:
+    group = on(worlds[1], timedelta(seconds=0.2))
+    with pytest.raises(
+        dist.DistBackendError, match=r"Timed out after 0.2 s: recv #0 from rank 0 .*test_mail.py:\d+.*waits for rank 0"
+    ):
+        group.recv([torch.zeros(1)], 0, 0).wait()
+    x = torch.zeros(1)
+    on(worlds[0]).send([torch.ones(1)], 1, 0).wait()
+    assert group.recv([x], 0, 0).wait()  # the one before does not take it
+    assert x.item() == 1
+
+
+def test_a_wait_with_a_limit_leaves_the_operation_as_it_is(groups: list[ProcessGroup]) -> None:
+    x = torch.zeros(1)
+    work = groups[1].recv([x], 0, 0)
+    with pytest.raises(dist.DistBackendError, match=r"Timed out after 0\.1 s"):
+        work.wait(timedelta(seconds=0.1))
+    assert not work.is_completed()
+    groups[0].send([torch.ones(1)], 1, 0).wait()
+    assert work.wait()
+    assert x.item() == 1
+
+
+@pytest.mark.parametrize("peer", [0, None], ids=["named", "any"])
+def test_a_rank_that_leaves_fails_who_waits_for_it(peer: int | None) -> None:
+    with connected(2, dist.HashStore()) as (gone, waits):
+        group = on(waits)
+        x = torch.zeros(1)
+        work = group.recv([x], peer, 0) if peer is not None else group.recv_anysource([x], 0)
+        closing = threading.Thread(target=gone.close)
+        closing.start()
+        told = "rank 0 finished its program" if peer is not None else "all other ranks finished their programs"
+        with pytest.raises(dist.DistBackendError, match=told):
+            work.wait()
+        waits.close()
+        closing.join()
+
+
+def test_what_was_sent_before_leaving_still_comes() -> None:
+    with connected(2, dist.HashStore()) as (gone, waits):
+        sent = [on(gone).send([long(3.0)], 1, tag) for tag in range(2)]
+        closing = threading.Thread(target=gone.close)
+        closing.start()
+        for tag in range(2):
+            x = long(0.0)
+            assert on(waits).recv([x], 0, tag).wait()
+            assert x.eq(3).all()
+        waits.close()
+        closing.join()
+        assert all(work.is_success() for work in sent)
+
+
+def test_a_world_that_fails_fails_who_waits_and_names_the_culprit() -> None:
+    with connected(2, dist.HashStore()) as (culprit, waits):
+        work = on(waits).recv([torch.zeros(1)], 0, 0)
+        failing = threading.Thread(target=culprit.fail, args=[RemoteError("ValueError", "no such file")])
+        failing.start()
+        with pytest.raises(dist.DistBackendError, match="rank 0 failed: ValueError: no such file"):
+            work.wait()
+        with pytest.raises(dist.DistBackendError, match="rank 0 failed"):
+            on(waits).send([torch.zeros(1)], 0, 0)
+        failing.join()
+        waits.fail(ValueError("it too"))
+
+
+def test_an_aborted_group_fails_who_waits(worlds: list[Connection], groups: list[ProcessGroup]) -> None:
+    work = groups[1].recv([torch.zeros(1)], 0, 0)
+    worlds[0].rank.world.abort("enough")
+    with pytest.raises(dist.DistBackendError, match="group 'world' was aborted by rank 0: enough"):
+        work.wait()
+
+
+def test_a_long_wait_is_an_operation_of_the_rank_until_it_ends(
+    worlds: list[Connection], groups: list[ProcessGroup]
+) -> None:
+    context = worlds[1].rank.world._context
+    x = torch.zeros(1)
+    work = groups[1].recv([x], 0, 0)
+    waiting = threading.Thread(target=work.wait)
+    waiting.start()
+    while not context.outstanding.operations:
+        waiting.join(0.01)
+    (line,) = context.outstanding.lines(context.now_ns())
+    assert re.fullmatch(r"recv #0 from rank 0 on group 'world' \(\S*test_mail.py:\d+\); waits for rank 0", line)
+    groups[0].send([torch.ones(1)], 1, 0).wait()
+    waiting.join()
+    assert groups[1].allreduce([x]) is not None
+    groups[0].allreduce([torch.ones(1)]).wait()
+    while context.outstanding.operations:
+        waiting.join(0.01)
+
+
+def test_a_long_send_ends_while_its_receiver_waits_for_something_else(groups: list[ProcessGroup]) -> None:
+    """As with gloo, whose threads receive meanwhile."""
+    out, total = long(0.0), torch.ones(1)
+
+    def sends() -> None:
+        groups[0].send([long(5.0)], 1, 0).wait()
+        groups[0].allreduce([torch.ones(1)]).wait()
+
+    def receives() -> None:
+        work = groups[1].recv([out], 0, 0)
+        groups[1].allreduce([total]).wait()
+        assert work.is_completed()
+
+    assert do([sends, receives]) == [None, None]
+    assert out.eq(5).all()
+    assert total.item() == 2
+
+
+def test_both_may_send_first(groups: list[ProcessGroup]) -> None:
+    def swap(group: ProcessGroup) -> float:
+        out, other = long(-1.0), 1 - group.rank()
+        work = group.recv([out], other, 0)
+        group.send([long(float(group.rank()))], other, 0).wait()
+        work.wait()
+        return float(out.sum()) / out.numel()
+
+    assert do([partial(swap, group) for group in groups]) == [1.0, 0.0]
+
+
+def test_a_future_and_a_callback_hear_of_the_end(groups: list[ProcessGroup]) -> None:
+    x, heard = torch.zeros(1), threading.Event()
+    work = groups[1].recv([x], 0, 0)
+    future = work.get_future().then(lambda done: done.value()[0] + 1)
+    work.when_done(heard.set)
+    assert not heard.is_set()
+    groups[0].send([torch.ones(1)], 1, 0).wait()
+    assert future.wait().item() == 2
+    assert heard.wait(30)
+
+
+def test_a_receive_from_anybody_says_who_it_was(groups: list[ProcessGroup]) -> None:
+    x = torch.zeros(1)
+    work = groups[0].recv_anysource([x], 4)
+    groups[1].send([torch.ones(1)], 0, 4).wait()
+    work.wait()
+    assert (work.source_rank(), x.item()) == (1, 1)
+
+
+def test_groups_of_the_same_ranks_have_messages_of_their_own(
+    worlds: list[Connection], groups: list[ProcessGroup]
+) -> None:
+    others = [ProcessGroup(dist.HashStore(), world.group([0, 1]), _LIMIT) for world in worlds]
+    x, y = torch.zeros(1), torch.zeros(1)
+    works = [others[1].recv([x], 0, 0), groups[1].recv([y], 0, 0)]
+    groups[0].send([torch.ones(1)], 1, 0).wait()
+    others[0].send([torch.full((1,), 2.0)], 1, 0).wait()
+    assert all(work.wait() for work in works)
+    assert (x.item(), y.item()) == (2, 1)
+
+
+def test_a_process_without_a_mailbox_leaves_all_messages_to_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERLAP_MAILBOX", "0")
+    with connected(2, dist.HashStore()) as worlds:
+        assert [world.rank.world.mail() for world in worlds] == [None, None]
+        x = torch.zeros(1)
+        work = on(worlds[1]).recv([x], 0, 0)
+        on(worlds[0]).send([torch.ones(1)], 1, 0).wait()
+        work.wait()
+        assert x.item() == 1
+
+
+def test_numbers_that_are_not_finite_are_found_before_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERLAP_CHECK", "nan")
+    with connected(2, dist.HashStore()) as worlds:
+        assert worlds[0].rank.world.mail() is None
