@@ -345,14 +345,21 @@ static int progress(Mailbox *box, uint32_t asleep)
     return moved;
 }
 
-/* Note whether anybody attends to what is under way, and look once more if nobody does. */
+/* Look once more if nobody attends to what is under way, and note whether something stays so: who rings a process in
+   vain makes a system call, and wakes its spare thread. */
 static void attend(Mailbox *box)
 {
-    uint32_t unattended = box->pending > 0 && box->waiting == 0;
-    if (atomic_load_explicit(&box->bells->unattended, memory_order_relaxed) != unattended)
-        atomic_store(&box->bells->unattended, unattended);
-    if (unattended)
+    _Atomic uint32_t *unattended = &box->bells->unattended;
+    if (box->pending > 0 && box->waiting == 0) {
         progress(box, 0);
+        if (box->pending > 0) {
+            atomic_store(unattended, 1);
+            progress(box, 0);
+        }
+    }
+    uint32_t stays = box->pending > 0 && box->waiting == 0;
+    if (atomic_load_explicit(unattended, memory_order_relaxed) != stays)
+        atomic_store(unattended, stays);
 }
 
 static void *run_spare(void *given)
