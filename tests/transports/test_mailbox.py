@@ -23,7 +23,7 @@ class Boxes:
 
     def __init__(self, size: int, ring_bytes: int = RING_BYTES, look_s: float = 0.0) -> None:
         rings = {(i, j): memoryview(mmap(-1, ring_bytes)) for i in range(size) for j in range(size) if i != j}
-        bells = [memoryview(mmap(-1, 4096)) for _ in range(size)]
+        self.bells = bells = [memoryview(mmap(-1, 4096)) for _ in range(size)]
         self.boxes = [
             mailbox.Mailbox(
                 bells[i], [None if j == i else (rings[i, j], rings[j, i], bells[j]) for j in range(size)], look_s
@@ -40,6 +40,9 @@ class Boxes:
     def wait(self, index: int, op: Any, seconds: float = LONG_S) -> int:
         return int(self.boxes[index].wait(op, seconds))
 
+    def sleepers(self, index: int) -> int:
+        return int(self.bells[index].cast("I")[1])
+
 
 @pytest.fixture
 def pair() -> Iterator[Boxes]:
@@ -47,6 +50,15 @@ def pair() -> Iterator[Boxes]:
     yield boxes
     for box in boxes.boxes:
         box.close()
+
+
+def sleeping(boxes: Boxes, index: int, op: Any) -> threading.Thread:
+    """Return a thread that sleeps in its wait for `op`."""
+    thread = threading.Thread(target=boxes.wait, args=[index, op])
+    thread.start()
+    while boxes.sleepers(index) == 0:
+        thread.join(0.001)
+    return thread
 
 
 def some(nbytes: int, seed: int = 1) -> np.ndarray[Any, Any]:
@@ -130,6 +142,27 @@ def test_a_receive_of_something_else_fails_and_the_next_message_is_found(
     assert pair.wait(1, pair.receive(1, 0, out, 1)) == DONE
     assert out.tolist() == [5] * 4
     assert [pair.wait(0, op) for op in [*sent, after]] == [DONE] * 3
+
+
+def test_the_rest_of_a_message_that_nobody_takes_goes_on_without_its_receiver(pair: Boxes) -> None:
+    got = pair.receive(1, 0, np.zeros(4, np.uint8))
+    thread = sleeping(pair, 1, got)
+    sent = pair.send(0, 1, some(5 * RING_BYTES))
+    thread.join()
+    assert got.state == MISMATCH
+    assert pair.wait(0, sent, 5) == DONE
+
+
+def test_a_receive_takes_what_has_come_before_it_while_another_thread_sleeps() -> None:
+    boxes = Boxes(3)
+    early, data = boxes.send(1, 2, some(5 * RING_BYTES)), np.ones(4, np.uint8)
+    awaited = boxes.receive(2, 0, np.zeros(4, np.uint8))
+    thread = sleeping(boxes, 2, awaited)
+    got = boxes.receive(2, 1, np.zeros(5 * RING_BYTES, np.uint8))
+    assert boxes.wait(1, early, 5) == DONE
+    boxes.send(0, 2, data)
+    thread.join()
+    assert (awaited.state, got.state) == (DONE, DONE)
 
 
 def test_a_receive_from_anybody_takes_from_each_sender_in_turn() -> None:

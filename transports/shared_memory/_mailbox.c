@@ -94,8 +94,9 @@ typedef struct {
     int held; /* number of buffers */
     Bells *bells;
     Op *first_receive, *last_receive;
-    Op *ended; /* to be released by a thread that holds Python's lock */
+    _Atomic(Op *) ended; /* to be released by a thread that holds Python's lock */
     long pending;
+    int coming;  /* messages that are coming in */
     int waiting; /* threads */
     int turn;    /* which peer is looked at first */
     int64_t look_ns;
@@ -154,10 +155,12 @@ static void copy_out(Ring *ring, uint64_t at, char *to, uint64_t nbytes)
 
 static void end(Mailbox *box, Op *op, int state)
 {
+    Op *first = atomic_load(&box->ended);
     box->pending--;
-    op->next_ended = box->ended;
-    box->ended = op;
     atomic_store(&op->state, state);
+    do
+        op->next_ended = first;
+    while (!atomic_compare_exchange_weak(&box->ended, &first, op)); /* others only take all of them */
 }
 
 /* Write as much as there is room for; return whether anything was. */
@@ -232,7 +235,7 @@ static int differs(Mailbox *box, Op *op, int index, const Head *head)
 
 static void keep_early(Mailbox *box, Peer *peer, const Head *head)
 {
-    Early *early = malloc(sizeof(Early) + head->nbytes);
+    Early *early = head->nbytes < PTRDIFF_MAX - sizeof(Early) ? malloc(sizeof(Early) + head->nbytes) : NULL;
     if (early == NULL) { /* its receive will find nothing; those that wait hear of it */
         while (box->first_receive != NULL) {
             Op *op = box->first_receive;
@@ -274,7 +277,7 @@ static void give_early(Mailbox *box, Peer *peer, Early *early)
 
 static void came(Mailbox *box, Peer *peer)
 {
-    peer->coming = 0;
+    peer->coming = 0, box->coming--;
     if (peer->op != NULL)
         end(box, peer->op, DONE);
     else if (peer->early != NULL && peer->early->op != NULL)
@@ -298,7 +301,7 @@ static int pull(Mailbox *box, int index)
             Op *op = matching(box, index, &peer->head, &waits);
             if (op == NULL && !waits)
                 break;
-            peer->coming = 1, peer->moved = 0;
+            peer->coming = 1, box->coming++, peer->moved = 0;
             if (op == NULL)
                 keep_early(box, peer, &peer->head);
             else if (!differs(box, op, index, &peer->head))
@@ -328,7 +331,7 @@ static int pull(Mailbox *box, int index)
 static int progress(Mailbox *box, uint32_t asleep)
 {
     int moved = 0;
-    Op *ended = box->ended;
+    long pending = box->pending;
     box->turn = box->turn + 1 < box->size ? box->turn + 1 : 0;
     for (int i = 0; i < box->size; i++) {
         int index = (box->turn + i) % box->size;
@@ -340,26 +343,23 @@ static int progress(Mailbox *box, uint32_t asleep)
         if (box->first_receive != NULL || peer->coming)
             moved |= pull(box, index);
     }
-    if (box->ended != ended && atomic_load(&box->bells->sleepers) > asleep) /* another thread may have waited for it */
+    if (box->pending != pending && atomic_load(&box->bells->sleepers) > asleep) /* another thread may have waited for it */
         ring_threads(box->bells);
     return moved;
 }
 
-/* Look once more if nobody attends to what is under way, and note whether something stays so: who rings a process in
-   vain makes a system call, and wakes its spare thread. */
-static void attend(Mailbox *box)
+/* Look, and note whether something stays under way that nobody attends to: who rings a process in vain makes a system
+   call, and wakes its spare thread. Return whether anything moved. */
+static int attend(Mailbox *box)
 {
     _Atomic uint32_t *unattended = &box->bells->unattended;
-    if (box->pending > 0 && box->waiting == 0) {
-        progress(box, 0);
-        if (box->pending > 0) {
-            atomic_store(unattended, 1);
-            progress(box, 0);
-        }
-    }
-    uint32_t stays = box->pending > 0 && box->waiting == 0;
-    if (atomic_load_explicit(unattended, memory_order_relaxed) != stays)
+    int moved = progress(box, 0);
+    uint32_t stays;
+    while (stays = (box->pending > 0 || box->coming > 0) && box->waiting == 0, atomic_load(unattended) != stays) {
         atomic_store(unattended, stays);
+        moved |= progress(box, 0); /* a ring may have come before */
+    }
+    return moved;
 }
 
 static void *run_spare(void *given)
@@ -368,7 +368,7 @@ static void *run_spare(void *given)
     while (!atomic_load(&box->closing)) {
         uint32_t bell = atomic_load(&box->bells->spare_bell);
         pthread_mutex_lock(&box->lock);
-        int moved = progress(box, 0);
+        int moved = attend(box);
         pthread_mutex_unlock(&box->lock);
         if (!moved)
             futex(&box->bells->spare_bell, FUTEX_WAIT, bell, NULL);
@@ -393,15 +393,15 @@ static int sleep_here(Mailbox *box, Op *op, int64_t limit_ns)
     return interrupted;
 }
 
-static void look(Mailbox *box, Op *op)
+static void look(Mailbox *box, Op *op, int64_t limit)
 {
-    int64_t until = now_ns() + box->look_ns;
-    while (atomic_load(&op->state) == PENDING && now_ns() < until)
+    int64_t now = now_ns(), until = now + box->look_ns;
+    for (; atomic_load(&op->state) == PENDING && now < until && now < limit; now = now_ns())
         if (pthread_mutex_trylock(&box->lock) == 0) {
             int moved = progress(box, 0);
             pthread_mutex_unlock(&box->lock);
             if (moved)
-                until = now_ns() + box->look_ns;
+                until = now + box->look_ns;
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif
@@ -414,11 +414,9 @@ static void wait_for(Mailbox *box, Op *op, int64_t limit_ns)
     pthread_mutex_lock(&box->lock);
     box->waiting++;
     attend(box);
-    progress(box, 0);
     pthread_mutex_unlock(&box->lock);
     while (atomic_load(&op->state) == PENDING) {
-        if (box->look_ns > 0)
-            look(box, op);
+        look(box, op, until);
         int64_t left = until - now_ns();
         if (atomic_load(&op->state) != PENDING || left <= 0 || sleep_here(box, op, left))
             break;
@@ -472,10 +470,7 @@ static PyTypeObject *Op_type;
 
 static void release_ended(Mailbox *box)
 {
-    pthread_mutex_lock(&box->lock);
-    Op *ended = box->ended;
-    box->ended = NULL;
-    pthread_mutex_unlock(&box->lock);
+    Op *ended = atomic_exchange(&box->ended, NULL);
     while (ended != NULL) {
         Op *next = ended->next_ended;
         Py_DECREF(ended);
@@ -618,7 +613,7 @@ static PyObject *Mailbox_wait(Mailbox *box, PyObject *const *args, Py_ssize_t co
     if (PyErr_Occurred())
         return NULL;
     if (atomic_load(&op->state) == PENDING) {
-        int64_t limit_ns = (int64_t)(seconds * 1e9);
+        int64_t limit_ns = seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX / 4;
         Py_BEGIN_ALLOW_THREADS
         wait_for(box, op, limit_ns);
         Py_END_ALLOW_THREADS
