@@ -11,7 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _SOON_S = 0.05
 
 # States of an end of a message, as the mailbox numbers them.
-_DONE, _MISMATCH, _NO_MEMORY = 1, 2, 5
+_PENDING, _DONE, _MISMATCH, _NO_MEMORY = 0, 1, 2, 5
 _ENDED = (_DONE, _MISMATCH, _NO_MEMORY)  # by themselves; others have been given up, and a wait says why
 
 
@@ -90,6 +90,7 @@ class Mail:
         occurrence: int,
     ) -> None:
         self.context, self.communicators, self.mailbox = context, communicators, post.mailbox
+        self._post = post
         self.name, self.ranks, self.size, self.rank = name, ranks, len(ranks), ranks.index(context.rank)
         self.label: tuple[str, tuple[int, ...]] = name, ranks
         self.key: Key = Key(ranks, occurrence, "")
@@ -135,6 +136,7 @@ class Mail:
         if site is None:
             site = self._sites[place] = call_site(*place).encode()[-40:]
         letter = Letter(self, nbytes, dtype, False, dst, tag, limit_s, place)
+        self._post.limit = max(self._post.limit, (letter.over_s, limit_s, site))
         letter.op = self.mailbox.send(self._peers[dst], self._tags + tag, dtype, site, address, nbytes, keeps)
         return letter
 
@@ -176,7 +178,7 @@ class Mail:
 
     def trouble(self) -> BaseException | None:
         """Return the error of all letters, if the world has ended or the group was aborted."""
-        if self.context.ending.failure is not None:
+        if self.context.ending.failure is not None or self.context.closed:
             return self.context.ending.peer_failed()
         broken = self.communicators.broken(self.key)
         return broken() if broken is not None else None
@@ -223,11 +225,12 @@ class Letter:
         seq: Its number among those with this peer and tag.
         step: In which it was issued.
         issued_ns: When.
+        over_s: When its limit ends, on the monotonic clock.
     """
 
     __slots__ = (
-        "_awaited_ns", "_error", "_finish", "_limit_s", "_lock", "_noted", "_over_s", "dtype", "issued_ns", "mail",
-        "nbytes", "op", "peer", "place", "receives", "seq", "source", "step", "tag",
+        "_awaited_ns", "_error", "_finish", "_limit_s", "_lock", "_noted", "dtype", "issued_ns", "mail", "nbytes", "op",
+        "over_s", "peer", "place", "receives", "seq", "source", "step", "tag",
     )  # fmt: skip
 
     mail: Mail
@@ -257,7 +260,8 @@ class Letter:
         self.source = peer
         self.seq: int = mail.number(receives, peer, tag)
         self.step: int | None = mail.context.step
-        self._limit_s, self._over_s = limit_s, monotonic() + limit_s
+        self._limit_s = limit_s
+        self.over_s: float = monotonic() + limit_s
         self._finish, self._lock, self._noted = finish, threading.Lock(), False
         self._error: BaseException | None = None
         self.issued_ns: int = mail.context.now_ns()
@@ -266,8 +270,12 @@ class Letter:
     @property
     def done(self) -> bool:
         """Whether it has ended, well or badly."""
-        if not self._noted and (state := self.mail.mailbox.wait(self.op, 0.0)) in _ENDED:
-            self._note(state)
+        if not self._noted:
+            state = self.mail.mailbox.wait(self.op, 0.0)
+            if state in _ENDED:
+                self._note(state)
+            else:
+                self._give_up(None)
         return self._noted
 
     def result(self, timeout: float | None = None) -> None:
@@ -330,25 +338,37 @@ class Letter:
         waiting.begin()
         try:
             while True:
-                error = waiting.error or self.mail.trouble() or self._late(waiting) or self._left()
+                self._give_up(waiting.error)
                 state = mailbox.wait(self.op, 0.0)
-                if self._noted:  # by another thread
-                    return
-                if state in _ENDED or error is not None:
-                    mailbox.withdraw(self.op)
-                    self._note(state, error)
+                if state in _ENDED:
+                    self._note(state)
+                if self._noted:
                     return
                 left_s = _SOON_S if timeout is None else min(_SOON_S, begun_s + timeout - _SOON_S - monotonic())
                 if left_s <= 0:
                     raise TimeoutError(f"{self.label} has not ended within {timeout:g} s")
-                mailbox.wait(self.op, min(left_s, max(0.0, self._over_s - monotonic())))
+                left_s = min(left_s, max(0.0, self.over_s - monotonic()))
+                if state == _PENDING:
+                    mailbox.wait(self.op, left_s)
+                else:  # the peer is lost, and the world will say so
+                    sleep(left_s)
         finally:
             waiting.end(failed=self._error is not None)
 
-    def _late(self, waiting: _Waiting) -> BaseException | None:
-        if monotonic() < self._over_s:
+    def _give_up(self, error: BaseException | None) -> None:
+        """Note an error if something keeps it from ever ending; its end, if that has come before."""
+        error = error or self.mail.trouble() or self._late() or self._left()
+        if error is None:
+            return
+        state = self.mail.mailbox.wait(self.op, 0.0)  # what was written before is found first
+        if state not in _ENDED:
+            self.mail.mailbox.withdraw(self.op)
+        self._note(state, error)
+
+    def _late(self) -> BaseException | None:
+        if monotonic() < self.over_s:
             return None
-        state = waiting.state(self.mail.context.now_ns())
+        state = _Waiting(self).state(self.mail.context.now_ns())
         return DeadlineError(self.label, call_site(*self.place), timeout_s=self._limit_s, state=state)
 
     def _left(self) -> BaseException | None:

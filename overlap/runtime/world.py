@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from threading import get_ident
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
@@ -14,9 +15,10 @@ import trio
 from transports import LinkLostError, Transport, TransportError
 
 from ..diagnostics import is_interrupt, only, origin, parted, tellable, where
-from ..errors import PeerError, RemoteError, StallError, in_one_line, text_of, type_name
+from ..errors import DeadlineError, PeerError, RemoteError, StallError, in_one_line, text_of, type_name
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..hints import hint_of
+from ..timeline.ranklist import listed
 from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import Timeline
 from .backend import Backend, RealBackend
@@ -259,12 +261,20 @@ class World:
             context.flight.left()
 
     async def deliver(self) -> None:
-        """Wait until what threads have sent by mail is read, or its receivers have finished."""
+        """Wait until what threads have sent by mail is read, or its receivers have finished.
+
+        Raises:
+            DeadlineError: If it takes longer than any of it may.
+        """
         post = self.post(sorted(self.local))
         while post is not None and (receivers := post.mailbox.sending()):
             for receiver in receivers:
                 if post.ranks[receiver] in self.communicators.left:
                     post.mailbox.lose(receiver)
+            over_s, limit_s, site = post.limit
+            if monotonic() >= over_s:
+                told = listed(sorted(post.ranks[receiver] for receiver in receivers))
+                raise DeadlineError(f"what was sent to rank {told}", site.decode(errors="replace"), timeout_s=limit_s)
             await trio.sleep(_DELIVERED_S)
 
     def _abandon(self, member: Member) -> None:

@@ -154,6 +154,43 @@ def test_a_world_that_fails_fails_who_waits_and_names_the_culprit() -> None:
         waits.fail(ValueError("it too"))
 
 
+def test_asking_for_the_end_of_a_message_finds_that_the_world_has_failed() -> None:
+    with connected(2, dist.HashStore()) as (culprit, asks):
+        work = on(asks).recv([torch.zeros(1)], 0, 0)
+        assert not work.is_completed()
+        culprit.fail(RemoteError("ValueError", "no such file"))
+        assert asks.error is not None or asks._ended.wait(30)
+        assert (work.is_completed(), work.is_success()) == (True, False)
+        assert "rank 0 failed: ValueError: no such file" in str(work.exception())
+
+
+def test_asking_for_the_end_of_a_message_finds_that_its_time_is_over(worlds: list[Connection]) -> None:
+    work = on(worlds[1], timedelta(microseconds=1)).recv([torch.zeros(1)], 0, 0)
+    assert work.is_completed()
+    assert "Timed out after 1e-06 s: recv #0 from rank 0" in str(work.exception())
+
+
+def test_a_world_that_has_ended_takes_no_message() -> None:
+    with connected(2, dist.HashStore()) as worlds:
+        groups = [on(world) for world in worlds]
+    with pytest.raises(dist.DistBackendError, match="the world has ended"):
+        groups[0].send([torch.ones(1)], 1, 0)
+    with pytest.raises(dist.DistBackendError, match="the world has ended"):
+        groups[1].recv([torch.ones(1)], 0, 0)
+
+
+def test_ranks_that_leave_with_messages_that_nobody_reads_wait_no_longer_than_those_may_take() -> None:
+    with connected(2, dist.HashStore()) as worlds:
+        for rank, world in enumerate(worlds):
+            on(world, timedelta(seconds=0.2)).send([long(1.0)], 1 - rank, 0)
+        errors = do([world.close for world in worlds])
+    for error in errors:
+        assert re.search(
+            r"DeadlineError: what was sent to rank [01] \(\S*test_mail.py:\d+\) has not ended within timeout_s=0.2",
+            str(error),
+        )
+
+
 def test_an_aborted_group_fails_who_waits(worlds: list[Connection], groups: list[ProcessGroup]) -> None:
     work = groups[1].recv([torch.zeros(1)], 0, 0)
     worlds[0].rank.world.abort("enough")

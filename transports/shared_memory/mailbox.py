@@ -54,9 +54,11 @@ class Post:
         mailbox: Of this process; its peers have the numbers of their processes.
         peers: The number of each rank that lives alone in a process with a mailbox.
         ranks: The rank of each number.
+        limit: Of all sends the last limit: its end on the monotonic clock, its length, both in seconds; and the line.
     """
 
     def __init__(self, mailbox: Mailbox, peers: Mapping[int, int]) -> None:
         self.mailbox: Mailbox = mailbox
         self.peers: dict[int, int] = dict(peers)
         self.ranks: dict[int, int] = {peer: rank for rank, peer in peers.items()}
+        self.limit: tuple[float, float, bytes] = (0.0, 0.0, b"")
