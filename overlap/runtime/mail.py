@@ -15,6 +15,8 @@ from time import monotonic, sleep
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from ..errors import CollectiveMismatchError, DeadlineError, PeerFailedError, RankLeftError
 from ..flight.recorder import Known
 from ..timeline.ranklist import listed
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 # A letter that is waited for longer is reported, and its wait looks so often whether it can still come.
 _SOON_S = 0.05
+
+# Of how many peers and tags the number of messages is remembered; then all begin at 0, for a tag may be used once only.
+_TAGS_KEPT = 1 << 16
 
 # States of an end of a message, as the mailbox numbers them.
 _PENDING, _DONE, _MISMATCH, _NO_MEMORY = 0, 1, 2, 5
@@ -189,6 +194,9 @@ class Mail:
 
     def number(self, receives: bool, peer: int | None, tag: int) -> int:
         """Count a message."""
+        if len(self._counts) >= _TAGS_KEPT:
+            self._counts.clear()
+            self._groups.clear()
         key = receives, peer, tag
         self._counts[key] = count = self._counts[key] + 1
         return count - 1
@@ -288,9 +296,12 @@ class Letter:
         """Wait for its end, and return its error.
 
         Raises:
+            trio.WouldBlock: On the thread of an event loop, if it has not ended.
             TimeoutError: If it has not ended in time.
         """
         if not self._noted:
+            if trio.lowlevel.in_trio_run() and not self.done:
+                raise trio.WouldBlock(f"{self.label} has not ended; waiting here would stop the event loop")
             if self._awaited_ns is None:
                 self._awaited_ns = self.mail.context.now_ns()
             state = self.mail.mailbox.wait(self.op, _SOON_S if timeout is None else min(timeout, _SOON_S))

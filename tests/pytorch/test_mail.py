@@ -266,6 +266,30 @@ def test_a_receive_from_anybody_says_who_it_was(groups: list[ProcessGroup]) -> N
     assert (work.source_rank(), x.item()) == (1, 1)
 
 
+def test_the_event_loop_does_not_wait_for_a_message(worlds: list[Connection], groups: list[ProcessGroup]) -> None:
+    x = torch.zeros(1)
+    work = groups[1].recv([x], 0, 0)
+
+    async def wait() -> bool:
+        return bool(work.wait())
+
+    with pytest.raises(dist.DistBackendError, match="waiting here would stop the event loop"):
+        worlds[1].run(wait)
+    groups[0].send([torch.ones(1)], 1, 0).wait()
+    assert worlds[1].run(wait)
+
+
+def test_numbers_of_messages_take_no_memory_without_end(
+    groups: list[ProcessGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlap.runtime.mail._TAGS_KEPT", 10)
+    x = torch.zeros(1)
+    for tag in range(100):
+        groups[0].send([torch.ones(1)], 1, tag).wait()
+        groups[1].recv([x], 0, tag).wait()
+    assert all(len(group._mail._counts) <= 10 and len(group._mail._groups) <= 10 for group in groups)
+
+
 def test_groups_of_the_same_ranks_have_messages_of_their_own(
     worlds: list[Connection], groups: list[ProcessGroup]
 ) -> None:
