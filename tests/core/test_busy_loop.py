@@ -1,8 +1,11 @@
 """Programs that keep the event loop busy, and functions that keep the end waiting: who and where is told."""
 
+import dataclasses
+import importlib
 import re
 import sys
 import threading
+import typing
 from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
 from types import CodeType
@@ -299,3 +302,16 @@ def test_code_made_from_text_is_told_by_the_line_that_runs_it() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         exec("1 / 0")
     assert where(caught.value) == f" at test_busy_loop.py:{sys._getframe().f_lineno - 1}"
+
+
+def test_modules_that_the_package_imports_are_not_the_programs_work() -> None:
+    def points(*files: str) -> list[tuple[CodeType, int]]:
+        return [(compile("0", file, "exec"), 0) for file in files]
+
+    ours, imports = loop_watch.__file__, "<frozen importlib._bootstrap>"
+    assert loop_watch.is_our_work(points("train.py", ours))
+    assert loop_watch.is_our_work(points(ours, imports, ours, dataclasses.__file__, "<string>"))
+    assert loop_watch.is_our_work(points("train.py", ours, importlib.__file__, imports, typing.__file__))
+    assert not loop_watch.is_our_work(points(ours, "train.py"))
+    assert not loop_watch.is_our_work(points(ours, "train.py", imports, ours, imports, typing.__file__))
+    assert not loop_watch.is_our_work(points(ours, "<string>"))  # of `python -c`

@@ -10,6 +10,7 @@ runs, and where, in a turn that lasts.
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
@@ -237,17 +238,15 @@ class LoopWatch:
 
     def _found(self, *, working_for: bool) -> Busy | None:
         running = frames_of(self._loop_thread)
-        codes = (each.f_code for each in running)
-        inner = next((code for code in codes if not code.co_filename.startswith("<frozen importlib")), None)
-        if not working_for and inner is not None and is_ours(inner):  # or imports a module for that
-            return None
         for rank, main in self._tasks().items():
             for task in tasks_of(main):
                 outermost = getattr(task.coro, "cr_frame", None)
                 if outermost in running:
                     inside = running[: running.index(outermost) + 1]
-                    place = place_of([(each.f_code, each.f_lasti) for each in reversed(inside)])
-                    return Busy(rank=rank, place=place, since_ns=self._asked_ns)
+                    points = [(each.f_code, each.f_lasti) for each in reversed(inside)]
+                    if not working_for and is_our_work(points):
+                        return None
+                    return Busy(rank=rank, place=place_of(points), since_ns=self._asked_ns)
         return None
 
     def _answer(self) -> None:
@@ -291,6 +290,7 @@ Points: TypeAlias = list[tuple[CodeType, int]]
 
 # Frames of the libraries in which tasks wait: trio, and outcome.
 _TRIO = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (trio, outcome))
+_IMPORTING = ("<frozen importlib", importlib.__file__)
 _JOINING = ("__aexit__", "_nested_child_finished")  # of a nursery that waits for its children
 
 
@@ -342,6 +342,13 @@ def place_of(points: Points) -> str:
     """Return "file:line" of the innermost of them that is the program's, or at least not ours; empty if none is."""
     point = program_point(points)
     return "" if point is None else call_site(*point)
+
+
+def is_our_work(points: Points) -> bool:
+    """Whether code of ours runs, or imports a module: frames of what is imported then are not the program's."""
+    codes = [code for code, _ in points]
+    importing = next((index for index, code in enumerate(codes) if code.co_filename.startswith(_IMPORTING)), None)
+    return is_ours(codes[-1] if not importing else codes[importing - 1])
 
 
 def _outside(points: Points) -> str:
