@@ -210,6 +210,25 @@ def test_what_is_sent_to_a_lost_process_ends_and_wakes_who_waits(pair: Boxes) ->
     assert pair.boxes[0].sending() == []
 
 
+def test_threads_may_send_while_others_close() -> None:
+    data = some(64)
+    for _ in range(300):
+        boxes, begin = Boxes(2), threading.Barrier(4)
+
+        def end(box: Any = boxes.boxes[0], begin: Any = begin) -> None:
+            box.send(1, 0, 0, b"", data.ctypes.data, data.nbytes, data)
+            begin.wait()
+            for _ in range(3):
+                box.close()
+                box.send(1, 0, 0, b"", data.ctypes.data, data.nbytes, data)
+
+        threads = [threading.Thread(target=end) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
 def test_a_wait_ends_in_time(pair: Boxes) -> None:
     assert pair.wait(1, pair.receive(1, 0, np.zeros(4, np.uint8)), 0.001) == PENDING
 

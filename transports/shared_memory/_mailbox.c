@@ -480,7 +480,7 @@ static void release_ended(Mailbox *box)
 
 static int start_spare(Mailbox *box)
 {
-    if (box->spare_runs)
+    if (box->spare_runs || atomic_load(&box->closing))
         return 0;
     if (pthread_create(&box->spare, NULL, run_spare, box) != 0) {
         PyErr_SetString(PyExc_RuntimeError, "no thread can be started for messages that nobody waits for");
@@ -718,8 +718,8 @@ static PyObject *Mailbox_close(Mailbox *box, PyObject *unused)
 {
     if (box->spare_runs && box->pid == getpid()) {
         box->spare_runs = 0;
-        Py_BEGIN_ALLOW_THREADS
         atomic_store(&box->closing, 1);
+        Py_BEGIN_ALLOW_THREADS
         atomic_fetch_add(&box->bells->spare_bell, 1);
         futex(&box->bells->spare_bell, FUTEX_WAKE, 1, NULL);
         pthread_join(box->spare, NULL);
