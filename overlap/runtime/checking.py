@@ -56,7 +56,7 @@ class _Checked:
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end, or fail all ends if its data is not finite."""
-        error = _found(operation) if _sends(operation) else None
+        error = _found(operation) if sends(operation) else None
         if error is None:
             _watch(operation)
             self._inner.arrive(operation)
@@ -68,8 +68,8 @@ class _Checked:
         return False
 
 
-def _sends(operation: Operation) -> bool:
-    """Whether the input of a rank goes anywhere."""
+def sends(operation: Operation) -> bool:
+    """Whether the input of a rank goes anywhere, and has data."""
     position, kind = operation.port.position, operation.kind
     if operation.source is None or operation.context.arrays.shapes_only:
         return False

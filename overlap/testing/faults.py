@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
+from ..runtime.checking import sends
 from ..runtime.operation import Operation
 from ..simulation.faults import Fate, Fates, Faults
 from .turns import Turns
@@ -278,13 +279,16 @@ def _disturbances(seed: int, *, in_turns: bool) -> Faults:
 
 
 def _flip(operation: Operation) -> bool:
-    """Flip the highest bit but one of the middle element; whether the operation sends any data."""
-    data = operation.input
-    if isinstance(data, np.ndarray) and data.size and data.flags.writeable and data.flags.c_contiguous:
-        raw = data.reshape(-1).view(np.uint8)
-        raw[(data.size // 2 + 1) * data.itemsize - 1 if data.size > 1 else -1] ^= 0x40
-        return True
-    return False
+    """Flip the highest bit but one of the middle element that is sent; whether the operation sends any data."""
+    if not sends(operation):
+        return False
+    data = np.array(operation.source)  # a copy: the program's own array may be locked, and stays as it is
+    if not data.size:
+        return False
+    raw = data.reshape(-1).view(np.uint8)
+    raw[(data.size // 2 + 1) * data.itemsize - 1 if data.size > 1 else -1] ^= 0x40
+    operation.source = data
+    return True
 
 
 def _nobody(_: Any) -> None:

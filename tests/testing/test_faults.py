@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import overlap
+from overlap.parallel import SGD, DataParallel
 from overlap.testing import Fault, Ranks, RanksFailed, run_marked
 from overlap.testing.faults import KINDS, draw, parse
 
@@ -111,6 +112,35 @@ def test_a_flipped_bit_changes_the_results() -> None:
     flipped = run("flip(rank=1, at=1)")
     assert flipped.results
     assert flipped.results[0] == flipped.results[1] != run("late(rank=0, at=99)").results[0]
+
+
+async def buckets(rank: overlap.Rank) -> float:
+    """Sends two gradients in one bucket, whose buffer is locked when it is sent."""
+    model = DataParallel(rank, {"w": np.zeros(4), "v": np.zeros(4)}, optimizer=SGD(0.5))
+    for step in range(3):
+        with rank.step(step):
+            model.reduce("w", np.ones(4))
+            model.reduce("v", np.ones(4))
+            await model.step()
+    weights = await model.finish()
+    return float(weights["w"].sum() + weights["v"].sum())
+
+
+async def hands_on(rank: overlap.Rank) -> float:
+    """Sends a tree, whose arrays keep their values."""
+    if rank.rank == 0:
+        return float((await rank.recv(src=1))["w"][1])
+    mine = {"w": np.ones(2)}
+    await rank.send(mine, 0)
+    return float(mine["w"].sum())
+
+
+def test_gradients_of_a_bucket_and_messages_of_trees_are_flipped() -> None:
+    calm, flipped = (Ranks().run(buckets, ranks=2, faults=f"{kind}(rank=1, step=1)") for kind in ("late", "flip"))
+    assert [str(fault) for fault in flipped.faults] == ["flip(rank=1, step=1)"]
+    assert calm.results == [-12.0] * 2
+    assert flipped.results[0] == flipped.results[1] != -12.0
+    assert Ranks().run(hands_on, ranks=2, faults="flip(rank=1, at=0)").results == [np.inf, 2.0]
 
 
 def test_a_seed_draws_the_same_faults_and_other_seeds_others() -> None:
