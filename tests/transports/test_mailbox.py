@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections import deque
@@ -208,6 +209,21 @@ def test_what_is_sent_to_a_lost_process_ends_and_wakes_who_waits(pair: Boxes) ->
     thread.join()
     assert list(states) == [LOST]
     assert pair.boxes[0].sending() == []
+
+
+def test_a_fork_leaves_the_messages_to_its_parent(pair: Boxes) -> None:
+    first, out = pair.receive(1, 0, np.zeros(4, np.uint8)), np.zeros(5 * RING_BYTES, np.uint8)
+    got, data = pair.receive(1, 0, out), some(5 * RING_BYTES)
+    pair.bells[1].cast("I")[3] = 0  # nobody is to be rung
+    child = os.fork()
+    if child == 0:
+        pair.send(0, 1, np.ones(4, np.uint8))
+        os._exit(pair.wait(1, first, 0.0) + 10 * pair.boxes[1].withdraw(got))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10 * True + PENDING
+    assert pair.wait(1, first) == DONE
+    pair.send(0, 1, data)
+    assert pair.wait(1, got) == DONE
+    assert np.array_equal(out, data)
 
 
 def test_threads_may_send_while_others_close() -> None:

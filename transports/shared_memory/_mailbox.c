@@ -612,7 +612,7 @@ static PyObject *Mailbox_wait(Mailbox *box, PyObject *const *args, Py_ssize_t co
     double seconds = PyFloat_AsDouble(args[1]);
     if (PyErr_Occurred())
         return NULL;
-    if (atomic_load(&op->state) == PENDING) {
+    if (atomic_load(&op->state) == PENDING && box->pid == getpid()) { /* a fork shares the rings */
         int64_t limit_ns = seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX / 4;
         Py_BEGIN_ALLOW_THREADS
         wait_for(box, op, limit_ns);
@@ -665,6 +665,8 @@ static PyObject *Mailbox_withdraw(Mailbox *box, PyObject *given)
     if (Py_TYPE(given) != Op_type)
         return PyErr_Format(PyExc_TypeError, "withdraw takes an Op");
     int gone;
+    if (box->pid != getpid())
+        Py_RETURN_TRUE;
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&box->lock);
     gone = atomic_load(&((Op *)given)->state) != PENDING || withdraw(box, (Op *)given);
