@@ -9,12 +9,12 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
 import trio
 
 from ..errors import UsageError
 from ..front import run
 from ..runtime.future import Future
+from ..runtime.memory.arrays import metadata
 from ..runtime.rank import Rank
 from ..simulation.simulated_backend import Virtual
 from ..timeline.measure.intervals import Merged, intersect, length, merge
@@ -73,7 +73,7 @@ class Choice:
 
     def to_array(self) -> Array:
         """Return it as an array, for other ranks."""
-        return np.array([self.candidate, self.step_s, self.default_s])
+        return metadata([self.candidate, self.step_s, self.default_s])
 
     @classmethod
     def from_array(cls, array: Array) -> Choice:

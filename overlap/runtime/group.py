@@ -23,6 +23,7 @@ from .communicators import Communicators
 from .context import RankContext
 from .issue import Issuer
 from .mail import Mail
+from .memory.arrays import metadata
 from .outstanding import name_told
 from .stream import Stream, Streams
 
@@ -170,7 +171,7 @@ class Group(Calls):
                 raise UsageError(f"{argument}: expected an integer, got {shown(value)}")
             if not -_MOST <= value < _MOST:
                 raise UsageError(f"{argument}: expected an integer of 64 bits, got {shown(value)}")
-        mine = np.array([color is not None, color or 0, key], np.int64)
+        mine = metadata([color is not None, color or 0, key], np.int64)
         gathered = self._issuer.issue(ALL_GATHER, mine, None, None, 0, "split", None, calling()[0])
         told = self._around.notes((self.ranks, self._occurrence), gathered.seq)
         told[self.rank] = mine.tolist()

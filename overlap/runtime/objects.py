@@ -17,6 +17,7 @@ from .arguments import check_one_a_rank, check_rank
 from .derived import Derived
 from .future import Future
 from .issue import Issuer
+from .memory.arrays import metadata
 from .memory.foreign import as_input
 from .operation import CollectiveFuture
 from .outstanding import CallSite
@@ -70,7 +71,7 @@ def gather(
     mine, thread, size = pack(value, pickled=pickled), issuer.context.thread, issuer.group.size
     check_rank(issuer.group, "root", root)
     longest: CollectiveFuture[Array] = CollectiveFuture(
-        ALL_REDUCE, np.array([len(mine)]), None, caller, priority, f"{name}: size", "max"
+        ALL_REDUCE, metadata([len(mine)]), None, caller, priority, f"{name}: size", "max"
     )
     padded = Derived([longest], lambda got: _rows([mine], int(got[0][0])), thread)
     sent: CollectiveFuture[Array] = CollectiveFuture(kind, padded, None, caller, priority, name, None, root)
@@ -87,7 +88,7 @@ def _rows(packed: Sequence[bytes], longest: int = 0) -> Array:
     for row, data in zip(rows, packed, strict=True):
         row[:_HEADER] = np.array([len(data)], np.int64).view(np.uint8)
         row[_HEADER : _HEADER + len(data)] = np.frombuffer(data, np.uint8)
-    return rows.reshape(-1)
+    return metadata(rows.reshape(-1))
 
 
 def _objects(rows: Array | None, count: int, pickled: bool) -> Any:

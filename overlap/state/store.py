@@ -18,6 +18,7 @@ from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..notice import notify
 from ..runtime.group import Group
+from ..runtime.memory.arrays import metadata
 from ..runtime.stream import Stream
 from .encoding import DamagedError, Tree, decode, encode
 from .parts import Parts, Save
@@ -197,14 +198,14 @@ class RankState:
         told = np.full((1, _OFFERED, 3), -1, np.int64)
         for index, (save, ranks) in enumerate(offered):
             told[0, index] = (save.step, save.nonce, ranks)
-        gathered = await self._world.all_gather(told, stream=self._stream)
+        gathered = await self._world.all_gather(metadata(told), stream=self._stream)
         common = set.intersection(*({tuple(row) for row in of_one if row[2] > 0} for of_one in gathered.tolist()))
         return sorted(((Save(step, nonce), ranks) for step, nonce, ranks in common), reverse=True)
 
     async def _attempt(self) -> int:
         if self._nonce is None:
             drawn = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
-            told = await self._world.broadcast(np.array([drawn], np.int64), stream=self._stream)
+            told = await self._world.broadcast(metadata([drawn], np.int64), stream=self._stream)
             self._nonce = int(told[0])
         return self._nonce
 
@@ -219,7 +220,7 @@ class RankState:
         self._looked = True
 
     async def _all(self, mine: bool) -> bool:
-        told: Array = await self._world.all_reduce(np.array([mine], np.int8), op="min", stream=self._stream)
+        told: Array = await self._world.all_reduce(metadata([mine], np.int8), op="min", stream=self._stream)
         return bool(told[0])
 
     async def _together(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..runtime.checking import sends
+from ..runtime.memory.arrays import Metadata
 from ..runtime.operation import Operation
 from ..simulation.faults import Fate, Fates, Faults
 from .turns import Turns
@@ -279,8 +280,8 @@ def _disturbances(seed: int, *, in_turns: bool) -> Faults:
 
 
 def _flip(operation: Operation) -> bool:
-    """Flip the highest bit but one of the middle element that is sent; whether the operation sends any data."""
-    if not sends(operation):
+    """Flip the highest bit but one of the middle element that is sent; whether the program sends any data there."""
+    if not sends(operation) or isinstance(operation.input, Metadata):
         return False
     data = np.array(operation.source)  # a copy: the program's own array may be locked, and stays as it is
     if not data.size:

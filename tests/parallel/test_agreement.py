@@ -55,3 +55,11 @@ def test_the_first_rank_and_the_first_item_are_named(count: int, at: int, item: 
 def test_another_number_of_items_is_told(mine: int, theirs: int) -> None:
     expected = f"params differ between rank 5 and rank 6: there are {mine} here and {theirs} there"
     assert told(ITEMS[:mine], ITEMS[:theirs]) == expected
+
+
+def test_damaged_digests_are_told() -> None:
+    damaged = digests(ITEMS[:1])
+    damaged[32] ^= 1 << 62
+    with pytest.raises(UsageError) as caught:
+        check_alike("params", ITEMS[:1], np.concatenate([digests(ITEMS[:1]), damaged]), [5, 6], 5)
+    assert str(caught.value) == "params differ between rank 5 and rank 6: the digests have come damaged"

@@ -143,6 +143,19 @@ def test_gradients_of_a_bucket_and_messages_of_trees_are_flipped() -> None:
     assert Ranks().run(hands_on, ranks=2, faults="flip(rank=1, at=0)").results == [np.inf, 2.0]
 
 
+async def objects(rank: overlap.Rank) -> tuple[int, float]:
+    """Splits the world and gathers objects before it sends a number."""
+    half = await rank.split(0)
+    told = await half.all_gather_object({"rank": rank.rank})
+    return len(told), float((await rank.all_reduce(np.ones(1)))[0])
+
+
+def test_what_the_package_itself_sends_is_not_flipped() -> None:
+    assert Ranks().run(objects, ranks=2, faults="flip(rank=1, at=0)").results == [(2, np.inf)] * 2
+    assert Ranks().run(buckets, ranks=2, faults="flip(rank=0, at=0)").results[0] != -12.0
+    assert Ranks().run(buckets, ranks=2, faults="flip", seeds=6).verdict is None
+
+
 def test_a_seed_draws_the_same_faults_and_other_seeds_others() -> None:
     drawn = [draw(seed, list(KINDS), [10, 10]) for seed in range(50)]
     assert drawn == [draw(seed, list(KINDS), [10, 10]) for seed in range(50)]

@@ -14,6 +14,7 @@ import xxhash
 from ...errors import ReplicaError, UsageError
 from ...runtime.future import Future
 from ...runtime.group import Group
+from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
 from ..work import MemoryWork, users_frame
 
@@ -56,6 +57,8 @@ def check_alike(subject: str, mine: Sequence[str], gathered: NDArray[np.int64], 
                 item = f"{mine[at]} here is something else there"
             elif count != len(mine):
                 item = f"there are {len(mine)} here and {count} there"
+            elif at >= len(mine):
+                item = "the digests have come damaged"
             else:
                 item = f"one of those after {mine[at - 1]}"
             raise UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}")
@@ -71,7 +74,7 @@ def agreement(rank: Rank, group: Group, subject: str, mine: Sequence[str]) -> Fu
         mine: The items of this rank.
     """
     place = users_frame()
-    gathered = group.all_gather(digests(mine), name=f"compare {subject}", call_site=place)
+    gathered = group.all_gather(metadata(digests(mine)), name=f"compare {subject}", call_site=place)
     check = partial(check_alike, subject, mine, ranks=group.ranks, own=rank.rank)
     real = rank.empty(1).flags.writeable  # else there is nothing to compare
     return rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0, call_site=place)
@@ -113,9 +116,9 @@ def odd_ones(digests: Sequence[int]) -> list[int]:
     return [index for index, digest in enumerate(digests) if digest != usual]
 
 
-def _digests(views: Mapping[str, Array]) -> NDArray[np.int64]:
+def _digests(views: Mapping[str, Array]) -> Array:
     found = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8).data) for view in views.values()]
-    return np.array(found, np.uint64).view(np.int64)
+    return metadata(np.array(found, np.uint64).view(np.int64))
 
 
 def _check(names: Sequence[str], ranks: Sequence[int], step: int, gathered: NDArray[np.int64]) -> None:

@@ -18,6 +18,7 @@ from ...errors import UsageError
 from ...notice import notify
 from ...runtime.future import Future
 from ...runtime.group import Group
+from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
 from ...timeline.recording import call_site
 from ..settings import check_is_rank, group_of
@@ -231,7 +232,7 @@ class Checkpoints:
         """Load a checkpoint into a model."""
         reader, notes = Reader(folder_of(self._folder, step), manifest), manifest["notes"]
         await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors())
-        mine = np.array([manifest["ranks"] == self._group.size and self._part in notes], np.int8)
+        mine = metadata([manifest["ranks"] == self._group.size and self._part in notes], np.int8)
         same = bool((await self._group.all_reduce(mine, op="min", stream=self._stream))[0])
         own = await _in_thread(partial(self._read, reader, model.wanted()))
         told = notes[self._part] if self._part in notes else next(iter(notes.values()))
@@ -258,7 +259,7 @@ class Checkpoints:
             await self._together()
             return
         nonce = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
-        told = await group.broadcast(np.array([nonce], np.int64), stream=self._stream, name="checkpoint begins")
+        told = await group.broadcast(metadata([nonce], np.int64), stream=self._stream, name="checkpoint begins")
         written = self._folder / f".checkpoint-{step:012}-{int(told[0]):016x}"
         await _in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
         await self._together()
@@ -279,14 +280,14 @@ class Checkpoints:
         if not self._rank.state.real:
             return []
         found = await _in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
-        count = await self._group.broadcast(np.array([len(found)], np.int64), stream=self._stream)
-        steps = np.array(found or [0] * int(count[0]), np.int64)
+        count = await self._group.broadcast(metadata([len(found)], np.int64), stream=self._stream)
+        steps = metadata(found or [0] * int(count[0]), np.int64)
         return [int(step) for step in await self._group.broadcast(steps, stream=self._stream)]
 
     async def _checked(self, step: int) -> Mapping[str, Any] | None:
         """Return a checkpoint's manifest, if all ranks together find its files as they were written."""
         manifest, trouble = await _in_thread(partial(self._look_at, step))
-        fine: Values = await self._group.all_reduce(np.array([not trouble], np.int8), op="min", stream=self._stream)
+        fine: Values = await self._group.all_reduce(metadata([not trouble], np.int8), op="min", stream=self._stream)
         if trouble:
             notify(f"checkpoint of step {step} is passed over: {trouble}")
         return manifest if fine[0] else None

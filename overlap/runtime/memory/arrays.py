@@ -13,6 +13,15 @@ from ...collectives.reduce import Array
 from ...errors import UsageError
 
 
+class Metadata(np.ndarray[Any, Any]):
+    """Numbers that this package itself sends, such as sizes, digests and packed objects, and no program."""
+
+
+def metadata(values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
+    """Return an array of `Metadata`; in the memory of `values`, if that is an array of the dtype."""
+    return np.asarray(values, dtype).view(Metadata)
+
+
 def read_only(array: Array) -> Array:
     """Return an array of the same memory, which cannot be made writable again; `array` must be C-contiguous."""
     if not array.flags.writeable or not array.size:
