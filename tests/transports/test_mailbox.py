@@ -212,6 +212,7 @@ def test_what_is_sent_to_a_lost_process_ends_and_wakes_who_waits(pair: Boxes) ->
 
 
 def test_a_fork_leaves_the_messages_to_its_parent(pair: Boxes) -> None:
+    pair.send(0, 1, np.zeros(4, np.uint8), 9)  # starts the thread that a fork must not start
     first, out = pair.receive(1, 0, np.zeros(4, np.uint8)), np.zeros(5 * RING_BYTES, np.uint8)
     got, data = pair.receive(1, 0, out), some(5 * RING_BYTES)
     pair.bells[1].cast("I")[3] = 0  # nobody is to be rung

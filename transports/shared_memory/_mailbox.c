@@ -6,6 +6,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -65,6 +66,10 @@ typedef struct Op { /* one end of a message */
     _Atomic int state;
 } Op;
 
+typedef struct {
+    Op *first, *last;
+} Queue;
+
 typedef struct Early { /* a message that came before its receive, and stood in the way of others */
     struct Early *next;
     Op *op; /* has asked for it meanwhile */
@@ -76,7 +81,7 @@ typedef struct Early { /* a message that came before its receive, and stood in t
 typedef struct {
     Ring out, in;
     Bells *bells;
-    Op *first_send, *last_send;
+    Queue sends;
     Early *first_early, *last_early;
     /* the message that is coming in */
     int coming;
@@ -93,7 +98,7 @@ typedef struct {
     Py_buffer *buffers;
     int held; /* number of buffers */
     Bells *bells;
-    Op *first_receive, *last_receive;
+    Queue receives;
     _Atomic(Op *) ended; /* to be released by a thread that holds Python's lock */
     long pending;
     int coming;  /* messages that are coming in */
@@ -151,6 +156,28 @@ static void copy_out(Ring *ring, uint64_t at, char *to, uint64_t nbytes)
     memcpy(to + first, ring->bytes, nbytes - first);
 }
 
+static void append(Queue *queue, Op *op)
+{
+    if (queue->last == NULL)
+        queue->first = op;
+    else
+        queue->last->next = op;
+    queue->last = op;
+}
+
+/* Return whether it was there. */
+static int take_out(Queue *queue, Op *op)
+{
+    for (Op **at = &queue->first, *before = NULL; *at != NULL; before = *at, at = &(*at)->next)
+        if (*at == op) {
+            *at = op->next;
+            if (queue->last == op)
+                queue->last = before;
+            return 1;
+        }
+    return 0;
+}
+
 /* -- progress; the mailbox is locked ------------------------------------------------------------------------------- */
 
 static void end(Mailbox *box, Op *op, int state)
@@ -169,7 +196,7 @@ static int push(Mailbox *box, Peer *peer)
     Ring *out = &peer->out;
     uint64_t written = atomic_load_explicit(&out->counts->written, memory_order_relaxed), begun = written;
     Op *op;
-    while ((op = peer->first_send) != NULL) {
+    while ((op = peer->sends.first) != NULL) {
         uint64_t free = out->room - (written - atomic_load(&out->counts->read));
         if (free < 2 * LINE) {
             atomic_store(&out->counts->full, 1);
@@ -187,8 +214,7 @@ static int push(Mailbox *box, Peer *peer)
         op->moved += n;
         written += ROUND_UP(n);
         if (op->moved == op->head.nbytes) {
-            if ((peer->first_send = op->next) == NULL)
-                peer->last_send = NULL;
+            take_out(&peer->sends, op);
             end(box, op, DONE);
         }
         atomic_store(&out->counts->written, written);
@@ -204,20 +230,14 @@ static int push(Mailbox *box, Peer *peer)
 /* Find the first receive that takes a message, and remove it; `waits` says whether there are others for the peer. */
 static Op *matching(Mailbox *box, int index, const Head *head, int *waits)
 {
-    Op *before = NULL;
     *waits = 0;
-    for (Op *op = box->first_receive; op != NULL; before = op, op = op->next) {
+    for (Op *op = box->receives.first; op != NULL; op = op->next) {
         if (op->peer != index && op->peer >= 0)
             continue;
         *waits = 1;
         if (op->head.tag != head->tag)
             continue;
-        if (before == NULL)
-            box->first_receive = op->next;
-        else
-            before->next = op->next;
-        if (box->last_receive == op)
-            box->last_receive = before;
+        take_out(&box->receives, op);
         return op;
     }
     return NULL;
@@ -237,12 +257,8 @@ static void keep_early(Mailbox *box, Peer *peer, const Head *head)
 {
     Early *early = head->nbytes < PTRDIFF_MAX - sizeof(Early) ? malloc(sizeof(Early) + head->nbytes) : NULL;
     if (early == NULL) { /* its receive will find nothing; those that wait hear of it */
-        while (box->first_receive != NULL) {
-            Op *op = box->first_receive;
-            box->first_receive = op->next;
-            end(box, op, NO_MEMORY);
-        }
-        box->last_receive = NULL;
+        for (Op *op; (op = box->receives.first) != NULL; end(box, op, NO_MEMORY))
+            take_out(&box->receives, op);
         return;
     }
     early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0;
@@ -338,9 +354,9 @@ static int progress(Mailbox *box, uint32_t asleep)
         Peer *peer = &box->peers[index];
         if (peer->bells == NULL)
             continue;
-        if (peer->first_send != NULL)
+        if (peer->sends.first != NULL)
             moved |= push(box, peer);
-        if (box->first_receive != NULL || peer->coming)
+        if (box->receives.first != NULL || peer->coming)
             moved |= pull(box, index);
     }
     if (box->pending != pending && atomic_load(&box->bells->sleepers) > asleep) /* another thread may have waited for it */
@@ -442,11 +458,6 @@ static PyObject *Op_state(Op *op, void *unused)
     return PyLong_FromLong(atomic_load(&op->state));
 }
 
-static PyObject *Op_source(Op *op, void *unused)
-{
-    return PyLong_FromLong(op->source);
-}
-
 static PyObject *Op_call(Op *op, void *unused)
 {
     return Py_BuildValue("KK", (unsigned long long)op->head.call, (unsigned long long)op->head.nbytes);
@@ -458,12 +469,14 @@ static PyObject *Op_site(Op *op, void *unused)
 }
 
 static PyGetSetDef Op_fields[] = {{"state", (getter)Op_state},
-                                  {"source", (getter)Op_source},
                                   {"call", (getter)Op_call},
                                   {"site", (getter)Op_site},
                                   {NULL}};
 
-static PyType_Slot Op_slots[] = {{Py_tp_dealloc, Op_dealloc}, {Py_tp_getset, Op_fields}, {0}};
+static PyMemberDef Op_members[] = {{"source", T_INT, offsetof(Op, source), READONLY}, {NULL}};
+
+static PyType_Slot Op_slots[] = {
+    {Py_tp_dealloc, Op_dealloc}, {Py_tp_getset, Op_fields}, {Py_tp_members, Op_members}, {0}};
 static PyType_Spec Op_spec = {"transports.shared_memory._mailbox.Op", sizeof(Op), 0,
                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, Op_slots};
 static PyTypeObject *Op_type;
@@ -504,7 +517,7 @@ static Op *new_op(Mailbox *box, int peer, uint64_t tag, uint64_t call, unsigned 
         return NULL;
     op->next = op->next_ended = NULL;
     op->keeps = Py_NewRef(keeps);
-    op->bytes = (char *)(uintptr_t)address;
+    op->bytes = nbytes ? (char *)(uintptr_t)address : op->head.site; /* memory of nothing may be NULL */
     op->peer = peer, op->source = 0, op->moved = 0;
     memset(&op->head, 0, sizeof op->head);
     op->head.tag = tag, op->head.call = call, op->head.nbytes = nbytes;
@@ -533,13 +546,9 @@ static PyObject *Mailbox_send(Mailbox *box, PyObject *const *args, Py_ssize_t co
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&box->lock);
     Peer *to = &box->peers[peer];
-    if (to->last_send == NULL)
-        to->first_send = op;
-    else
-        to->last_send->next = op;
-    to->last_send = op;
+    append(&to->sends, op);
     box->pending++;
-    if (to->first_send == op)
+    if (to->sends.first == op)
         push(box, to);
     attend(box);
     pthread_mutex_unlock(&box->lock);
@@ -582,13 +591,9 @@ static PyObject *Mailbox_receive(Mailbox *box, PyObject *const *args, Py_ssize_t
     box->pending++;
     int from = -1;
     Early *early = early_for(box, op, &from);
-    if (early == NULL) {
-        if (box->last_receive == NULL)
-            box->first_receive = op;
-        else
-            box->last_receive->next = op;
-        box->last_receive = op;
-    } else if (differs(box, op, from, &early->head)) {
+    if (early == NULL)
+        append(&box->receives, op);
+    else if (differs(box, op, from, &early->head)) {
         if (box->peers[from].early == early)
             box->peers[from].early = NULL; /* the rest of it goes nowhere */
         drop_early(&box->peers[from], early);
@@ -625,38 +630,20 @@ static PyObject *Mailbox_wait(Mailbox *box, PyObject *const *args, Py_ssize_t co
 /* Give an end up; False if a message is half written, which must go on. */
 static int withdraw(Mailbox *box, Op *op)
 {
-    for (Op **at = &box->first_receive, *before = NULL; *at != NULL; before = *at, at = &(*at)->next)
-        if (*at == op) {
-            if (box->last_receive == op)
-                box->last_receive = before;
-            *at = op->next;
-            end(box, op, WITHDRAWN);
-            return 1;
-        }
-    for (int i = 0; i < box->size; i++) {
+    int found = take_out(&box->receives, op);
+    for (int i = 0; !found && i < box->size; i++) {
         Peer *peer = &box->peers[i];
-        if (peer->op == op) {
-            peer->op = NULL;
-            end(box, op, WITHDRAWN);
-            return 1;
-        }
+        if (peer->sends.first == op && op->source)
+            return 0;
+        found = take_out(&peer->sends, op);
+        if (peer->op == op)
+            peer->op = NULL, found = 1;
         for (Early *early = peer->first_early; early != NULL; early = early->next)
-            if (early->op == op) {
-                early->op = NULL;
-                end(box, op, WITHDRAWN);
-                return 1;
-            }
-        for (Op **at = &peer->first_send, *before = NULL; *at != NULL; before = *at, at = &(*at)->next)
-            if (*at == op) {
-                if (op->source)
-                    return 0;
-                if (peer->last_send == op)
-                    peer->last_send = before;
-                *at = op->next;
-                end(box, op, WITHDRAWN);
-                return 1;
-            }
+            if (early->op == op)
+                early->op = NULL, found = 1;
     }
+    if (found)
+        end(box, op, WITHDRAWN);
     return 1;
 }
 
@@ -688,11 +675,8 @@ static PyObject *Mailbox_lose(Mailbox *box, PyObject *given)
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&box->lock);
     Peer *peer = &box->peers[index];
-    for (Op *op = peer->first_send, *next; op != NULL; op = next) {
-        next = op->next;
-        end(box, op, LOST);
-    }
-    peer->first_send = peer->last_send = NULL;
+    for (Op *op; (op = peer->sends.first) != NULL; end(box, op, LOST))
+        take_out(&peer->sends, op);
     if (atomic_load(&box->bells->sleepers))
         ring_threads(box->bells);
     pthread_mutex_unlock(&box->lock);
@@ -706,7 +690,7 @@ static PyObject *Mailbox_sending(Mailbox *box, PyObject *unused)
     PyObject *found = PyList_New(0);
     pthread_mutex_lock(&box->lock);
     for (int i = 0; found != NULL && i < box->size; i++)
-        if (box->peers[i].first_send != NULL) {
+        if (box->peers[i].sends.first != NULL) {
             PyObject *index = PyLong_FromLong(i);
             if (index == NULL || PyList_Append(found, index) < 0)
                 Py_CLEAR(found);
@@ -736,13 +720,13 @@ static void Mailbox_dealloc(Mailbox *box)
     if (box->pid == getpid()) {
         Py_XDECREF(Mailbox_close(box, NULL));
         release_ended(box);
-        for (Op *op = box->first_receive, *next; op != NULL; op = next) {
+        for (Op *op = box->receives.first, *next; op != NULL; op = next) {
             next = op->next;
             Py_DECREF(op);
         }
         for (int i = 0; i < box->size; i++) {
             Peer *peer = &box->peers[i];
-            for (Op *op = peer->first_send, *next; op != NULL; op = next) {
+            for (Op *op = peer->sends.first, *next; op != NULL; op = next) {
                 next = op->next;
                 Py_DECREF(op);
             }
