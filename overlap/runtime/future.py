@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, cast, overload
 
 import numpy as np
@@ -29,6 +30,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 S = TypeVar("S", bound=np.generic)
 
+_VALUES = (Number, np.generic, np.ndarray)
 _FIRST = "await it first, or pass it to rank.compute or a collective"
 
 # Guards a future against several threads: settling, waiting, callbacks. Its holder does nothing else, so one lock for
@@ -244,6 +246,11 @@ class Future(Generic[T_co]):
 
     # -- a program that takes it for its value ---------------------------------------------------------------------
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise TypeError(f"a future cannot be formatted as {spec!r}; {_FIRST}")
+        return str(self)
+
     def __iter__(self) -> Generator[object, None, None]:
         raise TypeError("a future cannot be iterated; await it, or take items by index")
 
@@ -260,7 +267,17 @@ class Future(Generic[T_co]):
 
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
         __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
-        __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __float__ = __int__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __float__ = __int__ = __round__ = _refuse
+
+        def __eq__(self, other: object) -> bool:
+            if isinstance(other, _VALUES):  # else it compares by identity
+                raise TypeError(f"a future cannot be compared with {type(other).__name__}; {_FIRST}")
+            return NotImplemented
+
+        __hash__ = object.__hash__
+
+        def __len__(self) -> int:
+            raise TypeError(f"a future has no length; {_FIRST}")
 
     # -- for the functions below -------------------------------------------------------------------------------------
 

@@ -386,7 +386,7 @@ def test_a_future_is_not_taken_for_its_result() -> None:
     run(main, 1)
 
 
-@pytest.mark.parametrize("wrong", [lambda x: x + 1, lambda x: 2 * x, lambda x: -x, lambda x: x < 1, float])
+@pytest.mark.parametrize("wrong", [lambda x: x + 1, lambda x: 2 * x, lambda x: -x, lambda x: x < 1, float, round])
 def test_a_future_that_is_computed_with_says_to_await_it(wrong: Callable[[object], object]) -> None:
     async def main(rank: overlap.Rank) -> None:
         future = rank.all_reduce(np.ones(2))
@@ -395,5 +395,31 @@ def test_a_future_that_is_computed_with_says_to_await_it(wrong: Callable[[object
         with pytest.raises(AttributeError, match=r"^a future has no 'shape'; await it first, or pass it"):
             _ = future.shape  # type: ignore[attr-defined]
         await future
+
+    run(main, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda x: f"{x:.3f}", "cannot be formatted as '.3f'"),
+        (len, "has no length"),
+        (lambda x: x == 2, "cannot be compared with int"),
+        (lambda x: 2.0 != x, "cannot be compared with float"),  # noqa: SIM300 (the future stands right)
+        (lambda x: x == np.ones(2), "cannot be compared with ndarray"),
+    ],
+)
+def test_a_future_is_neither_formatted_nor_compared_with_numbers(wrong: Callable[[object], object], told: str) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        future, other = rank.all_reduce(np.ones(2)), rank.all_reduce(np.ones(2))
+        with pytest.raises(TypeError) as caught:
+            wrong(future)
+        assert str(caught.value) == f"a future {told}; await it first, or pass it to rank.compute or a collective"
+        assert future != other
+        assert future in [other, future]
+        assert {future: 1, other: 2}[future] == 1
+        assert f"{future}" == str(future)
+        await future
+        await other
 
     run(main, 1)
