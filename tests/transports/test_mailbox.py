@@ -192,6 +192,21 @@ def test_a_receive_that_is_withdrawn_takes_nothing(pair: Boxes) -> None:
     assert (first.tolist(), second.tolist()) == ([0] * 4, [3] * 4)
 
 
+def test_a_receive_that_is_withdrawn_amid_its_message_leaves_the_others_in_order(pair: Boxes) -> None:
+    pair.boxes[0].close()  # no thread of its own sends on
+    sent = [pair.send(0, 1, np.full(5 * RING_BYTES, 1, np.uint8), 1)]
+    other = pair.receive(1, 0, np.zeros(4, np.uint8), 2)  # the message is put aside
+    outs = [np.zeros(5 * RING_BYTES, np.uint8) for _ in range(3)]
+    given_up, second = [pair.receive(1, 0, out, 1) for out in outs[:2]]
+    assert pair.boxes[1].withdraw(given_up) is True
+    sent += [pair.send(0, 1, np.full(5 * RING_BYTES, number, np.uint8), 1) for number in (2, 3)]
+    third = pair.receive(1, 0, outs[2], 1)
+    assert [pair.wait(0, op) for op in sent] == [DONE] * 3
+    assert [pair.wait(1, op) for op in (second, third)] == [DONE] * 2
+    assert (given_up.state, other.state) == (WITHDRAWN, PENDING)
+    assert [(int(out[0]), int(out[-1])) for out in outs] == [(0, 0), (2, 2), (3, 3)]
+
+
 def test_a_send_can_be_withdrawn_only_before_it_begins(pair: Boxes) -> None:
     half, waiting = pair.send(0, 1, some(5 * RING_BYTES)), pair.send(0, 1, some(100))
     assert pair.boxes[0].withdraw(waiting) is True

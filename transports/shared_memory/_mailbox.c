@@ -627,7 +627,7 @@ static PyObject *Mailbox_wait(Mailbox *box, PyObject *const *args, Py_ssize_t co
     return PyLong_FromLong(atomic_load(&op->state));
 }
 
-/* Give an end up; False if a message is half written, which must go on. */
+/* Give an end up; False if a message is half written, which must go on. What is half read goes nowhere. */
 static int withdraw(Mailbox *box, Op *op)
 {
     int found = take_out(&box->receives, op);
@@ -638,9 +638,10 @@ static int withdraw(Mailbox *box, Op *op)
         found = take_out(&peer->sends, op);
         if (peer->op == op)
             peer->op = NULL, found = 1;
-        for (Early *early = peer->first_early; early != NULL; early = early->next)
-            if (early->op == op)
-                early->op = NULL, found = 1;
+        if (peer->early != NULL && peer->early->op == op) {
+            drop_early(peer, peer->early);
+            peer->early = NULL, found = 1;
+        }
     }
     if (found)
         end(box, op, WITHDRAWN);
@@ -702,9 +703,9 @@ static PyObject *Mailbox_sending(Mailbox *box, PyObject *unused)
 
 static PyObject *Mailbox_close(Mailbox *box, PyObject *unused)
 {
+    atomic_store(&box->closing, 1);
     if (box->spare_runs && box->pid == getpid()) {
         box->spare_runs = 0;
-        atomic_store(&box->closing, 1);
         Py_BEGIN_ALLOW_THREADS
         atomic_fetch_add(&box->bells->spare_bell, 1);
         futex(&box->bells->spare_bell, FUTEX_WAKE, 1, NULL);
