@@ -180,6 +180,11 @@ class Connection:
         """With which the world has ended, once it has; None as long as all is well."""
         return self._failure
 
+    @property
+    def unheard(self) -> BaseException | None:
+        """With which the world has ended, if no operation was left to fail with it: ranks took different roots."""
+        return self._failure if self._world is not None and self._world.communicators.unheard else None
+
     def _end(self) -> None:
         if self._token is not None and not self._ended.is_set():
             self._soon(self._closing.set)

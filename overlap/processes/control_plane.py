@@ -122,9 +122,11 @@ class ControlPlane:
             nursery.cancel_scope.cancel(reason="the world has ended")
 
     async def part(self) -> None:
-        """Wait until the ranks of all processes have finished."""
+        """Wait until the ranks of all processes have finished, and what they have told is heard."""
         try:
             await self._membership.barrier("end")
+            while self._membership.unread:
+                await trio.lowlevel.checkpoint()
         except MemberLostError:  # the messages of the other processes tell more
             await trio.sleep_forever()
 

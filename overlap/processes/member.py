@@ -204,6 +204,11 @@ class Membership:
         """
         return self._inbox
 
+    @property
+    def unread(self) -> bool:
+        """Whether something waits that others have told."""
+        return bool(self._inbox)
+
     async def leave(self) -> None:
         """Say goodbye: the others do not take the end of this process for a loss.
 
@@ -399,6 +404,9 @@ class _Inbox:
         else:
             self._waiting.append(news)
         self._arrived.set()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
 
     def close(self) -> None:
         """Let the iteration end after what is waiting now."""

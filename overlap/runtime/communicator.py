@@ -84,6 +84,7 @@ class Shared(Protocol):
 
     engine: BaseEngine  # Runs what has matched
     left: set[int]  # World ranks that have finished their program
+    unheard: dict[int, Callable[[], BaseException]]  # Errors that no operation is left to fail with
 
     def announce(self, key: Key) -> None:
         """Offer a message, which no rank has begun to receive, to the receives that accept any source (`src=None`)."""

@@ -27,6 +27,8 @@ class Communicators:
     Attributes:
         engine: Runs what has matched.
         left: World ranks that have finished their program.
+        unheard: Makers of errors of operations that were over on all ranks when it became known that they differ, by
+            id of the communicator, as long as no later operation has failed with them.
     """
 
     engine: BaseEngine
@@ -34,6 +36,7 @@ class Communicators:
 
     def __init__(self, engine: BaseEngine) -> None:
         self.engine, self.left = engine, set[int]()
+        self.unheard: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
         self._any: dict[Key, AnySource] = {}  # receives from any source that are under way
         self._ours: dict[Key, None] = {}  # receives from any source of which the last took a message of this process

@@ -114,6 +114,7 @@ class SpanningCommunicator(Communicator):
         self.id: int = key.id
         self.issued: dict[int, int] = {}
         self._local, self._others = local, told
+        self._heard = False  # whether an operation here has failed because nothing goes on
         self._bases: dict[Call, int] = {}
         self._voices_known: dict[tuple[int, int, int, Call], tuple[object, Voice]] = {}
         self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `_REMEMBERED`: the number, and what it was
@@ -194,6 +195,8 @@ class SpanningCommunicator(Communicator):
     def _open(self, operation: Operation) -> SpanningMatch:
         match = self._matches[operation.seq] = SpanningMatch(self.size)
         match.error = self._broken
+        if match.error is not None:
+            self._is_heard()
         if self._left and match.error is None:
             self._check_left(match, operation)
         return match
@@ -277,7 +280,10 @@ class SpanningCommunicator(Communicator):
         if match is None or match.first is None:
             mine = self.past(seq)
             if mine is not None and not mine[1].agrees(said.call):
-                self._differ(seq, Voice(rank=mine[0], call=mine[1], call_site=call_site(*mine[2])), said)
+                own = Voice(rank=mine[0], call=mine[1], call_site=call_site(*mine[2]))
+                if not self._heard and self._only_gave(own) and self._only_gave(said):
+                    self._shared.unheard.setdefault(self.id, mismatch(self.name, seq, said, own))
+                self._differ(seq, own, said)
             return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - _REMEMBERED
         match.heard_of = {**match.heard_of, said.rank: said}
         assert match.pattern is not None
@@ -291,6 +297,15 @@ class SpanningCommunicator(Communicator):
             self._check_results(match)
             self._engine.start(self, match)
         return True
+
+    def _is_heard(self) -> None:
+        """Note that an operation here fails with what makes all later ones fail."""
+        self._heard = True
+        self._shared.unheard.pop(self.id, None)
+
+    def _only_gave(self, voice: Voice) -> bool:
+        """Whether a rank took itself for the root: its end waits for nobody."""
+        return voice.call.kind in ANNOUNCED and self.members[voice.call.root] == voice.rank
 
     def _keep(self, seq: int, called: Called) -> None:
         """Remember what was called in an operation."""
@@ -321,6 +336,8 @@ class SpanningCommunicator(Communicator):
         match = self._matches.get(seq)
         if match is None:
             self._broken = error
+            if self._matches:
+                self._is_heard()
             for later in [each for number, each in self._matches.items() if number > seq and each.error is None]:
                 self._fail(later, error)
         elif match.error is None:

@@ -200,6 +200,8 @@ class World:
                             nursery.start_soon(self._live_rank, member, main, args, results)
                     if self._others:
                         await self._others.part()
+                        for error in self.communicators.unheard.values():
+                            self.fail(min(self.local), error())
             finally:
                 await self._end()
 

@@ -82,17 +82,33 @@ def _at_exit(reference: weakref.ref[Connection]) -> None:
 def _leave(connection: Connection) -> None:
     """Let a world end as soon as the other ranks are done too; does not wait here for late ones."""
     _forget(connection)
-    closing = threading.Thread(target=_close, args=[connection], name="overlap leaves", daemon=True)
+    errors: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            _close(connection)
+        except dist.DistError as error:
+            errors.append(error)
+
+    closing = threading.Thread(target=close, name="overlap leaves", daemon=True)
     closing.start()
     closing.join(_LEAVE_S)
+    if errors:
+        raise errors[0]
 
 
 def _close(connection: Connection) -> None:
-    """Wait until the other ranks are done with a world too, however long they take, as long as they live."""
+    """Wait until the other ranks are done with a world too, however long they take, as long as they live.
+
+    Raises:
+        DistBackendError: If ranks have disagreed, and no operation was left to fail with that.
+    """
     _forget(connection)
     if connection.error is None:
         with suppress(OverlapError):  # the waiter of an operation has been given its error
             connection.close()
+    if (error := connection.unheard) is not None:
+        raise backend_error(error)
 
 
 def _abort(connection: Connection) -> None:

@@ -82,6 +82,10 @@ class Company:
     def messages(self) -> Company:
         return self
 
+    @property
+    def unread(self) -> bool:
+        return self._receive.statistics().current_buffer_used > 0
+
     def __aiter__(self) -> Company:
         return self
 

@@ -17,11 +17,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist  # noqa: E402
 from typing_extensions import deprecated  # noqa: E402
 
+from overlap import Connection  # noqa: E402
 from overlap.processes.control_plane import ControlPlane  # noqa: E402
 from overlap.runtime.match import Voice  # noqa: E402
 from overlap.torch import ProcessGroup, Work  # noqa: E402
+from overlap.torch.backend import _leave  # noqa: E402
 
-from .pairs import Ranks, ranks  # noqa: E402
+from .pairs import Ranks, connected, do, ranks  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -399,3 +401,16 @@ def test_a_wait_that_takes_too_long_says_so() -> None:
 
     with ranks(2) as two:
         assert " Timed out after 0.01 s" in two.do(call)[0]
+
+
+def test_a_group_whose_ranks_took_different_roots_says_so_when_it_ends() -> None:
+    with connected(2, dist.HashStore()) as worlds:
+
+        def gives(world: Connection) -> None:
+            group = ProcessGroup(dist.HashStore(), world.rank.world, timedelta(seconds=30))
+            group.broadcast([torch.ones(2)], root=world.rank.rank).wait()
+
+        assert do([partial(gives, world) for world in worlds]) == [None, None]
+        ended = do([partial(_leave, world) for world in worlds])
+    assert [type(error) for error in ended] == [dist.DistBackendError] * 2
+    assert all("root=0" in str(error) and "root=1" in str(error) for error in ended)
