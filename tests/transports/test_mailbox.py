@@ -259,6 +259,8 @@ def test_threads_may_send_while_others_close() -> None:
             thread.start()
         for thread in threads:
             thread.join()
+        out = np.zeros(64, np.uint8)
+        assert [boxes.wait(1, boxes.receive(1, 0, out)) for _ in range(16)] == [DONE] * 16
 
 
 def test_a_wait_ends_in_time(pair: Boxes) -> None:
