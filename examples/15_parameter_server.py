@@ -4,6 +4,7 @@ Workers send gradients and get weights back, in their own time. Each has a reply
 weights are a gradient of its own old, and some of the others': the price of asynchronous training.
 
 You will see the loss of one worker fall, how many gradients each had taken in, and how much communication was hidden.
+The loss may jump for some steps, because gradients are of old weights.
 
     python examples/15_parameter_server.py 300     steps of each worker; 60 by default
 """

@@ -136,11 +136,18 @@ class TaskStarter(Starter):
     ) -> Call:
         """Start a task that receives."""
         receive: Callable[[], Awaitable[Delivery | None]] = (
-            partial(self._endpoint.recv, src, tag, nbytes)
+            partial(self._delivered, src, tag, nbytes)
             if out is None
             else partial(self._endpoint.recv_into, src, tag, out)
         )
         return self._begin((False, src), receive, done)
+
+    async def _delivered(self, src: int, tag: int, nbytes: int) -> Delivery:
+        delivery: object = await self._endpoint.recv(src, tag, nbytes)
+        if not isinstance(delivery, Delivery):
+            name = type(self._endpoint).__name__
+            raise TransportError(f"recv of {name} must return the Delivery, and it returned {delivery!r}")
+        return delivery
 
     def _begin(self, lane: _Lane, run: Callable[[], Awaitable[Delivery | None]], done: Callable[[Call], None]) -> Call:
         call = _TaskCall(self._last.get(lane), done)

@@ -124,7 +124,9 @@ class Run:
         if what != "model weights":
             raise UsageError(f'same: expected "model weights" or "results", got {what!r}')
         if not any(self.weights):
-            return Answer("no rank has made a model with weights")
+            return Answer(
+                "no rank has made a model of PyTorch; of async functions, same('results') compares what they return"
+            )
         differing = survived.weights(self.record)
         if differing is not None:
             return Answer(str(differing))
@@ -161,7 +163,7 @@ class Run:
         """
         mine, theirs = whole_weights(self.weights), whole_weights(other.weights)
         if not mine or not theirs:
-            return Answer("one of the runs has no model with weights")
+            return Answer("one of the runs has made no model of PyTorch")
         if set(mine) != set(theirs):
             return Answer(f"one of the runs has no weight '{sorted(set(mine) ^ set(theirs))[0]}'")
         for name, value in mine.items():

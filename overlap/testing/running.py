@@ -67,9 +67,17 @@ class Setting:
         parts += [f"cluster={self.cluster!r}"] if self.cluster != "local" else []
         parts += [f"seed={self.seed}"] if self.seed else []
         parts += [f'faults="{", ".join(map(str, self.faults))}"'] if self.faults else []
+        told = [
+            f"{one.name}={getattr(self.clock, one.name)!r}" for one in fields(Virtual) if _is_set(self.clock, one.name)
+        ]
+        parts += [f"clock=overlap.Virtual({', '.join(told)})"] if told else []
         parts += [f"steps={self.steps}"] if self.steps is not None else []
         parts += [f"real_timeout_s={self.real_timeout_s:g}"] if self.real_timeout_s != _REAL_TIMEOUT_S else []
         return ", ".join(parts)
+
+
+def _is_set(clock: Virtual, name: str) -> bool:
+    return bool(getattr(clock, name) != getattr(Virtual(), name))
 
 
 def check_memory(ranks: int) -> None:

@@ -80,7 +80,7 @@ def test_the_loss_falls(name):
     assert min(losses) < best - 1
     if name in ("12_zero", "16_bfloat16_on_the_wire"):
         assert losses[1] == pytest.approx(losses[0], rel=0 if name.startswith("12") else 0.05)
-    else:
+    elif name != "15_parameter_server":  # gradients of old weights make the loss jump for some steps, at any time
         assert losses[-1] < losses[0]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 import overlap
 from overlap.testing import Ranks
+from overlap.testing.running import Setting
 
 
 async def receives(rank: overlap.Rank) -> None:
@@ -30,3 +31,10 @@ def test_one_too_many_is_named() -> None:
     assert run.verdict is not None
     assert run.verdict.kind == "receive without a send"
     assert run.verdict.ranks[0] == 0
+
+
+def test_the_line_that_repeats_a_run_has_its_clock() -> None:
+    assert Setting(ranks=3, clock=overlap.Virtual(profile="run.json")).told == (
+        "ranks=3, clock=overlap.Virtual(profile='run.json')"
+    )
+    assert Setting(ranks=3).told == "ranks=3"

@@ -138,3 +138,18 @@ def test_a_later_call_that_ends_first_lets_the_next_one_begin() -> None:
         assert [call.error for call in ended] == [None] * 3
 
     trio.run(main)
+
+
+async def _forgetful(ended: list[Call]) -> None:
+    class Forgetful(Gated):
+        async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+            return None  # type: ignore[return-value]  # as without `return`
+
+    async with trio.open_nursery() as nursery:
+        TaskStarter(Forgetful(), nursery.start_soon).begin_recv(1, 0, None, 8, done=ended.append)
+
+
+def test_a_receive_that_returns_no_delivery_fails() -> None:
+    ended: list[Call] = []
+    trio.run(_forgetful, ended)
+    assert [str(call.error) for call in ended] == ["recv of Forgetful must return the Delivery, and it returned None"]
