@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import topology
     from transports.shared_memory.mailbox import Post
 
+    from .mail import Mail
+
 from collections.abc import Mapping, Sequence
 from copy import copy
 
@@ -22,7 +24,6 @@ from .calls import Calls
 from .communicators import Communicators
 from .context import RankContext
 from .issue import Issuer
-from .mail import Mail
 from .memory.arrays import metadata
 from .outstanding import name_told
 from .stream import Stream, Streams
@@ -121,6 +122,8 @@ class Group(Calls):
         post = self._around.post(self.ranks) if self.size > 1 else None
         if post is None:
             return None
+        from .mail import Mail  # which few need
+
         communicators = self._around.communicators
         return Mail(self._context, communicators, post, self.name, self.ranks, self._occurrence)
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from transports.shared_memory.mailbox import DONE, MISMATCH, NO_MEMORY, PENDING
+
 from ..errors import CollectiveMismatchError, DeadlineError, PeerFailedError, RankLeftError
 from ..flight.recorder import Known
 from ..timeline.ranklist import listed
@@ -37,9 +39,8 @@ _SOON_S = 0.05
 # Of how many peers and tags the number of messages is remembered; then all begin at 0, for a tag may be used once only.
 _TAGS_KEPT = 1 << 16
 
-# States of an end of a message, as the mailbox numbers them.
-_PENDING, _DONE, _MISMATCH, _NO_MEMORY = 0, 1, 2, 5
-_ENDED = (_DONE, _MISMATCH, _NO_MEMORY)  # by themselves; others have been given up, and a wait says why
+# States in which a message has ended by itself; others have been given up, and a wait says why.
+_ENDED = (DONE, MISMATCH, NO_MEMORY)
 
 
 # The dtypes that torch's tensors have, and the bytes of an element; both ends number them alike.
@@ -359,7 +360,7 @@ class Letter:
                 if left_s <= 0:
                     raise TimeoutError(f"{self.label} has not ended within {timeout:g} s")
                 left_s = min(left_s, max(0.0, self.over_s - monotonic()))
-                if state == _PENDING:
+                if state == PENDING:
                     mailbox.wait(self.op, left_s)
                 else:  # the peer is lost, and the world will say so
                     sleep(left_s)
@@ -403,11 +404,11 @@ class Letter:
         with self._lock:
             if self._noted:
                 return
-            if state == _DONE:
+            if state == DONE:
                 self._error = self._arrived()
-            elif state == _MISMATCH:
+            elif state == MISMATCH:
                 self._error = self._mismatch()
-            elif state == _NO_MEMORY:
+            elif state == NO_MEMORY:
                 self._error = MemoryError(f"{self.label}: there is no memory for a message that came before others")
             else:
                 self._error = error
