@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 import trio
-from trio.testing import assert_checkpoints, wait_all_tasks_blocked
+from trio.testing import assert_checkpoints
 
-from transports._checking import Scale, expect, message_of, require
+from transports._checking import Scale, delivery_from, expect, message_of, require, settled
 from transports.base import TAG_LIMIT, Endpoint, Envelope
 from transports.buffers import Buffer
 from transports.starter import Call, Starter
@@ -32,7 +32,7 @@ async def order_of_sends(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     async with trio.open_nursery() as nursery:
         for i, message in enumerate(messages):
             nursery.start_soon(partial(a.send, priority=-(i % 8)), b.rank, 7, message)
-            await wait_all_tasks_blocked()
+            await settled()
         for i, message in enumerate(messages):
             await expect(b, a, 7, message, f"message {i} of {count} on one tag")
 
@@ -43,7 +43,7 @@ async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     async with trio.open_nursery() as nursery:
         for i, message in enumerate(messages):
             nursery.start_soon(expect, b, a, 7, message, f"receive {i} of {scale.messages} on one tag")
-            await wait_all_tasks_blocked()
+            await settled()
         for message in messages:
             await a.send(b.rank, 7, message)
 
@@ -66,12 +66,12 @@ async def _begun_in_order(a: Endpoint, b: Endpoint, starter: Starter) -> None:
             if first == "the receiver":
                 for i, message in enumerate(messages):
                     nursery.start_soon(expect, b, a, 9, message, f"message {i}, which {first} was first to name")
-                    await wait_all_tasks_blocked()
+                    await settled()
             for message in messages:
                 lent = bytearray(message)
                 if starter.begin_send(b.rank, 9, lent, priority=2, done=partial(_clear, lent)) is None:
                     _clear(lent)
-                await wait_all_tasks_blocked()
+                await settled()
             if first == "the sender":
                 for i, message in enumerate(messages):
                     await expect(b, a, 9, message, f"message {i}, which {first} was first to name")
@@ -99,7 +99,7 @@ async def _begun_by_callbacks(a: Endpoint, b: Endpoint, starter: Starter, scale:
 
     for i in range(len(messages) // 2):
         start(i)
-    await wait_all_tasks_blocked()  # what nobody receives has used up all room for it
+    await settled()  # what nobody receives has used up all room for it
     for i, message in enumerate(messages):
         await expect(b, a, i, message, f"message {i} of {len(messages)}, which were started by a plain function,")
     await over.wait()
@@ -111,7 +111,7 @@ async def tags_are_independent(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a.send, b.rank, 1, large)
         nursery.start_soon(a.send, b.rank, 2, small)
-        await wait_all_tasks_blocked()
+        await settled()
         nursery.start_soon(a.send, b.rank, 3, urgent)
         await expect(b, a, 3, urgent, "tag 3 while tags 1 and 2 wait")
         await expect(b, a, 2, small, "tag 2 while tag 1 waits")
@@ -124,7 +124,7 @@ async def many_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     async with trio.open_nursery() as nursery:
         for tag in tags:
             nursery.start_soon(a.send, b.rank, tag, tag.to_bytes(8, "little"))
-        await wait_all_tasks_blocked()
+        await settled()
         for tag in random.Random(0).sample(tags, len(tags)):
             await expect(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag} of {len(tags)}")
 
@@ -135,7 +135,7 @@ async def extreme_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     async with trio.open_nursery() as nursery:
         for tag in tags:
             nursery.start_soon(a.send, b.rank, tag, tag.to_bytes(8, "little"))
-            await wait_all_tasks_blocked()
+            await settled()
         for tag in reversed(tags):
             await expect(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag}")
 
@@ -147,13 +147,13 @@ async def zero_bytes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             for message in (b"", b"x", b""):
                 if send_first:
                     nursery.start_soon(a.send, b.rank, 5, message)
-                    await wait_all_tasks_blocked()
+                    await settled()
                 else:
                     nursery.start_soon(expect, b, a, 5, message, f"{len(message)} bytes between empty messages")
-                    await wait_all_tasks_blocked()
+                    await settled()
             for message in (b"", b"x", b""):
                 if send_first:
-                    with await b.recv(a.rank, 5, len(message)) as delivery:
+                    with await delivery_from(b, a, 5, len(message)) as delivery:
                         require(bytes(delivery.view) == message, "an empty message brought bytes")
                 else:
                     await a.send(b.rank, 5, message)
@@ -167,11 +167,11 @@ async def sizes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             async with trio.open_nursery() as nursery:
                 if send_first:
                     nursery.start_soon(_send_twice, a, b, message)
-                    await wait_all_tasks_blocked()
+                    await settled()
                     nursery.start_soon(_receive_both_ways, a, b, message)
                 else:
                     nursery.start_soon(_receive_both_ways, a, b, message)
-                    await wait_all_tasks_blocked()
+                    await settled()
                     nursery.start_soon(_send_twice, a, b, message)
 
 
@@ -182,7 +182,7 @@ async def _send_twice(a: Endpoint, b: Endpoint, message: bytearray) -> None:
 
 async def _receive_both_ways(a: Endpoint, b: Endpoint, message: bytearray) -> None:
     await expect(b, a, 4, message, f"{len(message)} bytes by recv_into")
-    with await b.recv(a.rank, 4, len(message)) as delivery:
+    with await delivery_from(b, a, 4, len(message)) as delivery:
         require(delivery.view == message, f"{len(message)} bytes by recv: other bytes than those sent")
 
 
@@ -192,7 +192,7 @@ async def both_directions(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a.send, b.rank, 9, there)
         nursery.start_soon(b.send, a.rank, 9, back)
-        await wait_all_tasks_blocked()
+        await settled()
         nursery.start_soon(expect, b, a, 9, there, "the way there")
         nursery.start_soon(expect, a, b, 9, back, "the way back")
 
@@ -229,7 +229,7 @@ async def ownership(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         wanted = bytes(message)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send_and_scribble, message)
-            await wait_all_tasks_blocked()
+            await settled()
             await expect(b, a, 2, wanted, f"{nbytes} bytes whose buffer was overwritten after the send")
 
 
@@ -239,7 +239,7 @@ async def deliveries(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         message = message_of(nbytes)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(a.send, b.rank, 2, message)
-            with await b.recv(a.rank, 2, nbytes) as delivery:
+            with await delivery_from(b, a, 2, nbytes) as delivery:
                 shape = (delivery.view.format, delivery.view.ndim, delivery.view.nbytes)
                 require(delivery.view.readonly, "a delivery may be written to")
                 require(shape == ("B", 1, nbytes), f"a delivery of {nbytes} bytes has (format, ndim, nbytes) {shape}")
@@ -259,15 +259,15 @@ async def announcements(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         sent = {tag: Envelope(src=a.rank, dst=b.rank, tag=tag, nbytes=nbytes) for tag in messages}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_note_any, b, choices, found)
-            await wait_all_tasks_blocked()
+            await settled()
             nursery.start_soon(a.send, b.rank, 3, messages[3])
             only = await b.wait_any([(a.rank, 3)])
             require(only == sent[3], f"{sent[3]} was the only message, and wait_any returned {only}")
-            await wait_all_tasks_blocked()
+            await settled()
             require(not found, "wait_any returned for a message that is none of its choices")
             nursery.start_soon(a.send, b.rank, 2, messages[2])
             await b.wait_any([(a.rank, 2)])
-            await wait_all_tasks_blocked()
+            await settled()
             require(found == [sent[2]], f"{sent[2]} was the only choice with a message, and wait_any returned {found}")
             nursery.start_soon(a.send, b.rank, 1, messages[1])
             await b.wait_any([(a.rank, 1)])
@@ -288,15 +288,15 @@ async def _free_bits(a: Endpoint, b: Endpoint) -> None:
     choices, wanted = [(a.rank, 2**40), (a.rank, 2**41)], Envelope(src=a.rank, dst=b.rank, tag=2**41 + 5, nbytes=8)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_note_any, b, choices, found, 32)
-        await wait_all_tasks_blocked()
+        await settled()
         nursery.start_soon(a.send, b.rank, 2**32, b"another")
         await b.wait_any([(a.rank, 2**32)])
-        await wait_all_tasks_blocked()
+        await settled()
         require(not found, "wait_any returned for a tag that differs above the free bits")
         require(b.announced(choices, free_bits=32) is None, "announced a tag that differs above the free bits")
         nursery.start_soon(a.send, b.rank, 2**41 + 5, b"this one")
         await b.wait_any([(a.rank, 2**41 + 5)])
-        await wait_all_tasks_blocked()
+        await settled()
         require(found == [wanted], f"{wanted} was the only choice with a message, and wait_any returned {found}")
         again = await b.wait_any(choices, free_bits=32)
         require(again == wanted, f"{wanted} was there, and wait_any returned {again}")
@@ -309,12 +309,12 @@ async def _announced_is_not_taken(a: Endpoint, b: Endpoint) -> None:
     found: list[Envelope] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_note_any, b, [(a.rank, 1)], found)
-        await wait_all_tasks_blocked()
+        await settled()
         async with trio.open_nursery() as both:
             both.start_soon(expect, b, a, 1, b"awaited", "a receive beside wait_any")
-            await wait_all_tasks_blocked()
+            await settled()
             both.start_soon(a.send, b.rank, 1, b"awaited")
-        await wait_all_tasks_blocked()
+        await settled()
         require(not found, "wait_any returned for a message that a receive had waited for")
         nursery.cancel_scope.cancel()
 

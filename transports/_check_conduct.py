@@ -6,9 +6,19 @@ from functools import partial
 
 import numpy as np
 import trio
-from trio.testing import assert_checkpoints, wait_all_tasks_blocked
+from trio.testing import assert_checkpoints
 
-from transports._checking import Broken, Scale, expect, message_of, note_outcome, rejected, require
+from transports._checking import (
+    Broken,
+    Scale,
+    delivery_from,
+    expect,
+    message_of,
+    note_outcome,
+    rejected,
+    require,
+    settled,
+)
 from transports.base import TAG_LIMIT, Endpoint
 from transports.failures import LengthMismatchError
 
@@ -40,7 +50,7 @@ async def bad_arguments(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     for choices in ([], [(a.rank, -1)], [(nobody, 6)]):
         with rejected(f"waiting for any of {choices}"):
             await b.wait_any(choices)
-    await wait_all_tasks_blocked()
+    await settled()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a.send, b.rank, 6, b"after it")
         await expect(b, a, 6, b"after it", "the tag of rejected calls, used again")
@@ -79,7 +89,7 @@ async def _disagree(
 ) -> bool:
     async def receive() -> None:
         if lend:
-            (await b.recv(a.rank, 3, expected_bytes)).release()
+            (await delivery_from(b, a, 3, expected_bytes)).release()
         else:
             await b.recv_into(a.rank, 3, bytearray(expected_bytes))
 
@@ -90,7 +100,7 @@ async def _disagree(
     async with trio.open_nursery() as nursery:
         for call in calls if send_first else reversed(calls):
             nursery.start_soon(call)
-            await wait_all_tasks_blocked()
+            await settled()
     case = f"{sent_bytes} bytes sent, {expected_bytes} expected"
     _require_mismatch(receiver[0], sent_bytes, expected_bytes, f"the receiver, with {case},")
     if sender == [None] and await _leaves_alone(a, b, scale, sent_bytes):
@@ -122,19 +132,19 @@ async def checkpoints(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             async with trio.open_nursery() as nursery:
                 if receive_first:
                     nursery.start_soon(partial(_take, a, b, lend=lend))
-                    await wait_all_tasks_blocked()
+                    await settled()
                     with assert_checkpoints():
                         await a.send(b.rank, 2, b"12345678")
                 else:
                     nursery.start_soon(a.send, b.rank, 2, b"12345678")
-                    await wait_all_tasks_blocked()
+                    await settled()
                     with assert_checkpoints():
                         await _take(a, b, lend=lend)
 
 
 async def _take(a: Endpoint, b: Endpoint, *, lend: bool) -> None:
     if lend:
-        (await b.recv(a.rank, 2, 8)).release()
+        (await delivery_from(b, a, 2, 8)).release()
     else:
         await b.recv_into(a.rank, 2, bytearray(8))
 
@@ -143,7 +153,7 @@ async def cancelled_at_the_call(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """A call in a cancelled scope raises Cancelled and does nothing, also when the other end is already there."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(expect, b, a, 2, b"real one", "after a send that was cancelled at the call")
-        await wait_all_tasks_blocked()
+        await settled()
         with trio.CancelScope() as scope:
             scope.cancel()
             await a.send(b.rank, 2, b"no such!")
@@ -152,7 +162,7 @@ async def cancelled_at_the_call(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     for lend in (True, False):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(a.send, b.rank, 2, b"real one")
-            await wait_all_tasks_blocked()
+            await settled()
             with trio.CancelScope() as scope:
                 scope.cancel()
                 await _take(a, b, lend=lend)
@@ -165,7 +175,7 @@ async def cancelled_before_match(a: Endpoint, b: Endpoint, scale: Scale) -> None
     for lend in (True, False):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(_take, a, b, lend=lend))
-            await wait_all_tasks_blocked()
+            await settled()
             nursery.cancel_scope.cancel()
     for nbytes in scale.lengths:
         if await _withdrawn(a, b, nbytes):
@@ -178,7 +188,7 @@ async def _withdrawn(a: Endpoint, b: Endpoint, nbytes: int) -> bool:
     sender: list[BaseException | None] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(note_outcome, partial(a.send, b.rank, 2, first), sender)
-        await wait_all_tasks_blocked()
+        await settled()
         nursery.cancel_scope.cancel()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a.send, b.rank, 2, second)
@@ -207,8 +217,8 @@ async def cancelled_after_match(a: Endpoint, b: Endpoint, scale: Scale) -> None:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send)
-            with await b.recv(a.rank, 2, nbytes) as delivery:
+            with await delivery_from(b, a, 2, nbytes) as delivery:
                 scope.cancel()
-                await wait_all_tasks_blocked()
+                await settled()
                 require(delivery.view == wanted, "the sender got its memory back while it was lent")
         require(sender == [None], f"the message was received, but its send ended with {sender[0]!r}")

@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from transports.base import Endpoint
+from transports.buffers import Delivery
 from transports.failures import ArgumentError
+
+_SETTLING_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,20 @@ def require(holds: bool, reason: str) -> None:
 def message_of(nbytes: int, seed: int = 0) -> bytearray:
     """Bytes that differ from place to place and from message to message."""
     return bytearray(random.Random(f"{nbytes}/{seed}").randbytes(nbytes))
+
+
+async def settled() -> None:
+    """Wait until all tasks are blocked, or as long as tasks that poll need to run once, which never are."""
+    with trio.move_on_after(_SETTLING_S):
+        await wait_all_tasks_blocked()
+
+
+async def delivery_from(end: Endpoint, src: Endpoint, tag: int, nbytes: int) -> Delivery:
+    """Receive what rank ``src.rank`` sent on a tag, as lent memory."""
+    delivery: object = await end.recv(src.rank, tag, nbytes)
+    if not isinstance(delivery, Delivery):
+        raise Broken(f"recv returned {delivery!r}; a Delivery is promised")
+    return delivery
 
 
 async def expect(end: Endpoint, src: Endpoint, tag: int, wanted: bytes | bytearray, what: str) -> None:

@@ -73,9 +73,9 @@ def _flat(data: Buffer) -> memoryview:
 class Delivery:
     """A received message, lent: ``view`` may be read until ``release()``.
 
-    Over shared memory the view is the sender's own buffer and the sender stays suspended until the release, so release
-    soon and always: use it in a ``with`` statement. Releasing twice is harmless. Call it from the Trio thread; worker
-    threads that read the view must have finished.
+    Within a process the view is the sender's own buffer and the sender stays suspended until the release, so release
+    soon and always: use it in a ``with`` statement. The send fails if the delivery is dropped instead. Releasing twice
+    is harmless. Call it from the Trio thread; worker threads that read the view must have finished.
 
     Attributes:
         view: The bytes, read-only. Reading it after the release raises ``ValueError``; arrays made from it cannot

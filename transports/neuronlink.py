@@ -92,7 +92,12 @@ class _End(Call):
         self._sender = sender
 
     def delivery(self) -> Delivery:
-        return Delivery(self._sender.bytes.toreadonly(), partial(self._link.end, self._sender))
+        return _Lent(self._link, self._sender)
+
+    def dropped(self, finish: Callable[[], None]) -> None:
+        """Fail: the receiver cannot give the memory back any more."""
+        self.error = TransportError("the receiver dropped the Delivery of this message without release()")
+        finish()
 
     @property
     def bytes(self) -> memoryview:
@@ -103,6 +108,22 @@ class _End(Call):
         """Give the bytes back to their owner, who may resize them, and report the end."""
         self.view, self.ended = None, True
         self._done(self)
+
+
+class _Lent(Delivery):
+    """The memory of a sender. The sender fails if this is dropped: parts of the view may still be read."""
+
+    __slots__ = ("_sender",)
+
+    def __init__(self, link: NeuronLink, sender: _End) -> None:
+        super().__init__(sender.bytes.toreadonly(), partial(link.end, sender))
+        self._sender = sender
+
+    def __del__(self) -> None:
+        if self._finish is not None:
+            # the garbage collector runs anywhere: amid other work of the loop, in other threads, after its end
+            with suppress(RuntimeError):
+                current_trio_token().run_sync_soon(self._sender.dropped, self._finish)
 
 
 class _Mailbox:

@@ -20,6 +20,7 @@ from transports.base import TAG_LIMIT
 from transports.buffers import as_bytes
 from transports.starter import Call, Starter
 from transports.testing import CHECKS, ContractViolation, check_transport, run_check
+from transports.wrappers import OrderedGate
 
 
 class Honest(Endpoint):
@@ -142,6 +143,27 @@ class LosesLentByte(Honest):
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         with await super().recv(src, tag, nbytes) as delivery:
             return Delivery(memoryview(bytes(delivery.view[:-1]) + b"?" * bool(nbytes)))
+
+
+class KeepsTheDelivery(Honest):
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        await super().recv(src, tag, nbytes)
+        return None  # type: ignore[return-value]  # as where the word return is forgotten
+
+
+class Polls(Honest):
+    """Looks again and again, and is never blocked."""
+
+    def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
+        super().__init__(inner, nursery)
+        self.turns = OrderedGate()
+
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        with self.turns.ticket((src, self.rank, tag)) as ticket:
+            await ticket.turn()
+            while self.inner.announced([(src, tag)]) is None:  # polls on purpose
+                await trio.lowlevel.checkpoint()
+            await self.inner.recv_into(src, tag, out)
 
 
 class SkipsEmpty(Honest):
@@ -440,6 +462,7 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("names", NamelessRepr),
     ("sizes", LosesLastByte),
     ("sizes", LosesLentByte),
+    ("sizes", KeepsTheDelivery),
     ("zero_bytes", SkipsEmpty),
     ("order_of_sends", MostUrgentFirst),
     ("order_of_receives", LastReceiveFirst),
@@ -506,6 +529,12 @@ def test_the_honest_endpoint_passes(check: str) -> None:
 @pytest.mark.parametrize("check", ["lengths_disagree", "cancelled_before_match"])
 def test_an_eager_endpoint_passes(check: str) -> None:
     assert_passes(check, Eager)
+
+
+@pytest.mark.everyday(3)
+@pytest.mark.parametrize("check", ["sizes", "order_of_receives", "both_directions"])
+def test_a_polling_endpoint_passes(check: str) -> None:
+    trio.run(partial(run_check, check, partial(broken_pair, Polls), scale=Scale(messages=9, timeout_s=5)))
 
 
 @pytest.mark.everyday(40)

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from transports import ArgumentError, Envelope, NeuronLink, Statistics, TransportClosedError, neuronlink
+from transports import ArgumentError, Envelope, NeuronLink, Statistics, TransportClosedError, TransportError, neuronlink
 
 THREADED = 1000
 
@@ -30,6 +30,21 @@ def test_recv_lends_the_senders_own_memory() -> None:
             with await link.endpoint(1).recv(0, 0, data.nbytes) as delivery:
                 lent = np.frombuffer(delivery.view, np.float64)
                 assert np.shares_memory(lent, data)
+
+    trio.run(main)
+
+
+def test_the_sender_of_a_message_whose_delivery_is_dropped_fails() -> None:
+    async def main() -> None:
+        link = link_of_two()
+
+        async def receive() -> None:
+            await link.endpoint(1).recv(0, 7, 8)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            with pytest.raises(TransportError, match=r"^the receiver dropped the Delivery of this message without"):
+                await link.endpoint(0).send(1, 7, bytes(8))
 
     trio.run(main)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from transports import ArgumentError, Faulty, LinkLostError, NeuronLink, Recording, Sent
-from transports.wrappers import OrderedGate
+import overlap
+from transports import ArgumentError, Buffer, Delivery, Endpoint, Faulty, LinkLostError, NeuronLink, Recording, Sent
+from transports.wrappers import OrderedGate, Wrapper, WrapperEndpoint
 
 
 def test_recording_writes_down_calls_in_order() -> None:
@@ -261,3 +263,25 @@ def test_a_cut_link_ends_waiting_for_any() -> None:
         assert [(error.src, error.dst, error.tag) for error in errors] == [(2, 0, 6)] * 2
 
     trio.run(main)
+
+
+class _Forgetful(Wrapper):
+    def wrap(self, endpoint: Endpoint) -> Endpoint:
+        return _ForgetfulEndpoint(endpoint, self.peers)
+
+
+class _ForgetfulEndpoint(WrapperEndpoint):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        await self.inner.send(dst, tag, self.check_send(dst, tag, data), priority=priority)
+
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        await self.inner.recv(src, tag, nbytes)
+        return None  # type: ignore[return-value]  # as where the word return is forgotten
+
+
+def test_a_job_whose_transport_drops_deliveries_ends_with_an_error() -> None:
+    async def program(rank: overlap.Rank) -> None:
+        await rank.all_reduce(np.ones(1000))
+
+    with pytest.raises(overlap.RankFailedError, match="must return the Delivery"):
+        overlap.run(program, ranks=2, transport=_Forgetful(NeuronLink(2)))
