@@ -208,7 +208,9 @@ def __getattr__(name: str) -> object:
     if name in ("dask", "ray"):  # the doors on engines that are installed as extras
         return import_module(f".{name}", __name__)
     if name not in _LOADED_WHEN_USED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .hints import missing
+
+        raise missing(name)
     return getattr(import_module(f".{_LOADED_WHEN_USED[name]}", __name__), name)
 
 

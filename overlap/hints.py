@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import wraps
+from importlib import import_module
 from traceback import walk_tb
 from typing import ParamSpec, TypeVar
 
@@ -63,6 +65,16 @@ def close_name(name: str, known: Iterable[str], words: Mapping[str, str] = _OTHE
     if words.get(name) in names:
         return words[name]
     return next(iter(get_close_matches(name, names, n=1)), None)
+
+
+def missing(name: str) -> AttributeError:
+    """Return the error of a name that `overlap` does not have, with the room that has it."""
+    told = f"module {__package__!r} has no attribute {name!r}"
+    if not name.startswith("_"):
+        for room in ("parallel", "testing"):
+            if name in import_module(f".{room}", __package__).__all__:
+                told += f"; did you mean {__package__}.{room}.{name}?"
+    return AttributeError(told, name=name, obj=sys.modules[__package__])
 
 
 def hint_of(error: BaseException) -> str | None:

@@ -28,6 +28,7 @@ class Issue:
     waited_ns: int | None = None  # When its program had waited for it; None: it never did
     lost: bool = False  # Whether a fault has stopped its rank before anybody heard of it
     awaited: bool = False  # Whether its program waits for it, or has
+    ahead: bool = False  # Whether a strategy has issued it, as ahead of a use that may never come
     randomness: str = ""  # Digest of the state of the rank's random numbers
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from .faults import Fault, Plan
 from .record import Issue, Record
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import topology
 
     from ..runtime.blame.reports import Member
@@ -97,6 +100,7 @@ class TestedCommunicators(FaultyCommunicators):
             tag=0 if message is None else message[2],
             peer=None if message is None or message[1] is None else ranks[message[1]],
             lost=rank in self.record.stopped,
+            ahead=_strategy_issues(),
         )
         self.record.issues.append(issue)
         self.noted[id(operation)] = issue, operation
@@ -114,14 +118,14 @@ class TestedCommunicators(FaultyCommunicators):
         call_when_done(operation, ended)
 
     def note_unfinished(self, rank: int, *, sends: bool) -> None:
-        """Note what a rank has left under way at the end of its program, and never waited for.
+        """Note what a rank's program has left under way at its end, and never waited for.
 
         Args:
             rank: World rank.
             sends: Whether sends count too, as in programs of PyTorch; ours may leave them to the end of a rank.
         """
         for issue, operation in self.noted.values():
-            counts = issue.rank == rank and (sends or issue.op != "send")
+            counts = issue.rank == rank and not issue.ahead and (sends or issue.op != "send")
             if counts and not issue.waited_ns and operation.awaited_ns is None:
                 told = f"has ended without waiting for {issue.told}, which is under way"
                 self.record.leaks.append((rank, told, issue.line))
@@ -138,6 +142,16 @@ class TestedCommunicators(FaultyCommunicators):
             again = f", {self._opened[identity]}" if self._opened[identity] > 1 else ""
             found = self._identities[id(port.communicator)] = port.communicator, f"{identity}{again}"
         return found[1]
+
+
+def _strategy_issues() -> bool:
+    """Return whether a strategy is what issues the present operation."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (module := frame.f_globals.get("__name__", "")).startswith("overlap."):
+        if module.startswith("overlap.parallel."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _describe(issue: Issue, operation: CollectiveFuture[Any]) -> None:

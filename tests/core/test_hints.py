@@ -112,3 +112,12 @@ def test_a_program_of_asyncio_is_told_its_doors():
     with pytest.raises(UsageError, match=r"no Trio program runs here; use overlap\.run, or"):
         asyncio.run(overlap.run_async(main, ranks=1))
     assert trio.run(overlap.run_async, main) == [0, 1]
+
+
+def test_a_name_of_another_room_is_told() -> None:
+    with pytest.raises(
+        AttributeError, match=r"^module 'overlap' .* 'Sharded'; did you mean overlap\.parallel\.Sharded\?$"
+    ):
+        _ = overlap.Sharded
+    with pytest.raises(AttributeError, match=r"'Rangs'$"):
+        _ = overlap.Rangs

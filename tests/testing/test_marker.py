@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import overlap
+from overlap.parallel import SGD, DataParallel, Sharded
 from overlap.testing import Ranks, RanksFailed, run_marked
 
 
@@ -272,6 +275,20 @@ def test_an_operation_that_nobody_waits_for_is_a_leak_with_its_line() -> None:
     [line] = verdict.lines
     assert line.startswith("test_marker.py:")
     assert f"rank 0 has ended without waiting for all_reduce #0 on group 'world' ({line})" in verdict.text
+
+
+@pytest.mark.parametrize("strategy", [DataParallel, partial(Sharded, stage=2), partial(Sharded, stage=3)])
+def test_what_a_strategy_has_issued_ahead_is_no_leak(strategy: Callable[..., Any]) -> None:
+    async def trains(rank: overlap.Rank) -> None:
+        model = strategy(rank, {name: np.zeros((8, 8)) for name in "abc"}, optimizer=SGD(lr=0.1), bucket_bytes=512)
+        for step in range(2):
+            for name in "abc":
+                rank.compute(np.sum, model[name], seconds=1e-3)
+            for name in "cba":
+                model.reduce(name, rank.compute(np.full, (8, 8), float(step), seconds=1e-3))
+            await model.step()
+
+    assert Ranks().run(trains, ranks=2, check=False).verdict is None
 
 
 @pytest.mark.parametrize("clock", ["real", 2])

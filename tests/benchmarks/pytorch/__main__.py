@@ -14,10 +14,17 @@ def _listed(text: str) -> list[str]:
     return text.split(",")
 
 
+def _operations(text: str) -> list[str]:
+    names = _listed(text)
+    if unknown := [name for name in names if name not in OPERATIONS]:
+        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(OPERATIONS)}")
+    return names
+
+
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pytorch")
-    parser.add_argument("names", type=_listed, help=f"of {', '.join(OPERATIONS)}")
+    parser.add_argument("names", type=_operations, help=f"of {', '.join(OPERATIONS)}")
     parser.add_argument("--bytes", type=_listed, default=SIZES, metavar="N,N", help="sizes; by default all")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("-n", "--iters", type=int, default=20, metavar="N", help="samples; default 20")
