@@ -267,7 +267,9 @@ class Future(Generic[T_co]):
 
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
         __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+        __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __divmod__ = __rdivmod__ = __invert__ = _refuse
         __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __float__ = __int__ = __round__ = _refuse
+        __contains__ = __setitem__ = __delitem__ = _refuse
 
         def __eq__(self, other: object) -> bool:
             if isinstance(other, _VALUES):  # else it compares by identity

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -386,7 +387,18 @@ def test_a_future_is_not_taken_for_its_result() -> None:
     run(main, 1)
 
 
-@pytest.mark.parametrize("wrong", [lambda x: x + 1, lambda x: 2 * x, lambda x: -x, lambda x: x < 1, float, round])
+def _put(x: Any) -> None:
+    x[0] = 1
+
+
+def _in(x: Any) -> bool:
+    return 1 in x
+
+
+@pytest.mark.everyday(8)
+@pytest.mark.parametrize(
+    "wrong", [lambda x: x & 1, _put, _in, lambda x: x + 1, lambda x: -x, lambda x: x < 1, float, round]
+)
 def test_a_future_that_is_computed_with_says_to_await_it(wrong: Callable[[object], object]) -> None:
     async def main(rank: overlap.Rank) -> None:
         future = rank.all_reduce(np.ones(2))
