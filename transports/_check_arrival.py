@@ -35,6 +35,19 @@ async def order_of_sends(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await settled()
         for i, message in enumerate(messages):
             await expect(b, a, 7, message, f"message {i} of {count} on one tag")
+    await _order_at_once(a, b, scale)
+
+
+async def _order_at_once(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Long and short messages in turn, each sent as soon as the one before has suspended."""
+    messages = [message_of(nbytes, i) for i, nbytes in enumerate((max(scale.sizes), 8) * 3)]
+    async with trio.open_nursery() as nursery:
+        for message in messages:
+            nursery.start_soon(a.send, b.rank, 8, message)
+            await trio.lowlevel.checkpoint()  # the task has begun when this one goes on
+        for i, message in enumerate(messages):
+            told = f"message {i} of {len(messages)} on one tag, sent as soon as the one before had suspended"
+            await expect(b, a, 8, message, told)
 
 
 async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:

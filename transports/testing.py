@@ -90,7 +90,9 @@ async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
     if isinstance(failure, _NoPair):
         raise ArgumentError(str(failure))
     if failure is not None:
-        raise ContractViolation(name, _root_cause(failure, scale)) from failure
+        cause = _root_cause(failure)
+        late = isinstance(cause, trio.TooSlowError)  # its context are all tasks that were cancelled
+        raise ContractViolation(name, _told(cause, check, scale)) from None if late else cause
 
 
 class _NoPair(Exception):
@@ -115,12 +117,19 @@ def _endpoints(ends: object) -> tuple[Endpoint, Endpoint]:
     raise _NoPair(f"make_pair: expected it to open two endpoints, as of transport.endpoint(rank), got {ends!r}")
 
 
-def _root_cause(error: BaseException, scale: Scale) -> str:
+def _root_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, trio.TooSlowError):
-        return f"still waiting after {scale.timeout_s} s"
-    return str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+    return error
+
+
+def _told(cause: BaseException, check: Check, scale: Scale) -> str:
+    if isinstance(cause, Broken):
+        return str(cause)
+    late = isinstance(cause, trio.TooSlowError)
+    seen = f"still waiting after {scale.timeout_s:g} s" if late else f"{type(cause).__name__}: {cause}"
+    promise = " ".join((check.__doc__ or "").partition("\n\n")[0].split())
+    return f"{seen}; the promise: {promise}"
 
 
 #: Every check by name, in the order in which `check_transport` runs them.
