@@ -148,7 +148,9 @@ class Rank(Calls):
         Functions run one after the other, in the order they were issued, in a thread of this rank's own (with one BLAS
         thread). Functions of another `stream` have another thread and run beside them, as on the several engines of a
         NeuronCore: such as a cast of data to be sent, which must not wait for all queued functions. Futures among the
-        arguments, also inside tuples, lists and dicts, are resolved first.
+        arguments, also inside tuples, lists and dicts, are resolved first. A function whose arguments have not come yet
+        holds up all that were issued after it on its stream: issue updates that wait for an all-reduce after the
+        backward loop, or on another `stream`.
 
         Arrays among the arguments, at any depth of tuples, lists and dicts, are read-only until the function has
         returned, for the function too: several computes may read the same array. A function that has something new
