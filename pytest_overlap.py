@@ -25,14 +25,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def rank() -> Any:
+def rank(request: pytest.FixtureRequest) -> Any:
     """The rank of an async test that is marked with `ranks`."""
+    _check_runs_on_ranks(request)
     return None  # each rank is given its own
 
 
 @pytest.fixture
-def steps() -> Any:
+def steps(request: pytest.FixtureRequest) -> Any:
     """How many steps an async test takes, as its mark `ranks(..., steps=...)` says."""
+    _check_runs_on_ranks(request)
     return None  # the mark gives it
 
 
@@ -64,6 +66,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if wrong:
         pytest.fail(wrong, pytrace=False)
     return True
+
+
+def _check_runs_on_ranks(request: pytest.FixtureRequest) -> None:
+    """Fail a test that asks for what only the ranks of an async test are given."""
+    name, test = request.fixturename, request.function
+    what = f"{name}: expected an async function with the mark `@pytest.mark.ranks(n)`, but {test.__name__} "
+    if not inspect.iscoroutinefunction(test):
+        advice = f"write `async def {test.__name__}({name})`, or take `ranks` and call `ranks.run(main, ranks=n)`"
+        pytest.fail(f"{what}is a plain function; {advice}", pytrace=False)
+    if request.node.get_closest_marker("ranks") is None:
+        pytest.fail(f"{what}has no mark", pytrace=False)
 
 
 def _settings(marker: pytest.Mark) -> dict[str, Any]:

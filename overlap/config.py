@@ -245,12 +245,17 @@ def requested(main: object, args: tuple[object, ...], asked: RunConfig) -> RunCo
     overrule = _overriding.get()
     if overrule is not None:
         wanted = overrule(wanted)
-    _check_main(main, args)
+    check_main(main, args)
     wanted.verify()
     return wanted
 
 
-def _check_main(main: object, args: tuple[object, ...]) -> None:
+def check_main(main: object, args: tuple[object, ...]) -> None:
+    """Refuse what cannot be called with a rank and further arguments.
+
+    Raises:
+        UsageError: With the signature.
+    """
     if not callable(main):
         raise UsageError(f"main: expected an async function, got {type(main).__name__}")
     try:

@@ -14,7 +14,9 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..config import check_main
 from ..errors import UsageError
+from ..runtime.blame.reports import begun
 from ..version import install_command
 from .faults import check_function
 from .run import Answer, RanksFailed, Run, whole_weights
@@ -110,10 +112,10 @@ class Ranks:
         __tracebackhide__ = True
         chosen, seeds, kinds = settled({**self._defaults, **setting})
         check_function([*kinds, *(fault.kind for fault in chosen.faults)])
-        _stepping(main, chosen)
+        check_main(_stepping(main, chosen), args)
 
         def life(rank: Rank, **steps: int) -> Awaitable[Any]:
-            return main(rank, *args, **steps)
+            return begun(partial(main, **steps) if steps else main, rank, args)
 
         def line(each: Setting) -> str:
             return f"ranks.run({_called(main, args)}, {each.told})"

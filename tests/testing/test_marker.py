@@ -227,6 +227,62 @@ def test_in_a_project_of_a_stranger(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout
 
 
+PLAIN = """
+import pytest
+
+@pytest.mark.ranks(4)
+def test_plain(rank):
+    pass
+
+@pytest.mark.ranks(4, steps=2)
+def test_steps(steps):
+    pass
+
+async def test_unmarked(rank):
+    pass
+
+@pytest.mark.ranks(4)
+def test_right(ranks):
+    async def main(rank):
+        return rank.world_size
+    assert ranks.run(main).results == [4] * 4
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_own(rank):
+    assert rank in (0, 1)
+"""
+
+
+@pytest.mark.slow
+def test_a_plain_function_that_asks_for_a_rank_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(PLAIN)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p pytest_overlap -p no:randomly --strict-markers\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    told = "expected an async function with the mark `@pytest.mark.ranks(n)`, but"
+    assert f"\nrank: {told} test_plain is a plain function; write `async def test_plain(rank)`" in done.stdout
+    assert f"\nsteps: {told} test_steps is a plain function" in done.stdout
+    assert f"\nrank: {told} test_unmarked has no mark" in done.stdout
+    assert "3 passed, 3 errors" in done.stdout
+
+
+def test_a_plain_function_in_place_of_an_async_one_is_told_with_its_line() -> None:
+    def plain(rank: overlap.Rank, steps: int = 0) -> None:
+        pass
+
+    told = rf"main: expected an async function, but plain\(rank\) returned NoneType \(test_marker.py:{line_of(plain)}\)"
+    for setting in ({}, {"steps": 3}):
+        with pytest.raises(RanksFailed, match=told):
+            Ranks().run(plain, ranks=2, **setting)
+    with pytest.raises(overlap.UsageError, match="main: expected an async function, got int"):
+        Ranks().run(3, ranks=2)
+
+
+def line_of(function: Callable[..., object]) -> int:
+    return function.__code__.co_firstlineno
+
+
 BESIDE = """
 import numpy as np
 import pytest

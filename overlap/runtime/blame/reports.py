@@ -106,7 +106,8 @@ def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...
     """
     program = main(rank, *args)
     if not isawaitable(program):
-        name, code = getattr(main, "__name__", repr(main)), getattr(main, "__code__", None)
+        called = getattr(main, "func", main)  # of a partial
+        name, code = getattr(called, "__name__", repr(called)), getattr(called, "__code__", None)
         place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
         returned = type(program).__name__
         raise UsageError(f"main: expected an async function, but {name}(rank) returned {returned}{place}")
