@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from .nodeprocess import LaunchSpec
 from .processes import LaunchOutcome
-from .verdict import Ending, card, culprit, oom_kills
+from .verdict import Ending, card, culprit, headline, oom_kills
 
 FUTILE = 3  # attempts without progress
 BAD_USAGE = 2  # the exit code of what would fail again in the same way
@@ -155,6 +155,6 @@ def _with(nodes: int, all_nodes: int) -> str:
 
 
 def _why(guilty: Ending, killed: int, signs: Callable[[int], Sequence[str]]) -> str:
-    told = card(guilty, oom_kills=killed)[-1].removeprefix(_OURS)
+    told = headline(card(guilty, oom_kills=killed)).removeprefix(_OURS)
     doing = signs(guilty.pid)[:1] if guilty.status is None else ()
     return "; ".join([told, *doing])

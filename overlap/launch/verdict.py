@@ -98,12 +98,17 @@ def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = ()) -> li
     status = (ending.accuser or ending).status
     told = status.text.splitlines() if status else list(ending.tail)
     spoke = status is not None or ending.returncode > 0  # what ended it after its last word is no news
-    said_all = ending.accuser is None and spoke and told[-1:] and told[-1].startswith(_OURS)
+    said_all = ending.accuser is None and spoke and headline(told).startswith(_OURS)
     if said_all and not ending.log:
         return _shortened(told, CARD_LINES)
     last = f"{_OURS}{ending.name} {_how(ending, oom_kills)}"
     last += f"; all it printed is in {ending.log}" if ending.log else ""
     return [*_shortened(told, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
+
+
+def headline(told: Sequence[str]) -> str:
+    """Return the last line that is not a detail, such as what one of the ranks waits for, of the line before."""
+    return next((line for line in reversed(told) if not line.startswith("  ")), "")
 
 
 def _how(ending: Ending, oom_kills: int) -> str:

@@ -55,9 +55,8 @@ class Issued(Future[T_co]):
         if not awaited:
             return ""
         waited_s = seconds_since(self.since_ns, now_ns)
-        return (
-            f"has waited {waited_s} s for rank {listed(awaited)}" if waited_s else f"waits for rank {listed(awaited)}"
-        )
+        told = f"{'rank' if len(awaited) == 1 else 'ranks'} {listed(awaited)}"
+        return f"has waited {waited_s} s for {told}" if waited_s else f"waits for {told}"
 
     def concerns(self, ranks: Container[int]) -> bool:
         """Whether any of some world ranks takes part in it."""

@@ -124,6 +124,8 @@ def test_the_card_ends_with_the_node():
 def test_an_error_that_tells_who_failed_is_not_told_twice():
     told = Status(cause=True, text="Traceback\noverlap: rank 4 failed: ValueError: bad\n")
     assert card(ended(1, 1, told)) == ["Traceback", "overlap: rank 4 failed: ValueError: bad"]
+    details = "overlap: the world did not finish\n  rank 0: recv\n  rank 4: has finished\n"
+    assert card(ended(1, 1, Status(cause=True, text=details))) == details.splitlines()
     where = "overlap: node 1 (ranks 4-7, pid 77) exited with code 1; all it printed is in l/node-1.log"
     assert card(ended(1, 1, told, log="l/node-1.log"))[2:] == [where]
 

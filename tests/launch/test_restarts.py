@@ -76,6 +76,14 @@ def test_checkpoints_in_a_folder_of_the_program_are_told():
     ]  # fmt: skip
 
 
+def test_an_error_with_details_is_told_by_its_headline():
+    text = "overlap: the world did not finish within timeout_s=9: ranks 0, 2 wait for rank 1\n  rank 0: recv\n"
+    story = Story(replace(RAISED, status=Status(cause=True, text=text)), WELL, steps=[None])
+    story.tell()
+    [line] = story.lines
+    assert line.endswith(": the world did not finish within timeout_s=9: ranks 0, 2 wait for rank 1")
+
+
 def test_each_attempt_is_told_in_one_line():
     story = Story(KILLED, RAISED, KILLED, WELL, steps=[None, 40, 50])
     assert story.tell().endings == [WELL]
