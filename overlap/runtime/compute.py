@@ -345,9 +345,10 @@ class TaskFuture(Issued[T_co]):
     name: str
     place: tuple[CodeType, int]
 
-    def __init__(self, context: RankContext, name: str, frame: FrameType) -> None:
+    def __init__(self, context: RankContext, name: str, caller: CallSite) -> None:
         super().__init__()
-        self.name, self.place = name, (frame.f_code, frame.f_lasti)
+        self.name = name
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
         self._context = context
 
     @property

@@ -211,7 +211,13 @@ class Rank(Calls):
             operation.abandon(error)  # it is told at the call
             raise
 
-    def spawn(self, fn: Callable[[*Args], Awaitable[T]], *args: *Args, name: str | None = None) -> Future[T]:
+    def spawn(
+        self,
+        fn: Callable[[*Args], Awaitable[T]],
+        *args: *Args,
+        name: str | None = None,
+        call_site: CallSite | None = None,
+    ) -> Future[T]:
         """Run an async function beside the program, as a task of this rank, and return its future at once.
 
         It ends with the rank: the rank waits for it, and an error that nobody awaits fails the rank.
@@ -220,6 +226,7 @@ class Rank(Calls):
             fn: An async function; `fn(*args)` is awaited.
             args: Its arguments.
             name: For messages; by default the function's name.
+            call_site: On whose behalf it is started; see `compute`.
 
         Raises:
             UsageError: At the call, if `fn` is no function, or not on the thread of the rank's event loop.
@@ -232,7 +239,8 @@ class Rank(Calls):
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
         label = str(getattr(fn, "__name__", "task"))
-        task: TaskFuture[T] = TaskFuture(context, label if name is None else name_told(name, label), _getframe(1))
+        caller = _getframe(1) if call_site is None else call_site
+        task: TaskFuture[T] = TaskFuture(context, label if name is None else name_told(name, label), caller)
         task.start(fn, args)
         return task
 

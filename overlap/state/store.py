@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from types import CodeType
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import trio
 
 from ..collectives.reduce import Array
+from ..diagnostics import calling, is_of_tasks
 from ..errors import UsageError
 from ..notice import notify
 from ..runtime.group import Group
@@ -28,6 +30,7 @@ from .parts import Parts, Save
 _OFFERED = 16
 
 T = TypeVar("T")
+Place: TypeAlias = tuple[CodeType, int]  # Code and instruction
 
 
 class SavedState:
@@ -137,16 +140,17 @@ class RankState:
             raise UsageError(f"step: expected 0 or more, got {step!r}")
         if self._kept and step <= self._kept[-1].step:
             raise UsageError(f"step: {step} does not follow {self._kept[-1].step}, the last that was saved")
+        place = _users_place()
         if not self._real:
-            await self._together()
+            await self._together(place)
             return
         parts = self._folder()
         if not self._looked:
             await self._check_unused(parts)
-        save = Save(int(step), await self._attempt())
+        save = Save(int(step), await self._attempt(place))
         mine, ranks = self._world.rank, self._world.size
         await _in_thread(lambda: parts.write(save, mine, ranks, encode(tree)))
-        await self._together()
+        await self._together(place)
         self._kept = [*self._kept[-1:], save]
         self.note_kept(save.step)
         await _in_thread(lambda: parts.remove_before(self._kept))
@@ -159,16 +163,16 @@ class RankState:
         Raises:
             UsageError: If no folder is named.
         """
-        self._looked = True
+        self._looked, place = True, _users_place()
         if not self._real:
-            await self._together()
+            await self._together(place, name="state.latest")
             return None
         parts = self._folder()
         offered = await _in_thread(lambda: self._offers(parts))
-        for save, ranks in await self._common(offered):
+        for save, ranks in await self._common(offered, place):
             mine = self._world.rank if ranks == self._world.size else None
             own, trouble = await _in_thread(lambda: _read(parts, save, mine, ranks))  # noqa: B023 (awaited at once)
-            if await self._all(not trouble):
+            if await self._all(not trouble, place):
                 self._kept = [save]
                 return SavedState(parts, save, ranks, own, mine)
             if trouble:
@@ -193,19 +197,23 @@ class RankState:
 
     # -- with the other ranks ------------------------------------------------------------------------------------------
 
-    async def _common(self, offered: list[tuple[Save, int]]) -> list[tuple[Save, int]]:
+    async def _common(self, offered: list[tuple[Save, int]], place: Place | None) -> list[tuple[Save, int]]:
         """Return the saves that all ranks offer, the newest first."""
         told = np.full((1, _OFFERED, 3), -1, np.int64)
         for index, (save, ranks) in enumerate(offered):
             told[0, index] = (save.step, save.nonce, ranks)
-        gathered = await self._world.all_gather(metadata(told), stream=self._stream)
+        gathered = await self._world.all_gather(
+            metadata(told), stream=self._stream, name="state.latest", call_site=place
+        )
         common = set.intersection(*({tuple(row) for row in of_one if row[2] > 0} for of_one in gathered.tolist()))
         return sorted(((Save(step, nonce), ranks) for step, nonce, ranks in common), reverse=True)
 
-    async def _attempt(self) -> int:
+    async def _attempt(self, place: Place | None) -> int:
         if self._nonce is None:
             drawn = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
-            told = await self._world.broadcast(metadata([drawn], np.int64), stream=self._stream)
+            told = await self._world.broadcast(
+                metadata([drawn], np.int64), stream=self._stream, name="state.save begins", call_site=place
+            )
             self._nonce = int(told[0])
         return self._nonce
 
@@ -219,12 +227,20 @@ class RankState:
             )
         self._looked = True
 
-    async def _all(self, mine: bool) -> bool:
-        told: Array = await self._world.all_reduce(metadata([mine], np.int8), op="min", stream=self._stream)
+    async def _all(self, mine: bool, place: Place | None) -> bool:
+        told: Array = await self._world.all_reduce(
+            metadata([mine], np.int8), op="min", stream=self._stream, name="state.latest", call_site=place
+        )
         return bool(told[0])
 
-    async def _together(self) -> None:
-        await self._world.barrier(stream=self._stream)
+    async def _together(self, place: Place | None, name: str = "state.save") -> None:
+        await self._world.barrier(stream=self._stream, name=name, call_site=place)
+
+
+def _users_place() -> Place | None:
+    """Return the line of the program that has called the store; None if it was started as a task."""
+    frame, _ = calling()
+    return None if is_of_tasks(frame.f_code) else (frame.f_code, frame.f_lasti)
 
 
 def _read(parts: Parts, save: Save, mine: int | None, ranks: int) -> tuple[Tree, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from numpy.typing import DTypeLike
 
 import overlap
 from overlap.collectives.reduce import Array
-from overlap.parallel import SGD, DataParallel, Local, Pipeline, Sequential, Sharded, hooks, schedules
+from overlap.parallel import SGD, Checkpoints, DataParallel, Local, Pipeline, Sequential, Sharded, hooks, schedules
 from overlap.timeline import Recorder, Timeline, verdict_of
 
 HERE = r"[\w/]*test_named_lines.py"
@@ -73,6 +74,28 @@ def test_a_stall_report_names_the_line_that_asked_for_the_update(kind: type, mon
     with pytest.raises(overlap.StallError) as stall:
         overlap.run(train, ranks=2, timeout_s=60)
     assert re.search(rf"whose compute 'update' \({HERE}:{line_of('the update')}\)", str(stall.value))
+
+
+@pytest.mark.parametrize("clock", ["real", overlap.Virtual()])
+def test_a_checkpoint_of_one_rank_is_told_with_the_line_that_saves(
+    clock: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OVERLAP_STALL_S", "0.1")
+    monkeypatch.setenv("OVERLAP_GIVE_UP_S", "0.4")
+
+    async def train(rank: overlap.Rank) -> None:
+        model = a_model(rank, DataParallel, lambda: None)
+        checkpoints = Checkpoints(rank, tmp_path)
+        await checkpoints.restore(model)
+        if rank.rank == 0:
+            await checkpoints.save(model)  # the checkpoint
+            await checkpoints.finish()
+
+    with pytest.raises(overlap.OverlapError) as stall:
+        overlap.run(train, ranks=2, clock=clock, timeout_s=60)
+    begun = "checkpoint begins #2" if clock == "real" else "checkpoint #0"
+    assert re.search(rf"{begun} on group 'world' \({HERE}:{line_of('the checkpoint')}\)", str(stall.value))
+    assert "checkpoints.py" not in str(stall.value)
 
 
 def test_a_verdict_names_the_line_that_asked_for_the_update() -> None:

@@ -1,6 +1,7 @@
 """What ranks save together: the newest complete state, the same for all, whenever they were killed."""
 
 import os
+import re
 import shutil
 
 import numpy as np
@@ -200,3 +201,21 @@ def test_virtual_time_keeps_nothing(folder):
 
     in_world(main, clock="virtual")
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("act", ["save", "latest"])
+@pytest.mark.parametrize("clock", ["real", overlap.Virtual()])
+def test_a_rank_that_comes_alone_is_told_with_its_line(folder, monkeypatch, act, clock):
+    monkeypatch.setenv("OVERLAP_STALL_S", "0.1")
+    monkeypatch.setenv("OVERLAP_GIVE_UP_S", "0.4")
+
+    async def alone(rank):
+        if rank.rank == 0:
+            await (rank.state.save(1, {}) if act == "save" else rank.state.latest())
+
+    line = alone.__code__.co_firstlineno + 2
+    name = "state.latest" if act == "latest" else "state.save begins" if clock == "real" else "state.save"
+    with pytest.raises(overlap.OverlapError) as stall:
+        overlap.run(alone, ranks=2, clock=clock, timeout_s=60)
+    assert re.search(rf"{name} #0 on group 'world' \([\w/]*test_store.py:{line}\)", str(stall.value))
+    assert "(store.py" not in str(stall.value)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,6 +37,7 @@ _STREAM = "overlap.checkpoints"
 _OWN = "own:"  # begins the names of the arrays that one rank alone has, with its number
 
 T = TypeVar("T")
+Place: TypeAlias = tuple[CodeType, int]  # Code and instruction
 
 _WRITING: WeakKeyDictionary[Rank, dict[tuple[int, ...], Future[None]]] = WeakKeyDictionary()
 """Checkpoints under way, by the ranks of the group: all checkpoints of a group use one stream."""
@@ -166,8 +168,7 @@ class Checkpoints:
         Raises:
             UsageError: If it is no model, or safetensors has no type for a dtype of it.
         """
-        frame = users_frame()
-        place = call_site(frame.f_code, frame.f_lasti)
+        place = _place_of(users_frame())
         _check_savable(model)
         check_types(model.tensors())
         self._naming.check(model.tensors())
@@ -179,7 +180,7 @@ class Checkpoints:
         name = f"checkpoint of step {model.steps}"
         notes = {self._part: dict(model.notes())}
         self._under_way[self._group.ranks] = self._rank.spawn(
-            self._write, place, model.steps, copies, notes, dict(extra or {}), name=name
+            self._write, place, model.steps, copies, notes, dict(extra or {}), name=name, call_site=place
         )
 
     @property
@@ -214,26 +215,27 @@ class Checkpoints:
             UsageError: On every rank: if it is no model, or the checkpoint is of another; if there are some and none
                 can be read; if the model has made steps.
         """
+        place = _place_of(users_frame())
         _check_savable(model)
         if model.steps:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
         await self.finish()
         await model.settle()
-        steps = await self._found()
+        steps = await self._found(place)
         for step in steps:
-            manifest = await self._checked(step)
+            manifest = await self._checked(step, place)
             if manifest is not None:
-                return await self._go_on(model, step, manifest)
+                return await self._go_on(model, step, manifest, place)
         if steps:
             raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
         return None
 
-    async def _go_on(self, model: Checkpointed, step: int, manifest: Mapping[str, Any]) -> Restored:
+    async def _go_on(self, model: Checkpointed, step: int, manifest: Mapping[str, Any], place: Place) -> Restored:
         """Load a checkpoint into a model."""
         reader, notes = Reader(folder_of(self._folder, step), manifest), manifest["notes"]
-        await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors())
-        mine = metadata([manifest["ranks"] == self._group.size and self._part in notes], np.int8)
-        same = bool((await self._group.all_reduce(mine, op="min", stream=self._stream))[0])
+        await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors(), place)
+        mine = manifest["ranks"] == self._group.size and self._part in notes
+        same = await self._all(mine, place)
         own = await _in_thread(partial(self._read, reader, model.wanted()))
         told = notes[self._part] if self._part in notes else next(iter(notes.values()))
         lost = model.resume(step, told, own if same else None)
@@ -242,55 +244,63 @@ class Checkpoints:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _write(
-        self, place: str, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
+        self, place: Place, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
         try:
-            await self._write_parts(step, pieces, notes, extra)
+            await self._write_parts(place, step, pieces, notes, extra)
         except OSError as error:  # which no line of the program has raised
-            told = OSError(f"checkpoint of step {step} (saved at {place}) cannot be written: {error}")
+            told = OSError(f"checkpoint of step {step} (saved at {call_site(*place)}) cannot be written: {error}")
             told.errno = error.errno
             raise told from None
 
     async def _write_parts(
-        self, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
+        self, place: Place, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
         group = self._group
         if not self._rank.state.real:
-            await self._together()
+            await self._together(place)
             return
         nonce = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
-        told = await group.broadcast(metadata([nonce], np.int64), stream=self._stream, name="checkpoint begins")
+        told = await group.broadcast(
+            metadata([nonce], np.int64), stream=self._stream, name="checkpoint begins", call_site=place
+        )
         written = self._folder / f".checkpoint-{step:012}-{int(told[0]):016x}"
         await _in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
-        await self._together()
+        await self._together(place)
         if group.rank == 0:
             if self._whole:
                 await _in_thread(partial(merge, written, group.size))
             await _in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
-        await self._together()
+        await self._together(place)
         self._rank.state.note_kept(step)
 
-    async def _together(self) -> None:
-        await self._group.barrier(stream=self._stream, name="checkpoint")
+    async def _together(self, place: Place) -> None:
+        await self._group.barrier(stream=self._stream, name="checkpoint", call_site=place)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def _found(self) -> list[int]:
+    async def _all(self, mine: bool, place: Place) -> bool:
+        told: Values = await self._group.all_reduce(
+            metadata([mine], np.int8), op="min", stream=self._stream, name="restore", call_site=place
+        )
+        return bool(told[0])
+
+    async def _found(self, place: Place) -> list[int]:
         """Return the steps that the first rank finds, the newest first; in virtual time there are none."""
         if not self._rank.state.real:
             return []
         found = await _in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
-        count = await self._group.broadcast(metadata([len(found)], np.int64), stream=self._stream)
-        steps = metadata(found or [0] * int(count[0]), np.int64)
-        return [int(step) for step in await self._group.broadcast(steps, stream=self._stream)]
+        tell = partial(self._group.broadcast, stream=self._stream, name="restore", call_site=place)
+        count = await tell(metadata([len(found)], np.int64))
+        return [int(step) for step in await tell(metadata(found or [0] * int(count[0]), np.int64))]
 
-    async def _checked(self, step: int) -> Mapping[str, Any] | None:
+    async def _checked(self, step: int, place: Place) -> Mapping[str, Any] | None:
         """Return a checkpoint's manifest, if all ranks together find its files as they were written."""
         manifest, trouble = await _in_thread(partial(self._look_at, step))
-        fine: Values = await self._group.all_reduce(metadata([not trouble], np.int8), op="min", stream=self._stream)
+        fine = await self._all(not trouble, place)
         if trouble:
             notify(f"checkpoint of step {step} is passed over: {trouble}")
-        return manifest if fine[0] else None
+        return manifest if fine else None
 
     def _look_at(self, step: int) -> tuple[Mapping[str, Any], str]:
         """Read the manifest, and compare this rank's share of the files with it."""
@@ -305,7 +315,7 @@ class Checkpoints:
             return {}, str(error)
         return manifest, ""
 
-    async def _check_model(self, folder: Path, there: Tensors, here: Tensors) -> None:
+    async def _check_model(self, folder: Path, there: Tensors, here: Tensors, place: Place) -> None:
         """Refuse the checkpoint of another model; tensors without elements are in none."""
         self._naming.check(here)
         prefix = self._naming.prefix
@@ -318,7 +328,7 @@ class Checkpoints:
         if prefix and not told:
             raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}")
         if self._naming.is_cut:  # others have the rest
-            for each in await self._group.all_gather_object(mine, stream=self._stream):
+            for each in await self._group.all_gather_object(mine, stream=self._stream, name="restore", call_site=place):
                 mine |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in each.items()}
         wrong = difference(told, mine, prefix)
         if wrong:
@@ -355,3 +365,8 @@ def _check_savable(model: object) -> None:
 
 async def _in_thread(work: Callable[[], T]) -> T:
     return await trio.to_thread.run_sync(work)
+
+
+def _place_of(frame: FrameType) -> Place:
+    """Return where a frame is now: a frame that runs on tells another line later."""
+    return frame.f_code, frame.f_lasti
