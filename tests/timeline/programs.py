@@ -44,6 +44,42 @@ def data_parallel(*, forward_s=2e-3, backward_s=1e-3, mib=8, late_s=0.0, shared=
     return main
 
 
+def by_hand(*, updates="in the loop"):
+    """Six gradients a step, each with an update as a compute: in the loop it holds up the next backward."""
+
+    async def main(rank):
+        weights = [np.zeros(16 * MIB, "f4") for _ in range(6)]
+        for step in range(4):
+            with rank.step(step):
+                rank.compute(nothing, name="forward", seconds=6e-3)
+                sums = []
+                for at in range(6):
+                    back = rank.compute(lambda w: w, weights[at], name="backward", seconds=2e-3)
+                    sums.append(rank.all_reduce(back, op="mean"))
+                    if updates == "in the loop":
+                        weights[at] = rank.compute(lambda w, _: w, weights[at], sums[at], name="update", seconds=5e-4)
+                if updates != "in the loop":
+                    for at in range(6):
+                        weights[at] = rank.compute(lambda w, _: w, weights[at], sums[at], name="update", seconds=5e-4)
+                await weights[-1]
+
+    return main
+
+
+def tensor_parallel():
+    """Each layer's sum is the input of the next layer, whose result is summed in turn."""
+
+    async def main(rank):
+        for step in range(3):
+            with rank.step(step):
+                x = np.zeros(16 * MIB, "f4")
+                for _ in range(6):
+                    x = rank.all_reduce(rank.compute(lambda x: x, x, name="layer", seconds=1e-3))
+                    rank.compute(nothing, name="statistics", seconds=1e-4)
+
+    return main
+
+
 def bucketed(per):
     """Sixteen gradients of 4 MiB, in buckets of so many."""
 

@@ -30,11 +30,13 @@ from tests.timeline.programs import (
     MIB,
     badly_cut,
     bucketed,
+    by_hand,
     data_parallel,
     layered,
     of_our_buckets,
     pipeline,
     run,
+    tensor_parallel,
     windowed,
     with_loss,
 )
@@ -369,8 +371,8 @@ def test_a_bucket_without_an_end_of_its_own_may_go_first():
 
 KNOWN = (
     "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, compute 'NAME'=0.5x, "
-    "bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, awaits=late, barriers=none, "
-    "loop=free, streams=apart, or window=4"
+    "bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, awaits=late, updates=late, "
+    "barriers=none, loop=free, streams=apart, or window=4"
 )
 
 
@@ -624,6 +626,73 @@ def test_only_what_a_program_awaited_can_be_awaited_later():
     other = comm(2, 0, 0, 1_000, seq=9, ranks=(2,), awaited=0)
     with pytest.raises(UsageError, match="at the end of the step only already"):
         predict(timeline_of(*one.spans, replace(other, step=0)), [parse_change("awaits=late")])
+
+
+def test_an_awaited_operation_woke_a_program_rather_than_a_later_one_that_was_not_awaited():
+    """The second sum comes before the program goes on after the first; it is over when the program awaits it."""
+    spans = awaiting(12_000).spans
+    second = [
+        replace(comm(rank, 10_000, 10_000, 20_000 - 5, seq=1, ranks=(0, 1), issued=10_000, nbytes=2000), step=0)
+        for rank in (0, 1)
+    ]
+    first = [
+        replace(s, end_ns=s.end_ns - 10, info=replace(s.info, end_ns=s.end_ns - 10)) if s.info else s for s in spans
+    ]
+    late = predict(timeline_of(*first, *second), [parse_change("awaits=late")])
+    assert (late.replayed.wall_ns, late.predicted.wall_ns) == (31_000, 21_000)
+
+
+def wall_ns(timeline):
+    return verdict_of(timeline, step=median_step(timeline)).wall_ns
+
+
+def test_updates_that_hold_up_the_backward_of_the_next_layer_can_be_issued_late():
+    timeline, really = run(by_hand()), run(by_hand(updates="after the loop"))
+    found = predict(timeline, [parse_change("updates=late")])
+    assert found.measured.wall_ns == found.replayed.wall_ns == wall_ns(timeline)
+    assert found.predicted.wall_ns == wall_ns(really) == 21_000_000 < wall_ns(timeline)
+    advice = next(one for one in advise(timeline) if one.changes[0].text == "updates=late")
+    assert advice.gain_ns == found.gain_ns
+    places = {s.call_site for s in timeline.spans if s.name == "update"}
+    told = " ".join(advice_text([advice], width=1000))
+    assert (
+        f"updates=late: issue 'update' ({places.pop()}) after the loop, or on a stream of its own: "
+        "it waits for all_reduce and holds up 'backward'; "
+    ) in told
+
+
+def test_that_awaits_are_late_already_is_told_with_the_updates_that_are_not():
+    with pytest.raises(UsageError) as caught:
+        predict(run(by_hand()), [parse_change("awaits=late")])
+    assert str(caught.value) == (
+        "--what-if: 'awaits=late': programs await communication at the end of the step only already; 'update' waits "
+        "for all_reduce and holds up 'backward': see updates=late"
+    )
+
+
+@pytest.mark.parametrize("program", [by_hand(updates="after the loop"), tensor_parallel(), data_parallel()])
+def test_computes_that_hold_up_none_or_whose_results_travel_stay(program):
+    with pytest.raises(UsageError, match="no compute of a step waits for a reduction and holds up others"):
+        predict(run(program), [parse_change("updates=late")])
+
+
+def test_a_compute_that_was_issued_after_an_update_had_begun_stays_behind_it():
+    """The program may have awaited the update."""
+    spans = []
+    for rank in (0, 1):
+        issued_ns = 26_000 if rank else 0
+        spans += [
+            replace(compute(rank, 0, 10_000, "backward"), issued_ns=0, step=0),
+            replace(comm(rank, 10_000, 10_000, 20_000, ranks=(0, 1), issued=0, nbytes=4 * MIB), step=0),
+            replace(compute(rank, 20_000, 25_000, "update"), issued_ns=0, step=0),
+            replace(compute(rank, max(25_000, issued_ns), 36_000, "backward"), issued_ns=issued_ns, step=0),
+        ]
+    late = predict(timeline_of(*spans), [parse_change("updates=late")]).timeline
+    found = [[(s.name, s.start_ns) for s in late.spans if s.kind == "compute" and s.rank == rank] for rank in (0, 1)]
+    assert found == [
+        [("backward", 0), ("backward", 10_000), ("update", 21_000)],
+        [("backward", 0), ("update", 20_000), ("backward", 26_000)],
+    ]
 
 
 def test_a_step_with_no_more_operations_than_were_active_at_once_shows_no_window():

@@ -158,6 +158,7 @@ _HOW = {
     "others wait as well; rank.compute(function, ...) would queue it behind the computes of the rank",
     "barriers": "leave out await rank.barrier(): operations wait for their ranks themselves",
     "awaits": "issue first and await at the end of the step: keep the futures in a list",
+    "updates": "rank.compute(..., stream='optimizer'); this holds if no compute of the loop needs its result",
     "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",
     "order": "order='forward', or a priority= that is lower for what forward needs first",
     "algorithm": "overlap run --algorithm NAME, or run(..., algorithm='NAME')",

@@ -17,6 +17,7 @@ from .machine import is_known, use_algorithm
 from .simulation import forget
 from .streams import change_window, forward_first, part_streams
 from .transfers import Fit, fits, kind_of, nbytes_of
+from .updates import hold_ups, issue_late
 
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
 _UNMODELLED = "local"
@@ -54,7 +55,7 @@ def parse_change(text: str) -> Change:
             raise UsageError(
                 "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
                 "compute 'NAME'=0.5x, bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
-                "awaits=late, barriers=none, loop=free, streams=apart, or window=4"
+                "awaits=late, updates=late, barriers=none, loop=free, streams=apart, or window=4"
             )
     except UsageError as error:
         raise UsageError(f"--what-if: {text!r}: {error}") from None
@@ -154,7 +155,9 @@ def _await_late(graph: Graph) -> None:
         elif node.kind == "end":
             ends.setdefault((node.ranks[0], node.span.step), []).append(node)
     if not changed:
-        raise UsageError("programs await communication at the end of the step only already")
+        held = hold_ups(graph)
+        other = f"; '{held[0].name}' {held[0].what}: see updates=late" if held else ""
+        raise UsageError(f"programs await communication at the end of the step only already{other}")
     for _, end, span in graph.steps:
         end.after += [(node, 0) for node in ends.get((span.rank, span.step), ())]
 
@@ -310,4 +313,5 @@ _FIXED: dict[tuple[str, str], tuple[str, Apply]] = {
     ("loop", "free"): ("programs compute beside their event loop", _free_loops),
     ("barriers", "none"): ("no rank waits at a barrier", _drop_barriers),
     ("awaits", "late"): ("programs await communication at the end of the step only", _await_late),
+    ("updates", "late"): ("computes that wait for a reduction run after those that need no result of them", issue_late),
 }

@@ -176,6 +176,14 @@ class _Rank:
             found = found or (nodes[index], times[index])
         return found
 
+    def _last_awaited(self, after_ns: int, until_ns: int) -> tuple[Node, int] | None:
+        """Return the operation that ended last between two instants of those that the program waited for."""
+        times, nodes = self.over
+        for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
+            if _awaited_by(nodes[index], until_ns):
+                return nodes[index], times[index]
+        return None
+
     def _program(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> dict[int, Node]:
         """Chain the instants of the program: it continues after its own work, or when an awaited node is over."""
         events: list[tuple[int, int, Span]] = []
@@ -195,6 +203,8 @@ class _Rank:
             while own and own[-1].span.end_ns <= at_ns:
                 node.after.append((own.pop(), 0))
             woken = self._last_over(before_ns, at_ns, issued_by_ns=before_ns)
+            if woken and woken[0].kind == "end" and not _awaited_by(woken[0], at_ns):
+                woken = self._last_awaited(before_ns, at_ns) or woken
             if before is not None:
                 node.after.append((before, 0 if woken else at_ns - before_ns))
             elif not woken:
@@ -272,6 +282,12 @@ class _Rank:
                     found += [(span, later[place]) for span, later in same]
                     break
         return found
+
+
+def _awaited_by(node: Node, at_ns: int) -> bool:
+    """Whether a node is the end of an operation that the program had begun to wait for at an instant."""
+    info = node.info if node.kind == "end" else None
+    return info is not None and info.awaited_ns is not None and info.awaited_ns <= at_ns
 
 
 def _share_a_stream(one: Node, other: Node) -> bool:

@@ -24,6 +24,7 @@ from .inference import graph_of
 from .machine import best_algorithm
 from .simulation import run_graph
 from .transfers import fits
+from .updates import hold_ups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +301,8 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     barriers = _called(timeline, at, "barrier")
     yield _told("barriers=none", f"no rank waits at the barrier at {barriers.place}" if barriers else "")
     yield parse_change("awaits=late")
+    held = hold_ups(base.graph())
+    yield _told("updates=late", held[0].advice if held else "")
     yield parse_change("order=forward")
     if (better := best_algorithm(timeline)) is not None:
         yield parse_change(f"algorithm={better}")
