@@ -10,6 +10,7 @@ await model.finish()
 # The map, in the order data flows:
 #
 #   tree           parameters by name, and trees of which any part may be a future
+#   returned       checks of what functions of the program return
 #   work           the computes of the library itself, and the line of the program that they belong to
 #   parameters     where weights and the optimizer's state live, flat, and what a model takes of memory
 #   optimizers     what changes weights, on flat arrays

@@ -17,6 +17,7 @@ from ..runtime.stream import Stream
 from .layers import Cost, Half, Layer, first_half, forward_of, second_half, splits
 from .models import Model
 from .passing import StagePassing
+from .returned import check_loss
 from .schedules import Action, Kind
 from .settings import group_of
 from .tree import Path, RunningSum, has_no_data, last_future, leaves, pick, rebuild
@@ -279,13 +280,17 @@ class Pass:
                 self._shared, loss.issue(y, target), name="loss", seconds=0.0, call_site=users_frame()
             )
         return pipeline.rank.compute(
-            lambda y, target: self._shared(loss(y, target)),
+            lambda y, target: self._shared_of(loss, y, loss(y, target)),
             y,
             target,
             name="loss",
             call_site=users_frame(),
             **pipeline.loss_cost,  # type: ignore[arg-type]
         )
+
+    def _shared_of(self, loss: Callable[..., object], y: object, both: object) -> tuple[object, object]:
+        check_loss(loss, y, both)
+        return self._shared(cast("tuple[object, object]", both))
 
     def _shared(self, both: tuple[object, object]) -> tuple[object, object]:
         """Return the gradient for the mean over the batch, so that microbatches only have to be added up."""

@@ -1,0 +1,66 @@
+"""Checks of what functions of the program return: losses, layers, and gradients, before they are taken apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import numpy as np
+
+from ..errors import UsageError
+
+_SHOWN = 4  # items of a tree in a message
+
+
+def described(value: object) -> str:
+    """Return a value as messages tell it, such as "float32 (10, 64)" or "{'w': float32 (4,)}".
+
+    >>> described((1.5, np.zeros((2, 3), np.float32)))
+    '(float, float32 (2, 3))'
+    """
+    if isinstance(value, Mapping):
+        return f"{{{_listed([f'{key!r}: {described(each)}' for key, each in value.items()])}}}"
+    if isinstance(value, (tuple, list)):
+        return f"({_listed([described(each) for each in value])}{',' * (len(value) == 1)})"
+    if isinstance(value, (np.ndarray, np.generic)):
+        return f"{value.dtype.name} {value.shape}"
+    return "None" if value is None else type(value).__name__
+
+
+def _listed(items: list[str]) -> str:
+    return ", ".join([*items[:_SHOWN], *["..."] * (len(items) > _SHOWN)])
+
+
+def defined(function: Callable[..., object]) -> str:
+    """Return the name of a function and the line of its definition, such as "loss_fn (train.py:12)"."""
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def is_pair(value: object) -> bool:
+    """Whether a value is a tuple, or a list, of two."""
+    return isinstance(value, (tuple, list)) and len(value) == 2
+
+
+def check_loss(loss: Callable[..., object], y: object, value: object) -> None:
+    """Refuse a result of a loss function that is not the gradient of the output `y`, and the loss.
+
+    Raises:
+        UsageError: Naming the function.
+    """
+    if is_pair(value):
+        dy, _ = cast("tuple[object, object]", value)
+        if isinstance(dy, (Mapping, tuple, list)):
+            return
+        shape = getattr(dy, "shape", None)
+        if shape is not None and shape == getattr(y, "shape", shape):
+            return
+    expected = f"(gradient, loss), in this order, with the gradient of the output {described(y)}"
+    raise wrong("loss", loss, expected, value)
+
+
+def wrong(argument: str, function: Callable[..., object], expected: str, value: object) -> UsageError:
+    """Return the error for a result that cannot be meant."""
+    return UsageError(f"{argument}: {defined(function)} returned {described(value)}; expected {expected}")
