@@ -151,6 +151,7 @@ class ComputeCosts:
 
     roofline: Roofline  # price of operations and bytes
     profile: Profile | None = None  # profile of an earlier run, if there is one
+    advice: str = "--profile TRACE of overlap simulate, or clock=overlap.Virtual(profile=TRACE)"  # how to pass one
 
     def duration_ns(
         self,
@@ -190,8 +191,7 @@ class ComputeCosts:
         amounts = "flops= and bytes_moved=, or " if self.roofline.flops_per_s else ""
         return (
             f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or {amounts}"
-            "a profile of a real run. In real time no cost is needed; of tests, those with "
-            f'@pytest.mark.ranks(N, clock="real") run so{known}'
+            f"a profile of a real run, as overlap run --trace TRACE writes it: {self.advice}{known}"
         )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..config import check_main
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..runtime.blame.reports import begun
 from ..version import install_command
 from .faults import check_function
@@ -110,7 +110,9 @@ class Ranks:
     def run(self, main: Callable[..., Awaitable[Any]], *args: object, check: bool = True, **setting: Any) -> Run:
         """Run `main(rank, *args)` on every rank, as `overlap.run` does, in virtual time. Otherwise like `program`."""
         __tracebackhide__ = True
-        chosen, seeds, kinds = settled({**self._defaults, **setting})
+        told = {**self._defaults, **setting}
+        _check_unpriced(told)
+        chosen, seeds, kinds = settled(told)
         check_function([*kinds, *(fault.kind for fault in chosen.faults)])
         check_main(_stepping(main, chosen), args)
 
@@ -128,10 +130,13 @@ class Ranks:
         Args:
             run: Makes the run of one seed, such as `lambda seed: ranks.program("train.py", ranks=4, seed=seed)`.
             seeds: How many.
+
+        Raises:
+            UsageError: If `run` returns something else.
         """
-        first = run(seed=0)
+        first = _made(run, 0)
         for seed in range(1, seeds):
-            other = run(seed=seed)
+            other = _made(run, seed)
             answer = first.equals(other) if whole_weights(first.weights) else _same_results(first, other)
             if not answer:
                 return Answer(f"seed {seed}: {answer.problem}")
@@ -235,6 +240,14 @@ def _tried(make: Callable[[Setting], Run], setting: Setting, seeds: int, kinds: 
     return run
 
 
+def _made(run: Callable[..., Run], seed: int) -> Run:
+    made: object = run(seed=seed)
+    if not isinstance(made, Run):
+        expected = "repeats: expected a function that returns the run of a seed, as ranks.run does"
+        raise UsageError(f"{expected}, but it returned {shown(made)}")
+    return made
+
+
 def _same_results(first: Run, other: Run) -> Answer:
     joined = Run(size=2, record=first.record, results=[first.results, other.results])
     return joined.same("results")
@@ -273,6 +286,7 @@ def run_marked(
             fails; but a `UsageError` of a rank is told with its line.
     """
     told = dict(settings)
+    _check_unpriced(told)
     clock = told.pop("clock", "virtual")
     if not takes_rank:
         raise UsageError(f"ranks: the test function {function.__name__} should take `rank`, its place among the ranks")
@@ -292,6 +306,15 @@ def run_marked(
         _in_processes(function, fixtures, _undisturbed(told), clock, path)
     else:
         raise UsageError(f'clock: expected "virtual", "real" or a number of processes, got {clock!r}')
+
+
+def _check_unpriced(told: Mapping[str, Any]) -> None:
+    """Refuse prices of PyTorch's functions for async functions, whose computes have costs of their own."""
+    if "cost" in told:
+        raise UsageError(
+            "cost: prices the functions of programs of PyTorch; a compute of an async function states its cost, as in "
+            "rank.compute(f, x, seconds=1e-3), or has it from a recorded run: clock=overlap.Virtual(profile=TRACE)"
+        )
 
 
 def _undisturbed(told: Mapping[str, Any]) -> Setting:

@@ -265,7 +265,7 @@ def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> Ranks
                 setting, best = other, found
                 break
     assert best.verdict is not None
-    more = f"made smaller in {tries} tries" if best is not run else ""
+    more = f"made smaller in {tries} {'try' if tries == 1 else 'tries'}" if best is not run else ""
     return RanksFailed(best, best.verdict, more=more)
 
 

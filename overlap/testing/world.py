@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -190,6 +190,12 @@ class TestedWorld(FaultyWorld):
         return super()._member(rank, everybody)
 
 
+_ADVICE = (
+    "clock=overlap.Virtual(profile=TRACE). In real time no cost is needed; of tests, those with "
+    '@pytest.mark.ranks(N, clock="real") run so'
+)
+
+
 class TestedBackend(SimulatedBackend):
     """Virtual time of a test.
 
@@ -207,6 +213,7 @@ class TestedBackend(SimulatedBackend):
         super().__init__(assumptions, cluster)
         self.record = record
         self.plan, self.doom = plan, Doom(plan, self.kernel)
+        self._starts.costs = replace(self._starts.costs, advice=_ADVICE)
         plan.on_stop = self._stop
         if plan.turns is not None:
             self.kernel.on_idle = plan.turns.release

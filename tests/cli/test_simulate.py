@@ -401,6 +401,7 @@ def test_a_compute_without_a_cost(overlap, script):
     code, _, err = overlap("simulate", *WHERE, script(TRAIN.replace(", seconds=0.001", "")))
     assert code == 1
     assert "compute 'backward' has no cost on the virtual clock" in err.splitlines()[-1]
+    assert " writes it: --profile TRACE of overlap simulate, or clock=overlap.Virtual(profile=TRACE); also" in err
 
 
 def test_a_deadlock_ends_at_once(overlap, script):

@@ -119,9 +119,23 @@ def test_a_compute_without_a_cost_is_told_with_its_line_and_that_real_time_needs
     assert told.startswith(f"crash: rank 0 failed at test_marker.py:{without_a_cost.__code__.co_firstlineno + 2}: ")
     assert "compute 'sqrt' has no cost on the virtual clock" in told
     assert 'In real time no cost is needed; of tests, those with @pytest.mark.ranks(N, clock="real") run so' in told
+    assert "as overlap run --trace TRACE writes it: clock=overlap.Virtual(profile=TRACE). In real time" in told
+    assert "simulate" not in told
     marked(without_a_cost, fixtures={"times": 1}, ranks=2, clock="real")
     with pytest.raises(overlap.UsageError, match=r"^clock: expected an overlap.Virtual, got 'real'"):
         Ranks().run(without_a_cost, 1, ranks=2, clock="real")
+
+
+@pytest.mark.parametrize("cost", ["fixed", {"sqrt": 1e-3}, lambda name, nbytes, flops: 1e-3])
+def test_prices_of_programs_are_refused_for_async_functions(cost: object) -> None:
+    told = r"^cost: prices the functions of programs of PyTorch; .*clock=overlap.Virtual\(profile=TRACE\)$"
+    for setting in ({}, {"clock": "real"}):
+        with pytest.raises(overlap.UsageError, match=told):
+            marked(ranks=2, cost=cost, **setting)
+    with pytest.raises(overlap.UsageError, match=told):
+        Ranks().run(takes_rank, ranks=2, cost=cost)
+    with pytest.raises(overlap.UsageError, match=told):
+        Ranks(cost=cost).run(takes_rank, ranks=2)
 
 
 def test_a_failure_shows_frames_of_the_program_and_none_of_ours() -> None:
@@ -184,6 +198,19 @@ def test_the_same_seed_gives_the_same_trace_and_other_seeds_other_orders(tmp_pat
     differing = runs[2].matches(tmp_path / "golden.txt")
     assert not differing
     assert "+0 rank 0 all_reduce #0 on group 'world' (test_marker.py:" in differing.problem
+
+
+def test_what_repeats_nothing_is_refused() -> None:
+    told = "^repeats: expected a function that returns the run of a seed, as ranks.run does, but it returned "
+    with pytest.raises(overlap.UsageError, match=told):
+        Ranks().repeats(lambda seed: Ranks().run(gathers, ranks=2, seed=seed).trace)
+
+
+def test_one_try_is_told_as_one() -> None:
+    with pytest.raises(RanksFailed, match="\nmade smaller in 1 try\n"):
+        Ranks().run(inverted, ranks=2, seed=3, seeds=2)
+    with pytest.raises(RanksFailed, match="\nmade smaller in 2 tries\n"):
+        Ranks().run(inverted, ranks=3, seed=3, seeds=2)
 
 
 def test_a_run_says_what_was_exposed_and_sent() -> None:
