@@ -97,7 +97,7 @@ class Strategy(ABC, Generic[Params]):
         """
         frame = _getframe(1)
         place = frame.f_code, frame.f_lasti
-        gradients = dict(self._names.pairs(name, grad))
+        gradients = dict(self._names.pairs(name, grad, place))
         for leaf, gradient in gradients.items():
             if not isinstance(gradient, Future):
                 check_gradient(leaf, gradient, *self._leaves[leaf], self.steps + 1)
@@ -111,7 +111,7 @@ class Strategy(ABC, Generic[Params]):
         """Return the error for a second gradient of a parameter in one step."""
         return UsageError(
             f"reduce: the gradient of {name!r} has been handed over in step {self.steps} already; of a weight "
-            "that is used twice, add the gradients up and hand over the sum"
+            "that is used twice, add the gradients up and hand over the sum; or has model.step() been forgotten?"
         )
 
     @abstractmethod

@@ -6,15 +6,19 @@ In trees of outputs and gradients any part may still be a future: a leaf, a bran
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
 from ..errors import UsageError
-from ..runtime.future import Future
+from ..runtime.future import Checked, Future
+from ..timeline.recording import call_site
+from .returned import described
 from .work import MemoryWork
 
 if TYPE_CHECKING:
+    from types import CodeType
     from typing import Any
 
     from numpy.typing import NDArray
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
 else:  # Python 3.11 knows no defaults
     Params = TypeVar("Params", covariant=True)
 """The parameters of a model, as given: its weights come back in that form."""
+
+Place: TypeAlias = "tuple[CodeType, int]"
+"""A line of a program."""
 
 Path: TypeAlias = "tuple[str | int, ...]"
 """Keys and indices on the way from a tree to a leaf."""
@@ -168,13 +175,18 @@ class Names:
         """
         return mapped(of_leaf, self._part(name))
 
-    def pairs(self, name: str, value: object) -> Iterator[tuple[str, object]]:
+    def pairs(self, name: str, value: object, place: Place) -> Iterator[tuple[str, object]]:
         """Yield each parameter of a part with its item of `value`, a tree of that form or a future of one.
 
+        Args:
+            name: Of the part.
+            value: The tree.
+            place: The line that handed it over, for the error of a future.
+
         Raises:
-            UsageError: If there is no such part, or `value` has no such item.
+            UsageError: If there is no such part, or `value` has no such item; where it is used, if it is a future.
         """
-        yield from _pairs(self._part(name), value, name)
+        yield from _pairs(self._part(name), value, name, place)
 
     def _part(self, name: str) -> object:
         if not isinstance(name, str):
@@ -185,16 +197,28 @@ class Names:
         return part
 
 
-def _pairs(part: object, value: object, name: str) -> Iterator[tuple[str, object]]:
+def _pairs(part: object, value: object, name: str, place: Place) -> Iterator[tuple[str, object]]:
     if isinstance(part, str):
         yield part, value
         return
-    for key, inner in cast("dict[str | int, object]", part).items():
+    branches = cast("dict[str | int, object]", part)
+    if isinstance(value, Future):
+        value = Checked(value, partial(_check_items, branches, name, place))
+    else:
+        _check_items(branches, name, None, value)
+    for key, inner in branches.items():
+        yield from _pairs(inner, pick(value, (key,)), f"{name}.{key}", place)
+
+
+def _check_items(branches: Mapping[str | int, object], name: str, place: Place | None, value: object) -> None:
+    """Refuse a value that lacks an item; of a future's, the line that handed it over is told."""
+    for key in branches:
         try:
-            item = pick(value, (key,))
-        except (TypeError, LookupError) as error:
-            raise UsageError(f"reduce: what was handed over for {name!r} has no item {key!r}") from error
-        yield from _pairs(inner, item, f"{name}.{key}")
+            pick(value, (key,))
+        except (TypeError, LookupError):
+            its = f"reduce: what was handed over for {name!r}"
+            where = f"; it was handed over at {call_site(*place)}" if place is not None else ""
+            raise UsageError(f"{its} has no item {key!r}: it is {described(value)}{where}") from None
 
 
 # -- sums of gradients -----------------------------------------------------------------------------------------------

@@ -315,7 +315,7 @@ def test_gradients_handed_over_twice_or_never_are_named():
 
     twice = (
         "reduce: the gradient of {!r} has been handed over in step 0 already; of a weight that is used twice, add the "
-        "gradients up and hand over the sum"
+        "gradients up and hand over the sum; or has model.step() been forgotten?"
     )
     assert run(main, 1)[0] == [
         "name: 'x' is no parameter; known are w, v",

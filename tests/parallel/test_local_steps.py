@@ -184,7 +184,7 @@ def test_gradients_that_are_missing_or_come_twice_are_named():
             model.reduce("w1", weights()["w1"])
         assert str(caught.value) == (
             "reduce: the gradient of 'w1' has been handed over in step 0 already; of a weight that is used twice, add "
-            "the gradients up and hand over the sum"
+            "the gradients up and hand over the sum; or has model.step() been forgotten?"
         )
         with pytest.raises(overlap.UsageError) as caught:
             model.step()

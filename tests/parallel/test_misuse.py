@@ -129,6 +129,38 @@ def test_a_compute_that_has_forgotten_to_return_its_gradient_is_no_gradient_of_z
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_a_compute_of_more_than_the_gradients_is_told_with_the_line_that_hands_it_over(make):
+    async def program(rank):
+        model = make(rank, {"a": params()}, optimizer=ADAM)
+        model.reduce("a", rank.compute(lambda: (np.ones(2, np.float32), params()), name="backward"))
+        model.step()
+        await model.finish()
+
+    line = program.__code__.co_firstlineno + 2
+    with pytest.raises(overlap.RankFailedError) as caught:
+        overlap.run(program, ranks=1, timeout_s=60)
+    told = (
+        "reduce: what was handed over for 'a' has no item 'w': it is (float32 (2,), {'w': float32 (2, 2), 'b': float32 "
+        "(2,)}); it was handed over at "
+    )
+    assert re.fullmatch(rf"{re.escape(told)}[\w/]*test_misuse\.py:{line}", str(caught.value.cause))
+
+
+def test_a_part_that_lacks_an_item_is_told_without_the_error_inside():
+    async def program(rank):
+        model = parallel.DataParallel(rank, {"a": params()}, optimizer=ADAM)
+        with pytest.raises(overlap.UsageError) as caught:
+            model.reduce("a", (params()["w"], params()["b"]))
+        assert caught.value.__suppress_context__
+        assert caught.value.__cause__ is None
+        raise caught.value
+
+    assert refused(program) == [
+        "reduce: what was handed over for 'a' has no item 'w': it is (float32 (2, 2), float32 (2,))"
+    ]
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_a_name_that_is_no_string(make):
     async def program(rank):
         make(rank, {1: np.ones(2, np.float32)}, optimizer=ADAM)[1]

@@ -374,9 +374,9 @@ def test_wrong_use_is_told_on_every_rank():
 
     told = [
         "name: 'third' is no parameter; known are first, rest",
-        "reduce: what was handed over for 'first' has no item 'b'",
+        "reduce: what was handed over for 'first' has no item 'b': it is {'w': float64 (3, 1)}",
         "reduce: the gradient of 'first.w' has been handed over in step 0 already; of a weight that is used twice, add "
-        "the gradients up and hand over the sum",
+        "the gradients up and hand over the sum; or has model.step() been forgotten?",
         "name: the gradient of 'first.w' has been handed over in step 0, so its update may have begun; ask for the "
         "weight before that, or after step()",
         "step: no gradient of 'rest.0', 'first.b' in step 0; hand it over, or pass unused='zeros'",

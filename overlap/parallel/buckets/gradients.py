@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import fsum, sqrt
-from types import CodeType
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -13,15 +12,12 @@ from ...errors import NonFiniteError, UsageError
 from ...runtime.checking import first_not_finite
 from ...runtime.group import Group
 from ...timeline.recording import call_site
+from ..tree import Place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..tree import Array
-
-
-Place: TypeAlias = tuple[CodeType, int]
-"""A line of a program."""
 
 
 def check_gradient(
