@@ -97,7 +97,7 @@ def why_stalled(record: Record) -> Verdict | None:
         chain = _chain(start, blocked, found)
         if chain[-1] in chain[:-1]:
             cycle = chain[chain.index(chain[-1]) : -1]
-            return _skipped_before(cycle, blocked, found) or _cycle(cycle, blocked)
+            return _skipped_before(cycle, blocked, found) or _cycle(cycle, blocked, found)
     for start in blocked:
         chain = _chain(start, blocked, found)
         waiting = [rank for rank, issue in blocked.items() if chain[-1] in found.missing(issue)]
@@ -118,7 +118,7 @@ def _chain(start: int, blocked: dict[int, Issue], found: Meetings) -> list[int]:
     return chain
 
 
-def _cycle(cycle: list[int], blocked: dict[int, Issue]) -> Verdict:
+def _cycle(cycle: list[int], blocked: dict[int, Issue], found: Meetings) -> Verdict:
     start = cycle.index(min(cycle))
     ranks = cycle[start:] + cycle[:start]
     issues = [blocked[rank] for rank in ranks]
@@ -128,10 +128,14 @@ def _cycle(cycle: list[int], blocked: dict[int, Issue]) -> Verdict:
         steps.append(f"rank {rank} waits in {issue.told} for rank {following}")
     text = ", and ".join(steps)
     lines = tuple(dict.fromkeys(issue.line for issue in issues))
-    if all(issue.is_message for issue in issues):
-        if len(issues) == 2 and issues[0].op != issues[1].op and issues[0].tag != issues[1].tag:
-            told = f"{text}: the tags are in another order on one of them"
-            return Verdict(kind="tags differ", text=told, ranks=tuple(ranks), lines=lines)
+    messages_only = all(issue.is_message for issue in issues)
+    if messages_only and len(issues) == 2 and issues[0].op != issues[1].op and issues[0].tag != issues[1].tag:
+        told = f"{text}: the tags are in another order on one of them"
+        return Verdict(kind="tags differ", text=told, ranks=tuple(ranks), lines=lines)
+    for issue in issues:
+        if (verdict := _sent_otherwise(issue, found)) is not None:
+            return verdict
+    if messages_only:
         words = {issue.op for issue in issues}
         what = {"send": "each sends before it receives", "recv": "each receives before it sends"}.get(
             issues[0].op if len(words) == 1 else "", "sends and receives are in an order that cannot meet"
@@ -216,6 +220,8 @@ def _lonely(issue: Issue, rank: int, found: Meetings) -> Verdict:
     """Return the verdict on a message that has one end."""
     stopped = rank in found.record.stopped
     if issue.peer is None and not stopped:
+        if (verdict := _sent_otherwise(issue, found)) is not None:
+            return verdict
         text = f"rank {issue.rank} receives from any rank with tag {issue.tag} at {issue.line}, and no rank sends"
         return Verdict(kind="receive without a send", text=text, ranks=(issue.rank,), lines=(issue.line,))
     other = "recv" if issue.op == "send" else "send"
@@ -247,6 +253,24 @@ def _lonely(issue: Issue, rank: int, found: Meetings) -> Verdict:
     lines = (issue.line, *([last.line] if last is not None else []))
     ranks = (rank, issue.rank) if stopped else (issue.rank, rank)  # else either may be at fault
     return Verdict(kind=_ONE_END[issue.op][0], text=text, ranks=ranks, lines=lines)
+
+
+def _sent_otherwise(issue: Issue, found: Meetings) -> Verdict | None:
+    """Return the verdict on a receive for which a message is under way with a tag that its rank has not received."""
+    if issue.op != "recv":
+        return None
+    received = {each.tag for each in found.of_rank[issue.rank] if each.op == "recv"}
+    senders = range(found.record.size) if issue.peer is None else (issue.peer,)
+    for send in (each for rank in senders for each in found.of_rank[rank]):
+        if send.op == "send" and send.peer == issue.rank and send.unfinished and send.tag not in received:
+            source = "any rank" if issue.peer is None else f"rank {issue.peer}"
+            text = (
+                f"rank {issue.rank} receives from {source} with tag {issue.tag} at {issue.line}, and "
+                f"rank {send.rank} sends to it with tag {send.tag} at {send.line}, which it has not received"
+            )
+            ranks, lines = (issue.rank, send.rank), tuple(dict.fromkeys((issue.line, send.line)))
+            return Verdict(kind="tags differ", text=text, ranks=ranks, lines=lines)
+    return None
 
 
 def why_mismatched(record: Record, group: str, seq: int, ranks: tuple[int, int]) -> Verdict | None:

@@ -99,6 +99,55 @@ def test_messages_without_an_end(issues, kind, told) -> None:
     assert (verdict.kind, told in verdict.text) == (kind, True), verdict
 
 
+def meant_for_another_tag(source: str, tag: int) -> str:
+    return f"rank 0 receives from {source} with tag 0 at x.py:1, and rank 1 sends to it with tag {tag} at x.py:2"
+
+
+@pytest.mark.parametrize(
+    ("issues", "more", "told"),
+    [
+        (  # others have ended
+            [(0, "recv", (None, 0), 1), (1, "send", (0, 5), 2), (1, "recv", (0, 0), 3)],
+            {"left": {2: ""}},
+            meant_for_another_tag("any rank", 5),
+        ),
+        (  # all wait
+            [(0, "recv", (None, 0), 1), (1, "send", (0, 5), 2), (1, "recv", (0, 0), 3), (2, "recv", (0, 0), 3)],
+            {},
+            meant_for_another_tag("any rank", 5),
+        ),
+        (
+            [(0, "recv", (1, 0), 1), (1, "send", (0, 4), 2), (1, "recv", (0, 0), 3)],
+            {},
+            meant_for_another_tag("rank 1", 4),
+        ),
+        (
+            [(0, "recv", (1, 0), 1), (1, "send", (0, 4), 2), (1, "barrier", "world", 3), (2, "barrier", "world", 3)],
+            {},
+            meant_for_another_tag("rank 1", 4),
+        ),
+    ],
+)
+def test_a_message_with_another_tag_is_told_with_its_line(issues, more, told) -> None:
+    made = record(3, *issues, **more)
+    for issue in made.issues:
+        issue.awaited = issue.op != "send"
+    verdict = why_stalled(made)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.lines) == ("tags differ", (0, 1), ("x.py:1", "x.py:2")), verdict
+    assert verdict.text.startswith(told)
+
+
+def test_a_message_whose_tag_is_received_elsewhere_is_not_blamed() -> None:
+    sent = [(1, "send", (0, 5), 2), (1, "recv", (0, 0), 3)]
+    made = record(2, (0, "recv", (1, 5), 9), (0, "recv", (None, 0), 1), *sent)
+    for issue in made.issues:
+        issue.awaited = issue.line in ("x.py:1", "x.py:3")
+    verdict = why_stalled(made)
+    assert verdict is not None
+    assert verdict.kind == "circular messages"
+
+
 def test_a_mismatch_names_the_odd_ranks_first() -> None:
     made = record(4, *[(rank, "all_reduce" if rank != 2 else "barrier", "dp", 7 + (rank == 2)) for rank in range(4)])
     verdict = why_mismatched(made, "dp", 0, (0, 2))
