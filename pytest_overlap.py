@@ -6,6 +6,7 @@ A module beside the packages, because pytest loads it in every run: importing `o
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,12 +40,19 @@ def steps(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """Runs programs and functions with many ranks in this process; `@pytest.mark.ranks(...)` sets its defaults."""
-    from overlap.testing import Ranks
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Runs programs and functions with many ranks in this process; `@pytest.mark.ranks(...)` sets its defaults.
 
-    marker = request.node.get_closest_marker("ranks")
-    return Ranks(request.path.parent, **({} if marker is None else _settings(marker)))
+    A test that passes, but has not looked at an answer that is no, such as that of `run.same`, fails at its end.
+    """
+    from overlap.testing import Answer, Ranks
+
+    marker, failed = request.node.get_closest_marker("ranks"), request.session.testsfailed
+    with Answer.unasked() as answers:
+        yield Ranks(request.path.parent, **({} if marker is None else _settings(marker)))
+    if answers and request.session.testsfailed == failed:
+        told = "\n".join(f"an answer is no, and the test does not assert it: {each.why}" for each in answers)
+        pytest.fail(f'{told}\nwrite `assert` before the question, as in `assert run.same("results")`', pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,17 +44,43 @@ class RanksFailed(AssertionError):
         super().__init__("\n".join(filter(None, [str(verdict), more, _outputs(run, verdict), f"repeat: {run.line}"])))
 
 
-@dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to a question of a test; false if there is something to say against it."""
+    """Answer to a question of a test; false if there is something to say against it.
 
-    problem: str = ""  # What is wrong, for people
+    Args:
+        problem: What is wrong, for people; empty if nothing is.
+    """
+
+    __slots__ = ("why",)
+    _unasked: ClassVar[list[Answer] | None] = None
+
+    def __init__(self, problem: str = "") -> None:
+        self.why = problem  # to read it is not to ask
+        if problem and Answer._unasked is not None:
+            Answer._unasked.append(self)
 
     def __bool__(self) -> bool:
         return not self.problem
 
     def __repr__(self) -> str:
         return f"<no: {self.problem}>" if self.problem else "<yes>"
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, for people; empty if nothing is."""
+        if Answer._unasked is not None:
+            Answer._unasked[:] = [each for each in Answer._unasked if each is not self]
+        return self.why
+
+    @classmethod
+    @contextmanager
+    def unasked(cls) -> Iterator[list[Answer]]:
+        """Yield a list of the answers of a block that are no, and that nobody has asked for."""
+        before, cls._unasked = cls._unasked, []
+        try:
+            yield cls._unasked
+        finally:
+            cls._unasked = before
 
 
 @dataclass(kw_only=True)
@@ -133,7 +160,7 @@ class Run:
         names = dict.fromkeys(name for rank in self.weights for name in rank)
         for name in names:
             answer = self._same_weight(name)
-            if not answer:
+            if answer.why:
                 return answer
         return Answer()
 

@@ -306,6 +306,41 @@ def test_a_plain_function_in_place_of_an_async_one_is_told_with_its_line() -> No
         Ranks().run(3, ranks=2)
 
 
+UNASKED = """
+async def main(rank):
+    await rank.barrier()
+    return rank.rank
+
+def test_forgets_assert(ranks):
+    ranks.run(main, ranks=2).same("results")
+
+def test_forgets_assert_of_seeds(ranks):
+    numbers = iter(range(9))
+    async def counts(rank):
+        return next(numbers)
+    ranks.repeats(lambda seed: ranks.run(counts, ranks=1, seed=seed), seeds=2)
+
+def test_asks(ranks):
+    assert not ranks.run(main, ranks=2).same("results")
+
+def test_fails_by_itself(ranks):
+    ranks.run(main, ranks=2).same("results")
+    raise ValueError("first")
+"""
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_no_and_is_not_asserted_fails_its_test(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(UNASKED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p pytest_overlap -p no:randomly --strict-markers\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    told = "an answer is no, and the test does not assert it:"
+    assert f"{told} rank 1 returned 1, rank 0 0\nwrite `assert` before the question" in done.stdout
+    assert f"{told} seed 1: rank 1 returned [1], rank 0 [0]\n" in done.stdout
+    assert "1 failed, 3 passed, 2 errors" in done.stdout, done.stdout
+
+
 def line_of(function: Callable[..., object]) -> int:
     return function.__code__.co_firstlineno
 
