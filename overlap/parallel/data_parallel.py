@@ -17,14 +17,13 @@ from ..runtime.rank import Rank
 from .buckets.agreement import compare_replicas
 from .buckets.averaged import Averaged
 from .buckets.bucketed import Bucketed
-from .buckets.gradients import Place
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .checkpoints.names import Own
 from .checkpoints.pieces import Piece, Tensors, divided
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Parameters
 from .settings import IN_FLIGHT, Order, Settings, Unused, check_count
-from .tree import Params, flatten
+from .tree import Params, Place, flatten
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
 from .work import users_frame
 

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .buckets.gradients import Place, check_gradient, is_finite, not_finite
+from .buckets.gradients import check_gradient, is_finite, not_finite
 from .buckets.plan import BucketPlan, plan_buckets
 from .checkpoints.names import Own
 from .checkpoints.pieces import Piece, Tensors, divided
@@ -18,7 +18,7 @@ from .fragment import Fragment
 from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
 from .parameters import Parameters
 from .strategy import Ahead, Strategy
-from .tree import Params, flatten
+from .tree import Params, Place, flatten
 from .work import users_frame
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets.bucketed import Bucketed
 from .buckets.gathering import Gathering, Prefetched
-from .buckets.gradients import Place
 from .buckets.plan import BucketPlan, Hook, plan_by_size
 from .buckets.scattered import Gauge, Scattered
 from .checkpoints.names import Own
@@ -23,7 +22,7 @@ from .checkpoints.pieces import Piece, Tensors, state_name
 from .optimizers import Optimizer, check_optimizer
 from .parameters import ModelMemory, Stage, expected_memory
 from .settings import Order, Settings, Unused, check_count
-from .tree import Params, flatten
+from .tree import Params, Place, flatten
 from .work import users_frame
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets.agreement import agreement
-from .buckets.gradients import Place, check_gradient
+from .buckets.gradients import check_gradient
 from .parameters import Parameters
 from .settings import group_of
-from .tree import Array, Names, Params, flatten, rebuild
+from .tree import Array, Names, Params, Place, flatten, rebuild
 from .weight import awaitable
 from .work import MemoryWork, users_frame
 

@@ -13,12 +13,12 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
 from ..work import MemoryWork
-from .gradients import Place, check_gradient, is_finite, not_finite
+from .gradients import check_gradient, is_finite, not_finite
 from .hooked import Hooked
 from .plan import BucketPlan, Hook
 
 if TYPE_CHECKING:
-    from ..tree import Array
+    from ..tree import Array, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,11 @@ from ...runtime.rank import Rank
 from ..checkpoints.names import Own
 from ..settings import Settings
 from ..strategy import Ahead, Strategy
-from ..tree import Params
+from ..tree import Params, Place
 from ..work import users_frame
 from .agreement import agreement
 from .bucket import Bucket, Wiring
-from .gradients import Part, Place, clip_factor, square_sums
+from .gradients import Part, clip_factor, square_sums
 
 if TYPE_CHECKING:
     from ..tree import Array

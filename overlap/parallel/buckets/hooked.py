@@ -15,8 +15,7 @@ from ..checkpoints.names import Own, packed, unpacked, unsavable
 from .plan import BucketPlan, GradientBucket, Hook
 
 if TYPE_CHECKING:
-    from ..tree import Array
-    from .gradients import Place
+    from ..tree import Array, Place
 
 
 class Hooked:

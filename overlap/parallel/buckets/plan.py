@@ -14,8 +14,7 @@ from ...runtime.group import Group
 from ...runtime.rank import Rank
 
 if TYPE_CHECKING:
-    from ..tree import Array
-    from .gradients import Place
+    from ..tree import Array, Place
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
