@@ -12,15 +12,17 @@ and a collective can travel under the second one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import trio
 
 from ..errors import UsageError
-from ..runtime.future import Future
+from ..runtime.future import Checked, Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .returned import check_pair
 from .tree import add_up, has_no_data, leaves, pick, rebuild
 from .work import MemoryWork, users_frame
 
@@ -91,7 +93,7 @@ class Local:
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the forward function."""
-        both = self._issue("forward", w, x)
+        both = self._pair("forward", w, x)
         return both[0], both[1]
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
@@ -99,21 +101,32 @@ class Local:
         if self._functions["backward"] is None:
             dx, kept = self.backward_input(w, kept, dy)
             return dx, self.backward_weights(w, kept)
-        both = self._issue("backward", w, kept, dy)
+        both = self._pair("backward", w, kept, dy)
         return both[0], both[1]
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the first half."""
-        both = self._issue("backward_input", w, kept, dy)
+        both = self._pair("backward_input", w, kept, dy)
         return both[0], both[1]
 
     def backward_weights(self, w: object, kept: object) -> Future[object]:
         """Issue the second half."""
         return self._issue("backward_weights", w, kept)
 
+    def _pair(self, name: str, *args: object) -> Future[object]:
+        function = cast("Callable[..., object]", self._functions[name])
+        return Checked(self._issue(name, *args), partial(check_pair, name, function, _EXPECTED[name]))
+
     def _issue(self, name: str, *args: object) -> Future[object]:
         function = cast("Callable[..., object]", self._functions[name])
         return self.rank.compute(function, *args, call_site=users_frame(), **self._costs.get(name, {}))  # type: ignore[arg-type]
+
+
+_EXPECTED = {
+    "forward": "(output, values for backward)",
+    "backward": "(gradient of the input, gradients of the weights)",
+    "backward_input": "(gradient of the input, values for backward_weights)",
+}
 
 
 def check_backward(backward: object, backward_input: object, backward_weights: object) -> None:

@@ -44,6 +44,16 @@ def is_pair(value: object) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2
 
 
+def check_pair(argument: str, function: Callable[..., object], expected: str, value: object) -> None:
+    """Refuse a result that is no tuple of two.
+
+    Raises:
+        UsageError: Naming the function.
+    """
+    if not is_pair(value):
+        raise wrong(argument, function, expected, value)
+
+
 def check_loss(loss: Callable[..., object], y: object, value: object) -> None:
     """Refuse a result of a loss function that is not the gradient of the output `y`, and the loss.
 

@@ -89,3 +89,30 @@ def test_a_loss_that_does_not_return_gradient_and_loss_is_named(loss: Callable[.
         f"loss: {loss.__name__} (test_returned.py:{line_of(loss)}) returned {returned}; expected (gradient, loss), "
         "in this order, with the gradient of the output float64 (2, 3)"
     )
+
+
+# -- layers ----------------------------------------------------------------------------------------------------------
+
+
+def forgets_kept(w: dict[str, Array], x: Array) -> Array:
+    return x @ w["w"]
+
+
+def forgets_weights(w: dict[str, Array], x: Array, dy: Array) -> Array:
+    return dy @ w["w"].T
+
+
+@pytest.mark.parametrize(
+    ("argument", "function", "expected"),
+    [
+        ("forward", forgets_kept, "(output, values for backward)"),
+        ("backward", forgets_weights, "(gradient of the input, gradients of the weights)"),
+    ],
+)
+def test_a_layer_that_returns_an_array_of_two_rows_is_named(
+    argument: str, function: Callable[..., object], expected: str
+):
+    assert told(**{argument: function}) == (
+        f"{argument}: {function.__name__} (test_returned.py:{line_of(function)}) returned float64 (2, 3); "
+        f"expected {expected}"
+    )
