@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,12 +32,12 @@ from .writer import commit, merge, write_part
 
 if TYPE_CHECKING:
     from ..hooks.operations import Values
+    from ..tree import Place
 
 _STREAM = "overlap.checkpoints"
 _OWN = "own:"  # begins the names of the arrays that one rank alone has, with its number
 
 T = TypeVar("T")
-Place: TypeAlias = tuple[CodeType, int]  # Code and instruction
 
 _WRITING: WeakKeyDictionary[Rank, dict[tuple[int, ...], Future[None]]] = WeakKeyDictionary()
 """Checkpoints under way, by the ranks of the group: all checkpoints of a group use one stream."""
