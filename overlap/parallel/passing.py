@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import numpy as np
+
+from ..runtime.future import Checked, Future
 from ..runtime.group import Group
+from .returned import check_passed
 from .schedules import Action, Kind, PipelineSchedule
 from .work import users_frame
 
@@ -65,13 +70,23 @@ class StagePassing:
             self._here[kind, stage, microbatch] = value
         elif 0 <= stage < self._schedule.stages:
             self._group.send(
-                cast("Array", value),
+                cast("Array", self._checked(kind, stage, value)),
                 self._schedule.owners[stage],
                 self._tag(kind, stage, microbatch),
                 stream=self._stream,
                 name=f"{Action(_source(kind, stage), kind, microbatch)} to {stage}",
                 call_site=users_frame(),
             )
+
+    def _checked(self, kind: Kind, stage: int, value: object) -> object:
+        """Return a future that fails if its array is not of the boundary; messages compare trees of them."""
+        source = _source(kind, stage)
+        like = self._boundaries[min(source, stage)]
+        if not isinstance(value, Future) or not isinstance(like, tuple) or isinstance(like[-1], (dict, list, tuple)):
+            return value
+        shape, dtype = cast("tuple[int | Sequence[int], Any]", like)
+        sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        return Checked(value, partial(check_passed, kind is Kind.FORWARD, source, sizes, np.dtype(dtype)))
 
     def _tag(self, kind: Kind, stage: int, microbatch: int) -> int:
         """Return a tag that only this message of a batch has: messages of a pair need not come in the order sent."""

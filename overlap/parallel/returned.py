@@ -54,6 +54,22 @@ def check_pair(argument: str, function: Callable[..., object], expected: str, va
         raise wrong(argument, function, expected, value)
 
 
+def check_passed(forward: bool, stage: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], value: object) -> None:
+    """Refuse a value for the next stage, or the one before, that is not of the boundary.
+
+    Raises:
+        UsageError: Naming the stage.
+    """
+    if isinstance(value, np.ndarray) and value.shape == shape and value.dtype == dtype:
+        return
+    if isinstance(value, (np.ndarray, Mapping, tuple)):
+        returned = described(value) if forward else f"{described(value)} as the gradient of its input"
+        raise UsageError(
+            f"boundary: stage {stage}'s {'forward' if forward else 'backward'} returned {returned}, "
+            f"boundary= says {dtype.name} {shape}"
+        )
+
+
 def check_loss(loss: Callable[..., object], y: object, value: object) -> None:
     """Refuse a result of a loss function that is not the gradient of the output `y`, and the loss.
 

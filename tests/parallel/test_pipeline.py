@@ -427,7 +427,7 @@ def test_another_shape_than_the_boundary_says_is_told_with_both() -> None:
 
     with failing() as seen:
         run(main, 2)
-    assert isinstance(seen[0].cause, overlap.CollectiveMismatchError)
+    assert isinstance(seen[0].cause, overlap.UsageError)
     assert "float64 (4, 6)" in str(seen[0])
     assert "float64 (4, 7)" in str(seen[0])
 

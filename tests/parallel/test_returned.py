@@ -116,3 +116,28 @@ def test_a_layer_that_returns_an_array_of_two_rows_is_named(
         f"{argument}: {function.__name__} (test_returned.py:{line_of(function)}) returned float64 (2, 3); "
         f"expected {expected}"
     )
+
+
+def of_one_row(w: dict[str, Array], x: Array) -> tuple[Array, Array]:
+    return x[0] @ w["w"], x
+
+
+def swapped_backward(w: dict[str, Array], x: Array, dy: Array) -> tuple[dict[str, Array], Array]:
+    return {"w": x.T @ dy}, dy @ w["w"].T
+
+
+@pytest.mark.parametrize(
+    ("argument", "function", "returned"),
+    [
+        ("forward", of_one_row, "stage 0's forward returned float64 (3,)"),
+        (
+            "backward",
+            swapped_backward,
+            "stage 1's backward returned {'w': float64 (3, 3)} as the gradient of its input",
+        ),
+    ],
+)
+def test_a_stage_that_returns_other_than_its_boundary_is_named(
+    argument: str, function: Callable[..., object], returned: str
+):
+    assert told(**{argument: function}) == f"boundary: {returned}, boundary= says float64 (2, 3)"
