@@ -49,7 +49,7 @@ def test_a_stall_says_who_waits_for_whom() -> None:
     first = lines["main"]
     assert error.timeout_s == 60
     report = (
-        f"rank 0: loss #0 on group 'dp' ({HERE}:{first + 3}); waits for rank 2, 1",
+        f"rank 0: loss #0 on group 'dp' ({HERE}:{first + 3}); waits for ranks 2, 1",
         f"rank 1: recv #0 from rank 2 with tag 3 on group 'world' ({HERE}:{first + 5}); waits for rank 2",
         f"rank 2: has nothing issued; its program is elsewhere, at {HERE}:{first + 7}",
         "rank 3: has finished",
