@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 
 from ..errors import UsageError
+from ..runtime.future import Future
 
 _SHOWN = 4  # items of a tree in a message
 
@@ -25,6 +26,8 @@ def described(value: object) -> str:
         return f"({_listed([described(each) for each in value])}{',' * (len(value) == 1)})"
     if isinstance(value, (np.ndarray, np.generic)):
         return f"{value.dtype.name} {value.shape}"
+    if isinstance(value, Future):
+        return "a future"
     return "None" if value is None else type(value).__name__
 
 
