@@ -173,9 +173,10 @@ class Paced(Wrapper):
     A message enters the inner transport when its last byte would have arrived, so ``send`` returns after delivery.
     Wires start to carry a message at its send, whether or not its receiver waits. A rank has no wire to itself.
 
-    Only `trio.current_time` and deadlines are used, so it works on any Trio clock; on one that does not run by itself,
-    give `NeuronLink` inside ``thread_copy_bytes=None``. On the real clock Trio on Linux wakes up to a millisecond late
-    (``epoll`` counts whole milliseconds): a single message may be that late, a stream of them keeps its rate.
+    Only `trio.current_time` and deadlines are used, so it works on any clock of Trio: `trio.testing.MockClock` too
+    (``clock="virtual"`` has no transport); on one that does not run by itself, give `NeuronLink` inside
+    ``thread_copy_bytes=None``. On the real clock Trio on Linux wakes up to a millisecond late (``epoll`` counts whole
+    milliseconds): a single message may be that late, a stream of them keeps its rate.
 
     Args:
         inner: The transport that carries the bytes.

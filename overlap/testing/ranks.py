@@ -19,7 +19,7 @@ from ..errors import UsageError, shown
 from ..runtime.blame.reports import begun
 from ..version import install_command
 from .faults import check_function
-from .run import Answer, RanksFailed, Run, whole_weights
+from .run import Answer, RanksFailed, Run, equal, whole_weights
 from .running import Setting, explore, failed, run_async, settled
 
 if TYPE_CHECKING:
@@ -249,8 +249,10 @@ def _made(run: Callable[..., Run], seed: int) -> Run:
 
 
 def _same_results(first: Run, other: Run) -> Answer:
-    joined = Run(size=2, record=first.record, results=[first.results, other.results])
-    return joined.same("results")
+    for rank, (result, before) in enumerate(zip(other.results, first.results, strict=False)):
+        if not equal(result, before):
+            return Answer(f"rank {rank} returned {result!r}, in the first run {before!r}")
+    return Answer() if len(other.results) == len(first.results) else Answer("one of the runs has no results: it failed")
 
 
 def _check_torch() -> None:

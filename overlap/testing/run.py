@@ -177,7 +177,7 @@ class Run:
 
     def _same_results(self) -> Answer:
         for rank, result in enumerate(self.results):
-            if not _equal(result, self.results[0]):
+            if not equal(result, self.results[0]):
                 return Answer(f"rank {rank} returned {result!r}, rank 0 {self.results[0]!r}")
         return Answer() if self.results else Answer("the run has no results: it failed")
 
@@ -268,15 +268,16 @@ class Run:
         return Answer("the trace differs:\n" + "\n".join([*lines[:_SHOWN], *more]))
 
 
-def _equal(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
+    """Return whether two results are the same, bit by bit, but for NaN."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind in "fc"))
     if hasattr(a, "equal") and hasattr(b, "equal"):  # tensors
         return bool(a.equal(b))
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_equal, a, b))
+        return len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     return bool(a == b)
 
 

@@ -44,7 +44,7 @@ def data_parallel(*, forward_s=2e-3, backward_s=1e-3, mib=8, late_s=0.0, shared=
     return main
 
 
-def by_hand(*, updates="in the loop"):
+def by_hand(*, updates="in the loop", name=None):
     """Six gradients a step, each with an update as a compute: in the loop it holds up the next backward."""
 
     async def main(rank):
@@ -55,7 +55,7 @@ def by_hand(*, updates="in the loop"):
                 sums = []
                 for at in range(6):
                     back = rank.compute(lambda w: w, weights[at], name="backward", seconds=2e-3)
-                    sums.append(rank.all_reduce(back, op="mean"))
+                    sums.append(rank.all_reduce(back, op="mean", name=name))
                     if updates == "in the loop":
                         weights[at] = rank.compute(lambda w, _: w, weights[at], sums[at], name="update", seconds=5e-4)
                 if updates != "in the loop":

@@ -661,6 +661,11 @@ def test_updates_that_hold_up_the_backward_of_the_next_layer_can_be_issued_late(
     ) in told
 
 
+def test_the_updates_of_a_strategy_are_not_the_programs_to_issue():
+    with pytest.raises(UsageError, match="no compute of a step waits for a reduction and holds up others"):
+        predict(run(by_hand(name="bucket 1")), [parse_change("updates=late")])
+
+
 def test_that_awaits_are_late_already_is_told_with_the_updates_that_are_not():
     with pytest.raises(UsageError) as caught:
         predict(run(by_hand()), [parse_change("awaits=late")])

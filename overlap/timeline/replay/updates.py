@@ -86,7 +86,8 @@ def _lanes(graph: Graph) -> list[list[Node]]:
 def _waiting(graph: Graph) -> dict[_Line, str]:
     """Return the lines whose computes waited for a reduction more often than not, with its name and place.
 
-    Lines whose results travel are left out: such computes are part of a chain, and others need what they return.
+    Lines whose results travel are left out: such computes are part of a chain, and others need what they return. So are
+    the updates of strategies, whose buckets tell them: the program does not issue these.
     """
     computes = [node for node in graph.nodes if node.kind == "compute" and node.span.kind == "compute"]
     count = Counter(map(_line, computes))
@@ -94,7 +95,7 @@ def _waiting(graph: Graph) -> dict[_Line, str]:
     waits: dict[_Line, Counter[str]] = {}
     for node in computes:
         for end in [each for each, _ in node.after if each.kind == "end"]:
-            if end.info is not None and end.info.op in _REDUCTIONS:
+            if end.info is not None and end.info.op in _REDUCTIONS and "bucket " not in end.spans[0].name:
                 waits.setdefault(_line(node), Counter())[end.info.op] += 1
     return {
         line: found.most_common(1)[0][0]
