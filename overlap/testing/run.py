@@ -67,7 +67,7 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """What is wrong, for people; empty if nothing is."""
+        """The problem, for people; empty if there is none."""
         if Answer._unasked is not None:
             Answer._unasked[:] = [each for each in Answer._unasked if each is not self]
         return self.why

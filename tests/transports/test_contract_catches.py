@@ -522,10 +522,11 @@ async def broken_pair(bend: Callable[[Endpoint, trio.Nursery], Endpoint]) -> Asy
             nursery.cancel_scope.cancel()
 
 
-def assert_passes(check: str, bend: Callable[[Endpoint, trio.Nursery], Endpoint]) -> None:
-    trio.run(
-        partial(run_check, check, partial(broken_pair, bend), scale=Scale()), clock=MockClock(autojump_threshold=0)
-    )
+def assert_passes(
+    check: str, bend: Callable[[Endpoint, trio.Nursery], Endpoint], *, real: bool = False, scale: Scale | None = None
+) -> None:
+    clock = None if real else MockClock(autojump_threshold=0)
+    trio.run(partial(run_check, check, partial(broken_pair, bend), scale=scale or Scale()), clock=clock)
 
 
 @pytest.mark.everyday(20)
@@ -542,12 +543,12 @@ def test_an_eager_endpoint_passes(check: str) -> None:
 @pytest.mark.everyday(3)
 @pytest.mark.parametrize("check", ["sizes", "order_of_receives", "both_directions"])
 def test_a_polling_endpoint_passes(check: str) -> None:
-    trio.run(partial(run_check, check, partial(broken_pair, Polls), scale=Scale(messages=9, timeout_s=5)))
+    assert_passes(check, Polls, real=True, scale=Scale(messages=9, timeout_s=5))
 
 
 def test_a_short_message_that_overtakes_a_long_one_on_the_real_clock_is_seen() -> None:
     with pytest.raises(ContractViolation, match=r"^order_of_sends: "):
-        trio.run(partial(run_check, "order_of_sends", partial(broken_pair, WaitsForItsBytes), scale=Scale()))
+        assert_passes("order_of_sends", WaitsForItsBytes, real=True)
 
 
 @pytest.mark.everyday(40)

@@ -33,7 +33,7 @@ class HoldUp:
 
     @property
     def advice(self) -> str:
-        """How to mend it."""
+        """The change to the program that mends it."""
         place = f" ({self.call_site})" if self.call_site else ""
         return f"issue '{self.name}'{place} after the loop, or on a stream of its own: it {self.what}"
 
