@@ -86,6 +86,12 @@ def tellable(error: BaseException) -> BaseException:
     return error
 
 
+def defined_at(function: object) -> str:
+    """Return where a function is defined, such as " (train.py:12)", to follow its name; empty if it is not Python's."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
 def first(group: BaseException) -> BaseException:
     """Take one error out of a group whose errors have one cause, such as both directions of a link that was cut."""
     error = group

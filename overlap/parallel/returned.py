@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import cast
 
 import numpy as np
 
+from ..diagnostics import defined_at
 from ..errors import UsageError
 from ..runtime.future import Future
 
@@ -37,9 +37,7 @@ def _listed(items: list[str]) -> str:
 
 def defined(function: Callable[..., object]) -> str:
     """Return the name of a function and the line of its definition, such as "loss_fn (train.py:12)"."""
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__name__", type(function).__name__)
-    return name if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    return f"{getattr(function, '__name__', type(function).__name__)}{defined_at(function)}"
 
 
 def is_pair(value: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from ...diagnostics import task_tree
+from ...diagnostics import defined_at, task_tree
 from ...errors import UsageError
 from ...notice import notify
 from ...units import format_s
@@ -107,10 +106,8 @@ def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...
     program = main(rank, *args)
     if not isawaitable(program):
         called = getattr(main, "func", main)  # of a partial
-        name, code = getattr(called, "__name__", repr(called)), getattr(called, "__code__", None)
-        place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
-        returned = type(program).__name__
-        raise UsageError(f"main: expected an async function, but {name}(rank) returned {returned}{place}")
+        name, returned = getattr(called, "__name__", repr(called)), type(program).__name__
+        raise UsageError(f"main: expected an async function, but {name}(rank) returned {returned}{defined_at(called)}")
     return program
 
 
