@@ -194,6 +194,7 @@ _FURTHER = frozenset(
 
 _warned: set[str] = set()
 _overriding: ContextVar[Callable[[RunConfig], RunConfig] | None] = ContextVar("overriding", default=None)
+_apart: ContextVar[bool] = ContextVar("apart", default=False)
 
 
 @contextmanager
@@ -226,6 +227,16 @@ def overriding(
         _overriding.reset(token)
 
 
+@contextmanager
+def apart() -> Iterator[None]:
+    """Let every `run` in the block be as its arguments say: a model that runs within the run that was configured."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
 def requested(main: object, args: tuple[object, ...], asked: RunConfig) -> RunConfig:
     """Return the configuration of a run: that of the environment over that of the program, revised by `overriding`.
 
@@ -237,6 +248,8 @@ def requested(main: object, args: tuple[object, ...], asked: RunConfig) -> RunCo
     Raises:
         UsageError: If a value or `main` cannot be used.
     """
+    if _apart.get():
+        return asked
     warn_of_unknown_variables()
     told = RunConfig.from_environment()
     wanted = told.over(asked)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import trio
 
+from ..config import apart
 from ..errors import UsageError
 from ..front import run
 from ..runtime.future import Future
@@ -182,7 +183,8 @@ def replay(recording: Recording, make: MakeModel, size: Size, order: str) -> flo
         size: When a bucket is full.
         order: "forward" or "fifo".
     """
-    [times] = run(_replayed, recording, make, size, order, ranks=1, clock=Virtual(shapes_only=True))
+    with apart():
+        [times] = run(_replayed, recording, make, size, order, ranks=1, clock=Virtual(shapes_only=True))
     return float(times[-1] - times[-3]) / 2e9
 
 

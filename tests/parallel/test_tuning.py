@@ -137,6 +137,20 @@ def test_a_program_that_never_waits_chooses_where_it_ends(capfd):
     assert capfd.readouterr().err.count("bucket_bytes='auto' takes") == 1
 
 
+def test_the_replays_take_nothing_from_the_settings_of_the_run(monkeypatch, tmp_path):
+    """The options of `overlap run` are variables, which win over the arguments of a run; the replays are no such run."""
+    monkeypatch.setenv("OVERLAP_RANKS", "2")
+    monkeypatch.setenv("OVERLAP_TRACE", str(tmp_path / "run.json"))
+
+    async def main(rank):
+        model = make(rank, weights(), bucket_bytes="auto")
+        await train(rank, lambda _: model, 8)
+        return model.choice is not None
+
+    assert overlap.run(main, timeout_s=TIMEOUT_S) == [True, True]
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
 def test_fewer_steps_are_not_enough_to_choose():
     async def main(rank):
         models = []
