@@ -5,12 +5,12 @@ The script is fixed text: completing runs no Python.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
 from ..errors import UsageError
 from ..version import install_command
+from .parser import Parser
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -18,7 +18,7 @@ _FILES = frozenset({"FILE", "SCRIPT", "OUT", "LOG", "TRACE", "PROGRAM"})
 """What help calls arguments that are files."""
 
 
-def script(shell: str, commands: Mapping[str, str], fill: Callable[[str, argparse.ArgumentParser], None]) -> str:
+def script(shell: str, commands: Mapping[str, str], fill: Callable[[str, Parser], None]) -> str:
     """Return the script for a shell.
 
     Args:
@@ -35,7 +35,7 @@ def script(shell: str, commands: Mapping[str, str], fill: Callable[[str, argpars
         raise UsageError(f"--print-completion: shtab is not installed: {install_command('completion')}")
     import shtab
 
-    overview = argparse.ArgumentParser(prog="overlap")
+    overview = Parser(prog="overlap")
     overview.add_argument("--version", action="store_true", help="show the version and exit")
     parsers = overview.add_subparsers()
     for name, summary in commands.items():

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from copy import copy
 from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, NoReturn
@@ -20,6 +21,13 @@ _DEEPEST = 6
 """Largest indentation of a wrapped line: an explanation on a line of its own may have stood further right."""
 
 
+_OF_OTHERS = dict.fromkeys(
+    ("-n", "-np", "--n", "--np", "--num-processes", "--num-proc", "--world-size", "--num-ranks"),
+    ("--ranks", "--processes"),
+)
+"""Options of other launchers, and ours."""
+
+
 class Parser(argparse.ArgumentParser):
     """Parser of a command line that reports mistakes in one line."""
 
@@ -32,11 +40,22 @@ class Parser(argparse.ArgumentParser):
         meant = self._meant(message.partition("unrecognized arguments: ")[2])
         raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message}{meant} (`{self.prog} --help` explains)")
 
+    def flags(self) -> set[str]:
+        """Return the long options, also the rare ones."""
+        whole = copy(self)
+        whole.formatter_class, whole.description, whole.epilog = (
+            FullHelpFormatter,
+            None,
+            None,
+        )  # may name those of others
+        return set(re.findall(r"(?<!\S)--[a-z-]+", whole.format_help()))
+
     def _meant(self, words: str) -> str:
         """Return "; did you mean --ranks?" for the first of some words, or nothing."""
         option = words.partition(" ")[0].partition("=")[0]
-        self.formatter_class = FullHelpFormatter
-        known = set(re.findall(r"(?<!\S)--[a-z-]+", self.format_help())) - {option}  # the help names those of others
+        known = self.flags() - {option}  # its help may name one of another command
+        if meant := " or ".join(sorted(known.intersection(_OF_OTHERS.get(option, ())))):
+            return f"; did you mean {meant}?"
         close = get_close_matches(option, sorted(known), n=1)
         return f"; did you mean {close[0]}?" if option.startswith("--") and close else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from .. import trace_files
 from ..errors import UsageError
 from ..notice import notify
 from ..processes.place import find_place
+from .parser import Parser
 
 _AT_ONCE_BYTES = 32 << 20
 """Traces up to that size are read again for the verdict: 60,000 spans, about a second."""
@@ -25,13 +27,14 @@ Program: TypeAlias = Callable[[], dict[str, object]]
 """Runs a program, and returns its global names at the end."""
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
+def add_program(parser: Parser) -> None:
     """Add the program to a command line, as python takes it; all arguments after its name are its own."""
     parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [ARGS ...]"
     parser.allow_abbrev = False
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run MODULE, as python -m does")
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the program")
+    parser.set_defaults(flags=parser.flags)
 
 
 def named(args: argparse.Namespace, *more: str, command: str) -> Program:
@@ -77,6 +80,25 @@ def _check_script(path: str, command: str) -> None:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UsageError(f"{command}: {path}{line}: not Python: {reason}") from None
+
+
+def tell_of_late_options(args: argparse.Namespace, command: str) -> None:
+    """Tell of an option of ours behind the script, which then gets it, but does not name it in its text.
+
+    Args:
+        args: The arguments of `add_program`, whose script is there.
+        command: The name of the command.
+    """
+    if args.script is None or not args.args:
+        return
+    text = Path(args.script).read_text(errors="replace")
+    given = {word.partition("=")[0] for word in args.args}
+    for flag in sorted(given & args.flags()):
+        if not re.search(rf"""["']{flag}\b""", text):
+            notify(
+                f"{command}: {flag} is an argument of {args.script}, which does not name it; options of "
+                f"`overlap {command}` stand before the script"
+            )
 
 
 def _run_module(name: str, command: str) -> dict[str, object]:

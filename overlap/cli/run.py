@@ -22,7 +22,8 @@ from .engine import on_engine
 from .nodes import among_nodes, boot, fitted, run_nodes, starts_nodes
 from .options import add_settings, given
 from .output import output_path
-from .program import add_program, as_main, named, told_traces
+from .parser import Parser
+from .program import add_program, as_main, named, tell_of_late_options, told_traces
 
 _DESCRIPTION = """\
 Run a program: all ranks in this process, or with --nnodes in one process for each node. Options win over the arguments
@@ -50,7 +51,7 @@ Ctrl-C lets the nodes end in peace, a second one ends them at once.
 """
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
+def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_settings(parser)
@@ -79,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
 def _run_obeying(args: argparse.Namespace, *, launched: bool) -> int:
     try:
         with obeying(quiet=launched):
-            return _run(args)
+            return _run(args, launched=launched)
     except Terminated as end:  # the launcher has asked for it, or reads the exit code
         if launched and end.kept:
             tell_launcher(Status(cause=False, line=end.kept, code=int(end.code or 0)))
@@ -90,12 +91,14 @@ def _run_obeying(args: argparse.Namespace, *, launched: bool) -> int:
         return _tell(error)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, *, launched: bool) -> int:
     config = fitted(_config(args))
     if args.show_config:
         _show(config)
         return 0
     program = named(args, command="run")
+    if not launched:
+        tell_of_late_options(args, command="run")
     with shown_live() if args.live else nullcontext():
         return _run_program(args, config, program)
 

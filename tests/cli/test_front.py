@@ -462,9 +462,24 @@ def test_rare_options_are_shown_by_help_all_alone(overlap):
         (["run", "--nnode=2", "x.py"], "--nnodes"),
         (["run", "--checksum", "x.py"], "--checksums"),
         (["doctor", "--jsn"], "--json"),
+        (["run", "-np", "4", "x.py"], "--processes or --ranks"),
+        (["simulate", "--world-size=4", "x.py"], "--ranks"),
     ],
 )
 def test_a_misspelt_option_is_told_with_the_right_one(overlap, argv, meant):
     code, out, err = overlap(*argv)
     assert (code, out) == (2, "")
     assert f"; did you mean {meant}? (" in err
+
+
+@pytest.mark.parametrize("command", [["run"], ["simulate", "--cluster", "trn2.48xlarge"]])
+def test_an_option_behind_a_script_that_does_not_know_it_is_told(overlap, tmp_path, command):
+    script = tmp_path / "votes.py"
+    script.write_text("""parser = {'--trace': "t", "--check": 'c'}""")
+    err = overlap(*command, str(script), "--check", "nan", "--trace=t", "--ranks", "3", "--epochs", "--", "--ranks=4")[
+        2
+    ]
+    assert err.splitlines()[:1] == [
+        f"overlap: {command[0]}: --ranks is an argument of {script}, which does not name it; options of "
+        f"`overlap {command[0]}` stand before the script"
+    ]

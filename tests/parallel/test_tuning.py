@@ -138,7 +138,7 @@ def test_a_program_that_never_waits_chooses_where_it_ends(capfd):
 
 
 def test_the_replays_take_nothing_from_the_settings_of_the_run(monkeypatch, tmp_path):
-    """The options of `overlap run` are variables, which win over the arguments of a run; the replays are no such run."""
+    """The options of `overlap run` are variables, which win over the arguments of a run, but not of the replays."""
     monkeypatch.setenv("OVERLAP_RANKS", "2")
     monkeypatch.setenv("OVERLAP_TRACE", str(tmp_path / "run.json"))
 

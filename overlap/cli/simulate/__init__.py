@@ -18,7 +18,8 @@ from ...units import wrapped
 from ..options import add_options, check_width, values
 from ..output import STDOUT, as_json, output_path, result_path, written
 from ..pace import pace
-from ..program import Program, add_program, named, told_traces
+from ..parser import Parser
+from ..program import Program, add_program, named, tell_of_late_options, told_traces
 from .page import assumptions, described, drawing, page
 from .recorded import add_recorded, is_recorded, recorded
 from .setting import PARAMETERS, checked
@@ -56,7 +57,7 @@ The exit code is 0, 1 if the program or a point of a sweep fails, 2 for bad usag
 """
 
 
-def fill(parser: argparse.ArgumentParser) -> None:
+def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--sweep", action="append", metavar="NAME=V,V,...", help="once for each of these values")
@@ -106,7 +107,11 @@ def _once(args: argparse.Namespace) -> int:
 
 
 def _program(args: argparse.Namespace) -> Program:
-    return recorded(args) if is_recorded(args) else named(args, command="simulate")
+    if is_recorded(args):
+        return recorded(args)
+    program = named(args, command="simulate")
+    tell_of_late_options(args, command="simulate")
+    return program
 
 
 def _found(simulation: Simulation) -> dict[str, object]:
