@@ -472,6 +472,56 @@ def test_advice_is_largest_gain_first_and_true():
     assert advice_text([], width=80) == ["nothing that was tried would make the step shorter by half a percent"]
 
 
+def gradients_and_loss(loss_ns):
+    """Of three ranks: gradients of 1 and 4 MiB and of 4 KiB, and the 4 bytes of a loss, from `loss_ns` on."""
+    spans = []
+    for rank in range(3):
+        spans += [compute(rank, 1_000_000 * n, 1_000_000 * (n + 1), "bwd") for n in range(3)]
+        for seq, (start_ns, nbytes, site) in enumerate(
+            [
+                (1_000_000, 1 << 20, "a.py:4"),
+                (2_000_000, 4 << 20, "a.py:4"),
+                (3_000_000, 4096, "a.py:5"),
+                (loss_ns, 4, "a.py:9"),
+            ]
+        ):
+            span_ns = start_ns, start_ns, start_ns + 1_500_000
+            spans.append(comm(rank, *span_ns, seq=seq, nbytes=nbytes, site=site))
+    return timeline_of(*spans)
+
+
+@pytest.mark.parametrize(
+    ("loss_ns", "told"),
+    [
+        (4_600_000, "bucket_bytes=8MiB: 3 all_reduces of up to 4 MiB at a.py:4 become buckets in the order"),
+        (4_400_000, "bucket_bytes=8MiB: 4 all_reduces of up to 4 MiB at a.py:4 become buckets in the order"),
+    ],
+)
+def test_operations_of_two_lines_share_a_bucket_if_they_are_ever_under_way_together(loss_ns, told):
+    timeline = gradients_and_loss(loss_ns)
+    said = [f"{change.text}: {change.what}" for change in _candidates(timeline, Baseline(timeline, None))]
+    assert [each for each in said if each.startswith(told)]
+
+
+def test_advice_to_a_program_of_pytorch_is_in_its_words():
+    timeline = replace(gradients_and_loss(4_600_000), meta={"torch": "yes"})
+    changes = [change.text.partition("=")[0] for change in _candidates(timeline, Baseline(timeline, None))]
+    assert not {"order", "streams", "updates"} & set(changes)
+    found = [predict(timeline, [parse_change(text)]) for text in ("bucket_bytes=256KiB", "bytes=0.5x")]
+    told = " ".join(advice_text(found, width=1000))
+    assert "; DistributedDataParallel(..., bucket_cap_mb=0.25), or flatten tensors before all_reduce" in told
+    assert "; register_comm_hook of DistributedDataParallel, with bf16_compress_hook or another that sends less" in told
+
+
+def test_the_advice_on_a_run_in_real_time_says_nothing_of_windows():
+    changes = {
+        clock: [change.text for change in _candidates(timeline, Baseline(timeline, None))]
+        for clock in ("real", "virtual")
+        if (timeline := replace(gradients_and_loss(4_600_000), clock=clock))
+    }
+    assert [text for text in changes["virtual"] if text not in changes["real"]] == ["window=8", "window=2", "window=32"]
+
+
 def test_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     file = str(tmp_path / "run.json")

@@ -9,7 +9,7 @@ from ...timeline.measure.operations import Operations
 from ...timeline.measure.stragglers import Straggler
 from ...timeline.measure.verdict import Verdict
 from ...timeline.replay.prediction import AWAITS_LATER, Prediction
-from ...units import columns, figure, figure_unit, format_bytes, wrapped
+from ...units import columns, figure, figure_unit, format_bytes, parse_bytes, wrapped
 
 
 def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> list[str]:
@@ -167,6 +167,14 @@ _HOW = {
     "bytes": "hook=hooks.bfloat16(), or another hook that sends less",
     "compute": "what half the time would bring there; the rest is up to you",
 }
+_HOW_TORCH = {
+    "awaits": "issue first and wait at the end of the step: async_op=True, and keep the works in a list",
+    "bucket_bytes": "DistributedDataParallel(..., bucket_cap_mb=NAME), or flatten tensors before all_reduce",
+    "algorithm": "OVERLAP_ALGORITHM=NAME",
+    "bytes": "register_comm_hook of DistributedDataParallel, with bf16_compress_hook or another that sends less",
+    "barriers": "leave out dist.barrier(): operations wait for their ranks themselves",
+}
+"""The same for programs of PyTorch, where there is another word for it."""
 
 
 def advice_text(found: list[Prediction], *, width: int) -> list[str]:
@@ -178,9 +186,16 @@ def advice_text(found: list[Prediction], *, width: int) -> list[str]:
     for number, one in enumerate(found, 1):
         change = one.changes[0]
         kind, _, value = change.text.partition("=")
-        how = _HOW[kind.split(" ")[0]].replace("NAME", value)
+        how = _how(kind.split(" ")[0], value, torch=one.measured.torch)
         gain = ", ".join(filter(None, (f"{-one.gain_share:+.1%}", one.span(unit_ns))))
         head = f"{number}. {figure(one.predicted.wall_ns, unit_ns)} {unit} ({gain})  {change.text}: "
         told = (change.what, AWAITS_LATER, how) if one.awaits_later else (change.what, how)
         lines += wrapped(head + "; ".join(told), width, rest="   ")
     return lines
+
+
+def _how(kind: str, value: str, *, torch: bool) -> str:
+    """Return how a program makes a change: "bucket_bytes" and "4MiB" are bucket_cap_mb=4 in PyTorch."""
+    if torch and kind == "bucket_bytes":
+        value = f"{parse_bytes(value, argument=kind) / 2**20:g}"
+    return {**_HOW, **(_HOW_TORCH if torch else {})}[kind].replace("NAME", value)

@@ -38,16 +38,9 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     """
     take_turns(graph, streams_of(graph, ("all_reduce",)))
     found = fits(graph)
-    series: dict[tuple[object, ...], list[Node]] = {}
-    for node in graph.nodes:
-        info = node.info if node.kind == "transfer" else None
-        if info is not None and info.op == "all_reduce" and info.nbytes:
-            key = node.span.step, info.group, node.ranks, node.span.lane, info.dtype
-            series.setdefault(key, []).append(node)
+    series = series_of(graph)
     if not series:
         raise UsageError("there are no all-reduces that could be buckets")
-    for nodes in series.values():
-        nodes.sort(key=lambda node: (window_ns(node)[0], nbytes_of(node)))
     ours = {key: boundaries(graph, nodes, nbytes) for key, nodes in series.items()}
     bounds = {key: ours[key] or _even(nodes, nbytes) for key, nodes in series.items()}
     series = {key: nodes for key, nodes in series.items() if bounds[key] != _ends_now(nodes)}
@@ -80,6 +73,51 @@ def rebucket(graph: Graph, nbytes: int) -> None:
     _issue_less(graph, gone, cut)
     graph.recut = True
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
+
+
+def series_of(graph: Graph) -> dict[tuple[object, ...], list[Node]]:
+    """Return the all-reduces that could share buckets, in order: of a step, group, stream and dtype.
+
+    Those of two lines can if one of them begins before one of the other has ended. A loss that is summed once the
+    gradients have come is no gradient.
+    """
+    whole: dict[tuple[object, ...], list[Node]] = {}
+    for node in graph.nodes:
+        info = node.info if node.kind == "transfer" else None
+        if info is not None and info.op == "all_reduce" and info.nbytes:
+            key = node.span.step, info.group, node.ranks, node.span.lane, info.dtype
+            whole.setdefault(key, []).append(node)
+    return {
+        (*key, number): sorted(nodes, key=lambda node: (window_ns(node)[0], nbytes_of(node)))
+        for key, every in whole.items()
+        for number, nodes in enumerate(_of_lines(every))
+    }
+
+
+def _of_lines(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Part operations by the lines that issue them, except lines whose operations are under way at the same time."""
+    beside: dict[str, set[str]] = {}  # by line, all that belong with it
+    until: dict[str, int] = {}  # by line, when the last of its operations so far has ended
+    for node in sorted(nodes, key=_issued_ns):
+        line = _line(node)
+        lines = beside.setdefault(line, {line})
+        for other, end_ns in until.items():
+            if end_ns > _issued_ns(node) and other not in lines:
+                lines |= beside[other]
+                beside.update(dict.fromkeys(lines, lines))
+        until[line] = max(until.get(line, 0), window_ns(node)[1])
+    parts: dict[int, list[Node]] = {}
+    for node in nodes:
+        parts.setdefault(id(beside[_line(node)]), []).append(node)
+    return list(parts.values())
+
+
+def _line(node: Node) -> str:
+    return node.info.call_site if node.info else ""
+
+
+def _issued_ns(node: Node) -> int:
+    return min(span.start_ns for span in node.spans)
 
 
 def _even(nodes: Sequence[Node], nbytes: int) -> list[int]:

@@ -114,8 +114,8 @@ def _compute(name: str | None, factor: float) -> tuple[str, Apply]:
         for node in chosen:
             node.work_ns *= factor
 
-    what = "all computes" if name is None else f"compute '{name}'"
-    return f"{what} take {factor:g} times as long", apply
+    what = "all computes take" if name is None else f"compute '{name}' takes"
+    return f"{what} {factor:g} times as long", apply
 
 
 def _level_computes(graph: Graph) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,13 +18,13 @@ from ..measure.critical_path import critical_path
 from ..measure.metrics import median_step, windows_of
 from ..measure.verdict import Verdict, verdict_of
 from ..spans import Timeline
-from .buckets import least_bytes
+from .buckets import least_bytes, series_of
 from .changes import Change, apply_changes, parse_change
-from .graph import Graph
+from .graph import Graph, Node
 from .inference import graph_of
 from .machine import best_algorithm
 from .simulation import run_graph
-from .transfers import fits
+from .transfers import fits, nbytes_of
 from .updates import hold_ups
 
 
@@ -276,18 +277,16 @@ def _candidates(timeline: Timeline, base: Baseline) -> Iterator[Change]:
 
 
 def _buckets(timeline: Timeline, base: Baseline) -> Iterator[Change]:
-    if reduced := _called(timeline, base.step, "all_reduce"):
-        least = max(least_bytes(base.graph()), reduced.total / _BUCKETS_AT_MOST)
-        operations = f"{reduced.calls:,} all_reduce{'s' * (reduced.calls != 1)}"
-        now = f"{operations} of {format_bytes(reduced.total // reduced.calls)} at {reduced.place}"
+    graph = base.graph()
+    if reduced := _reduced(graph, base.step, timeline.ranks()[0]):
+        total = sum(map(nbytes_of, reduced))
+        least = max(least_bytes(graph), total / _BUCKETS_AT_MOST)
         for size in _SIZES:
             nbytes = parse_bytes(size, argument="size")
             if nbytes >= least:
-                yield _told(
-                    f"bucket_bytes={size}",
-                    f"{now} become{'s' * (reduced.calls == 1)} buckets in the order of the gradients",
-                )
-            if nbytes >= reduced.total:
+                become = f"become{'s' * (len(reduced) == 1)} buckets in the order of the gradients"
+                yield _told(f"bucket_bytes={size}", f"{_spoken(reduced)} {become}")
+            if nbytes >= total:
                 return  # of all that are larger, a step has one bucket as well
 
 
@@ -298,17 +297,19 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     yield _told("stragglers=none", late[0] if late else "")
     off = [f"rank {cause.rank} computes at {cause.call_site} beside the event loop" for cause in kept[:1]]
     yield _told("loop=free", off[0] if off else "")
-    barriers = _called(timeline, at, "barrier")
-    yield _told("barriers=none", f"no rank waits at the barrier at {barriers.place}" if barriers else "")
+    barriers = _barriers(timeline, at)
+    yield _told("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
     yield parse_change("awaits=late")
-    held = hold_ups(base.graph())
-    yield _told("updates=late", held[0].advice if held else "")
-    yield parse_change("order=forward")
+    if not verdict.torch:  # whose programs have no means of these
+        held = hold_ups(base.graph())
+        yield _told("updates=late", held[0].advice if held else "")
+        yield parse_change("order=forward")
+        yield parse_change("streams=apart")
     if (better := best_algorithm(timeline)) is not None:
         yield parse_change(f"algorithm={better}")
-    yield parse_change("streams=apart")
-    for window in _WINDOWS:
-        yield parse_change(f"window={window}")
+    if timeline.clock == "virtual":  # elsewhere, what operations take from each other is not known well enough
+        for window in _WINDOWS:
+            yield parse_change(f"window={window}")
     if not _moves_little(timeline):
         yield parse_change("bytes=0.5x")
     longest: dict[str, int] = {}
@@ -325,28 +326,32 @@ def _told(text: str, what: str) -> Change:
     return replace(change, what=what) if what else change
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Called:
-    """The calls of one operation in a step, or in all of the run."""
-
-    calls: int  # Of a rank
-    total: int  # Their bytes
-    place: str  # Where most bytes, or most calls, come from
+def _reduced(graph: Graph, at: int | None, first: int) -> list[Node]:
+    """Return the all-reduces of a rank in a step, or in all of the run, that could share buckets and carry most."""
+    every = (nodes for nodes in series_of(graph).values() if first in nodes[0].ranks)
+    mine = (nodes for nodes in every if at is None or nodes[0].span.step == at)
+    return max(mine, key=lambda nodes: sum(map(nbytes_of, nodes)), default=[])
 
 
-def _called(timeline: Timeline, at: int | None, op: str) -> _Called | None:
-    """Return how often the first rank calls an operation; None if it never does."""
-    columns = timeline.columns
-    mine = columns.is_kind("comm") & (columns.rank == timeline.ranks()[0])
+def _spoken(nodes: Sequence[Node]) -> str:
+    """Return "32 all_reduces of 1 MiB at train.py:14": of how many bytes at most, if some are far smaller."""
+    sizes, places = [*map(nbytes_of, nodes)], dict[str, int]()
+    for node, nbytes in zip(nodes, sizes, strict=True):
+        place = node.info.call_site if node.info else ""
+        places[place] = places.get(place, 0) + nbytes
+    size = (
+        format_bytes(sum(sizes) // len(sizes)) if max(sizes) < 2 * min(sizes) else f"up to {format_bytes(max(sizes))}"
+    )
+    place = max(places, key=lambda place: places[place]) or "an unknown place"
+    return f"{len(nodes):,} all_reduce{'s' * (len(nodes) != 1)} of {size} at {place}"
+
+
+def _barriers(timeline: Timeline, at: int | None) -> str:
+    """Return the line of most barriers of the first rank in a step, or in all of the run; "" if there are none."""
+    mine = timeline.columns.is_kind("comm") & (timeline.columns.rank == timeline.ranks()[0])
     infos = [span.info for span in timeline.chosen(mine) if span.info and (at is None or span.step == at)]
-    infos = [info for info in infos if info.op == op]
-    if not infos:
-        return None
-    places: dict[str, int] = {}
-    for info in infos:
-        places[info.call_site] = places.get(info.call_site, 0) + max(info.nbytes, 1)
-    place = max(places, key=lambda place: places[place])
-    return _Called(calls=len(infos), total=sum(info.nbytes for info in infos), place=place or "an unknown place")
+    places = Counter(info.call_site or "an unknown place" for info in infos if info.op == "barrier")
+    return places.most_common(1)[0][0] if places else ""
 
 
 def _moves_little(timeline: Timeline) -> bool:
