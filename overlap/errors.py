@@ -218,7 +218,10 @@ class GroupAbortedError(PeerError):
 
 
 class RankLeftError(PeerError):
-    """A rank finished its program while others still wait for it in an operation."""
+    """A rank finished its program while others still wait for it in an operation.
+
+    Of a receive from any rank, the culprit is the rank that waits: it receives more than all others have sent.
+    """
 
 
 class PeerLostError(PeerError):
@@ -354,17 +357,18 @@ class RankFailedError(OverlapError):
         doing: Sequence[str],
         others: dict[int, BaseException],
         world_size: int,
+        finished: int = 0,
     ) -> None:
         self.rank, self.cause, self.doing, self.others = rank, cause, tuple(doing), dict(others)
         busy = f"; unfinished there: {', '.join(self.doing)}" if self.doing else ""
         rest = f"; also failed: {_ranks(sorted(self.others))}" if self.others else ""
-        ended = world_size - 1 - len(self.others)
+        ended = world_size - 1 - len(self.others) - finished
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
         who = f"rank {rank} failed{where}"
         told = (type_name(cause), type_name(_first(cause)))
         if CollectiveMismatchError.__name__ in told:
             who, busy = "ranks disagree", ""  # the error names both, and where; who has noticed it is not to blame
-        elif RankLeftError.__name__ in told:
+        elif RankLeftError.__name__ in told and f"rank {rank} finished" in in_one_line(cause):
             who = f"rank {rank} left too early"  # and was nowhere: the place is that of who waits
         super().__init__(f"{who}: {in_one_line(cause)}{busy}{rest}{stopped}")
 

@@ -372,5 +372,5 @@ class AnySource:
 
     def _all_have_left(self, receive: Operation) -> None:
         message = f"all other ranks finished their programs while rank {self._context.rank} waits in {receive.label}"
-        error = RankLeftError(f"{message} ({receive.call_site})", culprit=self._others[-1].ends[0])
+        error = RankLeftError(f"{message} ({receive.call_site})", culprit=self._context.rank)
         self.give_up(receive, Failure(error))

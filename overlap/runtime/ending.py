@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
@@ -80,8 +80,8 @@ class Ending:
             return PeerFailedError(_FORKED, culprit=culprit)
         return PeerFailedError.caused_by(cause, f"rank {culprit} failed: {in_one_line(cause)}", culprit=culprit)
 
-    def rank_failed(self, world_size: int) -> RankFailedError:
-        """Return the error of the world."""
+    def rank_failed(self, world_size: int, left: Collection[int]) -> RankFailedError:
+        """Return the error of a world some of whose ranks had finished their programs."""
         assert self.failure is not None
         culprit, cause = self.failure
         return RankFailedError(
@@ -91,6 +91,7 @@ class Ending:
             doing=self.doing,
             others=self.others,
             world_size=world_size,
+            finished=len({*left} - {culprit, *self.others}),
         )
 
 

@@ -390,11 +390,12 @@ class Letter:
         peers = [self.peer] if self.peer is not None else [i for i in range(len(mail.ranks)) if i != mail.rank]
         if not all(mail.ranks[peer] in left for peer in peers):
             return None
-        mine, culprit, site = mail.context.rank, mail.ranks[peers[-1]], call_site(*self.place)
+        mine, site = mail.context.rank, call_site(*self.place)
         if self.peer is None:
             told = f"all other ranks finished their programs while rank {mine} waits in {self.label} ({site})"
-        else:
-            told = f"rank {culprit} finished its program while rank {mine} needs it in {self.label} ({site})"
+            return RankLeftError(told, culprit=mine)
+        culprit = mail.ranks[self.peer]
+        told = f"rank {culprit} finished its program while rank {mine} needs it in {self.label} ({site})"
         return RankLeftError(told, culprit=culprit)
 
     # -- the end ---------------------------------------------------------------------------------------------------

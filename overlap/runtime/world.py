@@ -179,7 +179,7 @@ class World:
             if self._scope.cancelled_caught and self.ending.failure is None:
                 await self.reports.gather()
         if self.ending.failure is not None:
-            raise self.ending.rank_failed(self.size) from self.ending.failure[1]
+            raise self.ending.rank_failed(self.size, self.communicators.left) from self.ending.failure[1]
         if self._scope.cancelled_caught:
             lines, sentence = self.reports.lines(), self.reports.sentence()
             raise StallError(self._timed_out, lines, reason=self._reason, sentence=sentence)
