@@ -2,7 +2,8 @@
 
 The line that is printed of each attempt says who ended it and why, and from which step the next one goes on. The next
 attempt starts at once while there is progress; without, it waits, longer each time, and the third attempt in a row
-that got no further is the last: a program that fails three times at one place fails the fourth time too.
+that got no further is the last: a program that fails three times at one place fails the fourth time too. After an error
+of usage there is no other attempt, unless fewer nodes may do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ..errors import UsageError
 from .nodeprocess import LaunchSpec
 from .processes import LaunchOutcome
 from .verdict import Ending, card, culprit, headline, oom_kills
@@ -19,6 +21,8 @@ BAD_USAGE = 2  # the exit code of what would fail again in the same way
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 _OURS = "overlap: "
+_USAGE = f": {UsageError.__name__}: "
+"""In the line of an error that a rank raised."""
 
 
 class Advance:
@@ -126,6 +130,10 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         guilty = culprit(outcome.endings)
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
+        why = _why(guilty, oom_kills() - killed, restarts.signs)
+        if _USAGE in why and not advance.spare:
+            what.report("gives up: an error of usage would come again")
+            break
         pids = [ending.pid for ending in outcome.endings]
         step = restarts.latest()
         advance.note(step if restarts.place else restarts.reached(pids))
@@ -134,7 +142,6 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         if attempt == restarts.most or advance.hopeless:
             what.report(advance.given_up(attempt))
             break
-        why = _why(guilty, oom_kills() - killed, restarts.signs)
         fewer = _with(max(fewest, what.nodes - advance.futile), what.nodes)
         what.report(advance.announced(attempt + 1, restarts.most, step, restarts.place, why, fewer=fewer))
         if advance.pause_s:

@@ -165,6 +165,16 @@ def test_bad_usage_is_not_tried_again():
     assert (len(story.attempts), story.lines) == (1, [])
 
 
+@pytest.mark.parametrize(("fewest", "attempts"), [(None, 1), (1, 4)])
+def test_an_error_of_usage_is_tried_again_only_where_fewer_nodes_may_do(fewest, attempts):
+    text = "overlap: rank 1 failed at train.py:8: UsageError: op: 'summ' is unknown\n"
+    wrong = Status(cause=True, rank=1, text=text)
+    story = Story(*[replace(RAISED, status=wrong)] * 4, fewest=fewest)
+    story.tell()
+    assert len(story.attempts) == attempts
+    assert (story.lines[-1] == "gives up: an error of usage would come again") is (fewest is None)
+
+
 def test_who_asks_it_to_end_is_obeyed():
     story = Story(KILLED, asked=signal.SIGTERM)
     assert story.tell().asked == signal.SIGTERM
