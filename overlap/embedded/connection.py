@@ -175,6 +175,11 @@ class Connection:
         self._end()
         self._ended.wait(_FAIL_S)
 
+    def describe(self, **meta: str) -> None:
+        """Add entries to the metadata of the timeline."""
+        if self._world is not None:
+            self._world.described |= meta
+
     @property
     def error(self) -> BaseException | None:
         """With which the world has ended, once it has; None as long as all is well."""

@@ -20,7 +20,7 @@ from ..flight.recorder import NOT_RECORDED, Writer
 from ..hints import hint_of
 from ..timeline.ranklist import listed
 from ..timeline.recording import KeptSteps, Recorder
-from ..timeline.spans import Timeline
+from ..timeline.spans import ENDED, Timeline
 from .backend import Backend, RealBackend
 from .blame.loop import place_in
 from .blame.reports import Member, Reports, begun, world_watch
@@ -129,6 +129,7 @@ class World:
         self._survival, self._steps = (restart, state_dir), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
         self._scope = trio.CancelScope()
+        self.described: dict[str, str] = {}  # further entries in the metadata of its timeline
         self._reason = ""  # why the world was stopped
         self._timed_out: float | None = None  # after how long, if it was stopped for that
         self._limits = limits or StallLimits()
@@ -426,7 +427,9 @@ class World:
     def timeline(self) -> Timeline:
         """Return the timeline recorded so far."""
         meta = {"script": sys.argv[0], "cluster": _told(self._cluster)} | self.backend.meta()
-        meta |= {"torch": "yes"} if "overlap.torch" in sys.modules else {}
+        meta |= self.described
+        if self.ending.failure is not None or self._scope.cancel_called:
+            meta[ENDED] = "failed" if self.ending.failure is not None else "was stopped"
         return Timeline.collect(self.recorders(), world_size=self.size, clock=self.backend.name, meta=meta)
 
 

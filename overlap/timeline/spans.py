@@ -14,6 +14,8 @@ from .span import Clock, Span
 
 CUT = "cut"
 """Key in `meta` of a timeline from a file that was cut off; all that is there is complete."""
+ENDED = "ended"
+"""Key in `meta` of a timeline of a run that did not end well: that it "failed", or "was stopped"."""
 LEFT_OUT = "left_out"
 """Key in `meta`: which spans of a file were not taken."""
 ORIGIN = "origin"

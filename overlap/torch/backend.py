@@ -61,6 +61,7 @@ def _create(asked: Any, _: object = None) -> ProcessGroup:
         )
     except OverlapError as error:
         raise backend_error(error) from error
+    made.describe(torch="yes")
     if not ranks:
         _JOINED[:] = [made]
     # forks of multiprocessing end without the exit handlers that a connection counts on

@@ -1,6 +1,5 @@
 """The first program of the page on PyTorch, as it is printed, under torchrun."""
 
-import json
 import os
 import re
 import subprocess
@@ -8,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from overlap.timeline import read_trace
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -26,5 +27,6 @@ def test_the_program_trains_all_ranks_alike_and_shows_what_computes(tmp_path: Pa
     told = dict(re.findall(r"rank (\d): (-?\d+\.\d{6})", done.stdout))  # torchrun may join lines of two ranks
     assert set(told) == {"0", "1"}
     assert told["0"] == told["1"]
-    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
-    assert {"forward module.0", "backward module.0", "Adam"} <= names
+    timeline = read_trace(trace)
+    assert {"forward module.0", "backward module.0", "Adam"} <= {span.name for span in timeline.spans}
+    assert timeline.meta["torch"] == "yes"

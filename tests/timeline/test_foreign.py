@@ -1,17 +1,18 @@
 """Traces of other tools: PyTorch's profiler, Neuron's profiles, open arrays, begins and ends."""
 
 import json
-import sys
-from types import ModuleType
 
 import pytest
+import trio
 
 import overlap
+from overlap.cli.timeline.tables import advice_text
 from overlap.config import overriding
-from overlap.errors import UsageError
+from overlap.errors import OverlapError, UsageError
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace, verdict_of
 from overlap.timeline.measure.oddities import oddities
 from overlap.timeline.measure.operations import operations
+from overlap.timeline.replay.prediction import advise
 
 
 def written(tmp_path, document, name="t.json"):
@@ -85,20 +86,17 @@ def test_without_a_compute_lane_nothing_is_called_hidden(tmp_path):
     assert str(verdict_of(timeline)).endswith("; no compute is recorded, so nobody can tell what was hidden")
 
 
-def test_a_program_of_torch_hears_what_records_its_computes(monkeypatch):
-    async def main(rank):
-        await rank.all_reduce([1.0])
+def test_a_program_of_torch_hears_what_records_its_computes(monkeypatch, tmp_path):
+    monkeypatch.setenv("OVERLAP_TRACE", str(tmp_path / "run.json"))
 
-    def told():
-        found = []
-        with overriding(watcher=found.append):
-            overlap.run(main, ranks=2, clock="virtual")
-        return str(verdict_of(found[0]))
+    def told(**meta):
+        with overlap.connect(0, 1) as connection:
+            connection.describe(**meta)
+            connection.rank.all_reduce([1.0]).result()
+        return str(verdict_of(read_trace(max(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns))))
 
-    monkeypatch.delitem(sys.modules, "overlap.torch", raising=False)
     assert told().endswith("; no compute is recorded, so nobody can tell what was hidden")
-    monkeypatch.setitem(sys.modules, "overlap.torch", ModuleType("overlap.torch"))
-    assert told().endswith("what was hidden; overlap.torch.record(model, optimizer) records it")
+    assert told(torch="yes").endswith("what was hidden; overlap.torch.record(model, optimizer) records it")
 
 
 @pytest.mark.parametrize("end", ["]", "", ",", "\n"])
@@ -124,6 +122,22 @@ def test_a_drawing_says_that_its_file_was_cut_off(tmp_path):
     path = written(tmp_path, '[{"ph":"X","cat":"comm","name":"a","ts":1,"dur":2,"pid":0},{"ph":')
     title = "".join(text for text, _ in TimelineView(read_trace(path)).lines(width=120)[0])
     assert title == "whole run: 1 of 1 ranks, of a file that was cut off"
+
+
+@pytest.mark.parametrize("how", ["failed", "was stopped"])
+def test_a_drawing_and_advice_say_that_the_run_has_not_ended_well(tmp_path, how):
+    async def main(rank):
+        await rank.all_reduce(rank.compute(lambda: [1.0], seconds=1.0))
+        if how == "failed":
+            raise ValueError
+        await trio.sleep(9.0)
+
+    timelines = []
+    with overriding(watcher=timelines.append), pytest.raises(OverlapError):
+        overlap.run(main, ranks=2, clock="virtual", timeout_s=2.0 if how == "was stopped" else None)
+    title = "".join(text for text, _ in TimelineView(timelines[0]).lines(width=120)[0])
+    assert title == f"whole run: 2 of 2 ranks, virtual time, of a run that {how}; ranks in one row are equal"
+    assert advice_text(advise(timelines[0]), width=120)[0].endswith(f" in a run that {how}; it would take")
 
 
 def test_a_system_profile_of_neuron(tmp_path):

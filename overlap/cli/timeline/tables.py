@@ -9,6 +9,7 @@ from ...timeline.measure.operations import Operations
 from ...timeline.measure.stragglers import Straggler
 from ...timeline.measure.verdict import Verdict
 from ...timeline.replay.prediction import AWAITS_LATER, Prediction
+from ...timeline.spans import ENDED
 from ...units import columns, figure, figure_unit, format_bytes, parse_bytes, wrapped
 
 
@@ -182,7 +183,9 @@ def advice_text(found: list[Prediction], *, width: int) -> list[str]:
     if not found:
         return ["nothing that was tried would make the step shorter by half a percent"]
     unit, unit_ns = figure_unit(found[0].measured.wall_ns)
-    lines = [f"the step takes {figure(found[0].measured.wall_ns, unit_ns)} {unit}; it would take"]
+    ended = found[0].timeline.meta.get(ENDED)
+    badly = f" in a run that {ended}" if ended else ""
+    lines = [f"the step takes {figure(found[0].measured.wall_ns, unit_ns)} {unit}{badly}; it would take"]
     for number, one in enumerate(found, 1):
         change = one.changes[0]
         kind, _, value = change.text.partition("=")

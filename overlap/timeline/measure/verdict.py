@@ -66,7 +66,7 @@ class Verdict:
     queues: tuple[Cause, ...]  # The operations that were queued while nothing was busy, the longest first
     small: Calls | None  # The operation that is called most, if it is called often and carries little
     issued: bool = False  # Whether operations were issued in it, whenever these ran
-    torch: bool = False  # Whether the program uses `overlap.torch`
+    torch: bool = False  # Whether it is a program of `torch.distributed`
 
     @property
     def exposed_share(self) -> float:
