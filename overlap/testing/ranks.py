@@ -70,7 +70,8 @@ class Ranks:
                 kinds of verdicts that are no failures.
 
         Returns:
-            The run; of several seeds that of the first, or the one without faults if seeds draw some.
+            The run; of several seeds that of the first, or the one without faults if seeds draw some, whose `results`,
+            `same` and `equals` speak of all. With `check=False` it is the first that fails.
 
         Raises:
             RanksFailed: If the program is wrong: with ranks, operations and lines, and the line that repeats it.
@@ -233,7 +234,9 @@ def _tried(make: Callable[[Setting], Run], setting: Setting, seeds: int, kinds: 
         runs = explore(make, setting, seeds=seeds, kinds=kinds, check=check)
         happened, ended = sum(len(run.faults) for run in runs), sum(run.error is not None for run in runs)
         told = f"{happened} faults happened, and {ended} runs ended with the rank that was hit" if kinds else ""
-        return replace(runs[-1] if seeds == 1 else runs[0], tried=told)
+        wrong = (number for number, run in enumerate(runs) if not check and failed(run))
+        chosen = runs.pop(next(wrong, 0 if seeds > 1 else -1))
+        return replace(chosen, others=runs if seeds > 1 else [], tried=told)
     run = make(setting)
     if check and failed(run):
         run.check()
@@ -249,10 +252,12 @@ def _made(run: Callable[..., Run], seed: int) -> Run:
 
 
 def _same_results(first: Run, other: Run) -> Answer:
-    for rank, (result, before) in enumerate(zip(other.results, first.results, strict=False)):
+    for rank, (result, before) in enumerate(zip(other.returned, first.returned, strict=False)):
         if not equal(result, before):
             return Answer(f"rank {rank} returned {result!r}, in the first run {before!r}")
-    return Answer() if len(other.results) == len(first.results) else Answer("one of the runs has no results: it failed")
+    return (
+        Answer() if len(other.returned) == len(first.returned) else Answer("one of the runs has no results: it failed")
+    )
 
 
 def _check_torch() -> None:

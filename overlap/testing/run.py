@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -85,13 +86,17 @@ class Answer:
 
 @dataclass(kw_only=True)
 class Run:
-    """The result of one run.
+    """The result of a run, or of the first of several seeds.
+
+    Of several seeds, `results`, `same` and `equals` speak of all. What is measured (times, bytes, the trace, the
+    timeline) and the weights are those of this one.
 
     Attributes:
         size: How many ranks there were.
         seed: Decided the order of the ranks and their speeds; 0 is none.
         faults: Those that have happened.
-        results: What their programs have returned, by rank; empty if the run failed.
+        returned: What the programs of this run have returned, by rank; empty if it failed.
+        others: The runs of the other seeds.
         verdicts: What is wrong, the cause first; empty if all is well.
         record: Every operation of every rank.
         spans: Returns the timeline.
@@ -106,7 +111,8 @@ class Run:
     record: Record
     seed: int = 0
     faults: tuple[Fault, ...] = ()
-    results: list[Any] = field(default_factory=list)
+    returned: list[Any] = field(default_factory=list)
+    others: list[Run] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     spans: Callable[[], Timeline] | None = None
     output: list[str] = field(default_factory=list)
@@ -140,16 +146,46 @@ class Run:
 
     # -- what a test asks --------------------------------------------------------------------------------------------
 
+    @property
+    def runs(self) -> list[Run]:
+        """The run of each seed that no fault has ended, this one first."""
+        return [self, *(other for other in self.others if other.error is None)]
+
+    @property
+    def results(self) -> list[Any]:
+        """What the programs have returned, by rank; empty if the run failed.
+
+        Raises:
+            UsageError: If seeds differ in it: `runs` has the run of each.
+        """
+        __tracebackhide__ = True
+        for other in self.runs[1:]:
+            if not equal(other.returned, self.returned):
+                raise UsageError(
+                    f"results: seed {other.seed} returned {reprlib.repr(other.returned)}, seed {self.seed} "
+                    f"{reprlib.repr(self.returned)}; where seeds may differ, look at the results of each of run.runs\n"
+                    f"repeat: {other.line}"
+                )
+        return self.returned
+
+    def _of_all(self, ask: Callable[[Run], Answer]) -> Answer:
+        """Return the first answer of a run that is no, with its seed."""
+        for run in self.runs:
+            if why := ask(run).problem:
+                return Answer(f"seed {run.seed}: {why}\nrepeat: {run.line}" if self.others else why)
+        return Answer()
+
     def same(self, what: str = "model weights") -> Answer:
         """Return whether all ranks have the same weights at the end, bit by bit, or the same results.
 
         Args:
             what: "model weights", or "results" for what the programs return.
         """
-        if what == "results":
-            return self._same_results()
-        if what != "model weights":
+        if what not in ("model weights", "results"):
             raise UsageError(f'same: expected "model weights" or "results", got {what!r}')
+        return self._of_all(Run._same_results if what == "results" else Run._same_weights)
+
+    def _same_weights(self) -> Answer:
         if not any(self.weights):
             return Answer(
                 "no rank has made a model of PyTorch; of async functions, same('results') compares what they return"
@@ -176,10 +212,10 @@ class Run:
         return Answer()
 
     def _same_results(self) -> Answer:
-        for rank, result in enumerate(self.results):
-            if not equal(result, self.results[0]):
-                return Answer(f"rank {rank} returned {result!r}, rank 0 {self.results[0]!r}")
-        return Answer() if self.results else Answer("the run has no results: it failed")
+        for rank, result in enumerate(self.returned):
+            if not equal(result, self.returned[0]):
+                return Answer(f"rank {rank} returned {result!r}, rank 0 {self.returned[0]!r}")
+        return Answer() if self.returned else Answer("the run has no results: it failed")
 
     def equals(self, other: Run, *, bound: float = 0.0) -> Answer:
         """Return whether this run ends with the weights of another one, such as a run on one rank or in another layout.
@@ -188,6 +224,9 @@ class Run:
             other: The other run.
             bound: Largest absolute difference of two elements; 0 means bit by bit.
         """
+        return self._of_all(lambda run: run._equals(other, bound))
+
+    def _equals(self, other: Run, bound: float) -> Answer:
         mine, theirs = whole_weights(self.weights), whole_weights(other.weights)
         if not mine or not theirs:
             return Answer("one of the runs has made no model of PyTorch")

@@ -146,7 +146,7 @@ def finished(lived: Lived, setting: Setting, line: str) -> Run:
         record=lived.record,
         seed=setting.seed,
         faults=tuple(lived.faults),
-        results=lived.results,
+        returned=lived.results,
         spans=lived.timeline,
         error=lived.error,
         line=line,

@@ -47,6 +47,7 @@ SENTENCES = {
         "ranks 0-1 wait for each other",
     ),
     "a cycle": ([waits(0, 1), waits(1, 2), waits(2, 0)], "ranks 0-2 wait for each other, and none of them can go on"),
+    "one that waits for itself": ([waits(0, 0), waits(1, 0)], "rank 0 waits for itself, and cannot go on"),
     "a cycle and one who waits for it": (
         [waits(0, 1), waits(1, 2), waits(2, 1)],
         "ranks 0-2 wait for each other, and none of them can go on",

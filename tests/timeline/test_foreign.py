@@ -96,7 +96,7 @@ def test_a_program_of_torch_hears_what_records_its_computes(monkeypatch, tmp_pat
         return str(verdict_of(read_trace(max(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns))))
 
     assert told().endswith("; no compute is recorded, so nobody can tell what was hidden")
-    assert told(torch="yes").endswith("what was hidden; overlap.torch.record(model, optimizer) records it")
+    assert told(torch="yes").endswith("what was hidden; overlap.torch.record(model, optimizer) records that of modules")
 
 
 @pytest.mark.parametrize("end", ["]", "", ",", "\n"])

@@ -522,6 +522,13 @@ def test_the_advice_on_a_run_in_real_time_says_nothing_of_windows():
     assert [text for text in changes["virtual"] if text not in changes["real"]] == ["window=8", "window=2", "window=32"]
 
 
+@pytest.mark.parametrize("awaited_ns", [None, 20_000])
+def test_it_advises_to_await_late_only_where_something_is_awaited(awaited_ns):
+    timeline = awaiting(awaited_ns)
+    changes = [change.text for change in _candidates(timeline, Baseline(timeline, 0))]
+    assert ("awaits=late" in changes) is (awaited_ns is not None)
+
+
 def test_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     file = str(tmp_path / "run.json")

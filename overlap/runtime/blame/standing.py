@@ -56,12 +56,13 @@ class Stall:
         odd = self.odd
         if self.hopeless or not odd:
             circle = self.circle or sorted(self.reached[self.waiting[0]])
-            return f"{_name(circle)} wait for each other, and none of them can go on"
+            never = "none of them can go on" if len(circle) > 1 else "cannot go on"
+            return f"{_each_other(circle)}, and {never}"
         busy = self.standings[odd[0]].busy
         alike = sorted(rank for rank in odd if self.standings[rank].busy == busy)
         others = [rank for rank in self.waiting if rank not in alike]
         if not others:
-            return f"{_name(alike)} wait for each other"
+            return _each_other(alike)
         verb = "waits" if len(others) == 1 else "wait"
         return f"{_name(others)} {verb} for {_name(alike)}, {busy}"
 
@@ -116,3 +117,7 @@ def _reached(rank: int, standings: Mapping[int, Standing]) -> set[int] | None:
 
 def _name(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+
+
+def _each_other(ranks: Sequence[int]) -> str:
+    return f"{_name(ranks)} {'wait for each other' if len(ranks) > 1 else 'waits for itself'}"

@@ -132,7 +132,7 @@ class Verdict:
                 parts.append(f"; {lost} {self._mean(ns, unit_ns)}{where}")
         if not self.compute_ns:
             parts.append("; no compute is recorded, so nobody can tell what was hidden")
-            parts += ["; overlap.torch.record(model, optimizer) records it"] if self.torch else []
+            parts += ["; overlap.torch.record(model, optimizer) records that of modules"] if self.torch else []
         elif self.hidden_share is not None and self.possible_share is not None:
             parts.append(f"; hidden {self.hidden_share:.0%} of {self.possible_share:.0%} possible")
         return printable("".join(parts))

@@ -17,7 +17,7 @@ from ...units import figure, figure_unit, format_bytes, parse_bytes
 from ..measure.critical_path import critical_path
 from ..measure.metrics import median_step, windows_of
 from ..measure.verdict import Verdict, verdict_of
-from ..spans import Timeline
+from ..spans import ORIGIN, Timeline
 from .buckets import least_bytes, series_of
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node
@@ -299,7 +299,8 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     yield _told("loop=free", off[0] if off else "")
     barriers = _barriers(timeline, at)
     yield _told("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
-    yield parse_change("awaits=late")
+    if ORIGIN in timeline.meta or _awaits(timeline, at):
+        yield parse_change("awaits=late")
     if not verdict.torch:  # whose programs have no means of these
         held = hold_ups(base.graph())
         yield _told("updates=late", held[0].advice if held else "")
@@ -352,6 +353,13 @@ def _barriers(timeline: Timeline, at: int | None) -> str:
     infos = [span.info for span in timeline.chosen(mine) if span.info and (at is None or span.step == at)]
     places = Counter(info.call_site or "an unknown place" for info in infos if info.op == "barrier")
     return places.most_common(1)[0][0] if places else ""
+
+
+def _awaits(timeline: Timeline, at: int | None) -> bool:
+    """Whether programs await operations in a step: else what looks like it, they wait for elsewhere."""
+    comm = timeline.chosen(timeline.columns.is_kind("comm"))
+    mine = (span.info for span in comm if span.info and (at is None or span.step == at))
+    return any(info.awaited_ns is not None for info in mine)
 
 
 def _moves_little(timeline: Timeline) -> bool:
