@@ -1,6 +1,5 @@
 """A recorded run as a program: on its own cluster it is that run, on a larger one what the program does there."""
 
-import argparse
 import json
 import sys
 from dataclasses import replace
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 import overlap
+from overlap.cli.parser import Parser
 from overlap.cli.simulate import fill, main
 from overlap.config import overriding
 from overlap.planning import Layout, load, train
@@ -258,7 +258,7 @@ def test_what_cannot_be_laid_out_is_one_line(made, ranks, names, message):
 
 
 def command(*words):
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     fill(parser)
     return main(parser.parse_args(list(words)))
 
