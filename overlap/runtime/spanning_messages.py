@@ -175,8 +175,8 @@ class SpanningCommunicators(Communicators):
         """Raise `UsageError` if a receive says neither source nor `like`, and some rank is in another process."""
         if not told and not self._local.issuperset(ranks):
             raise UsageError(
-                "like: a receive from any rank (src=None) of several processes must say what it takes; pass an array, "
-                "a tree of arrays or (shape, dtype), or name the source"
+                "like: a receive from any rank (src=None) of several processes must say what it takes; pass "
+                "(shape, dtype) for a new array, or an array that it may overwrite, or a tree of either; or name the source"
             )
 
     def answer(self, key: Key, seq: int, sent: Called | None, asked: Voice) -> None:

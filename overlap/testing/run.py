@@ -7,7 +7,7 @@ import os
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -148,8 +148,8 @@ class Run:
 
     @property
     def runs(self) -> list[Run]:
-        """The run of each seed that no fault has ended, this one first."""
-        return [self, *(other for other in self.others if other.error is None)]
+        """The run of each seed that no fault has ended, this one first; each speaks of itself."""
+        return [replace(self, others=[]), *(other for other in self.others if other.error is None)]
 
     @property
     def results(self) -> list[Any]:

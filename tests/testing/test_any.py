@@ -58,7 +58,8 @@ async def believes_the_first(rank: overlap.Rank, *, strictly: bool = False) -> b
 def test_what_is_asked_of_several_seeds_is_asked_of_each() -> None:
     run = Ranks().run(believes_the_first, ranks=3, seeds=20)
     assert [each.seed for each in run.runs] == [*range(20)]
-    wrong = next(each for each in run.runs if not each.returned[0])
+    assert run.runs[0].results == [True] * 3
+    wrong = next(each for each in run.runs if not each.results[0])
     with pytest.raises(overlap.UsageError) as caught:
         _ = run.results
     assert str(caught.value) == (
