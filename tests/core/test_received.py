@@ -220,7 +220,7 @@ def test_any_source_in_several_processes_says_what_it_takes() -> None:
         if rank.rank:
             await rank.send({"from": np.array([rank.rank])}, 0)
             return None
-        with pytest.raises(overlap.UsageError, match="must say what it takes; pass .* an array that it may overwrite"):
+        with pytest.raises(overlap.UsageError, match="must say what it takes"):
             rank.recv()
         asked = [rank.recv({"from": np.zeros(1, int)}) for _ in range(2)]
         return sorted([int((await each)["from"][0]) for each in asked])
