@@ -176,7 +176,7 @@ class SpanningCommunicators(Communicators):
         if not told and not self._local.issuperset(ranks):
             raise UsageError(
                 "like: a receive from any rank (src=None) of several processes must say what it takes; pass "
-                "(shape, dtype) for a new array, an array that it may overwrite, or a tree of either; or name the source"
+                "(shape, dtype) for a new array, an array that it may overwrite or a tree of either; or name the source"
             )
 
     def answer(self, key: Key, seq: int, sent: Called | None, asked: Voice) -> None:
