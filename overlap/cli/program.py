@@ -82,8 +82,12 @@ def _check_script(path: str, command: str) -> None:
         raise UsageError(f"{command}: {path}{line}: not Python: {reason}") from None
 
 
+_READS_ARGUMENTS = re.compile(r"argv|pars(e|er|ing)\b|Parser|\b(absl|click|docopt|fire|hydra|typer|tyro)\b")
+"""In the text of a script: it reads them, or lets a library do so, which refuses those that it does not know."""
+
+
 def tell_of_late_options(args: argparse.Namespace, command: str) -> None:
-    """Tell of an option of ours behind the script, which then gets it, but does not name it in its text.
+    """Tell of an option of ours behind a script that reads no arguments: it is the script's, and does nothing.
 
     Args:
         args: The arguments of `add_program`, whose script is there.
@@ -91,14 +95,14 @@ def tell_of_late_options(args: argparse.Namespace, command: str) -> None:
     """
     if args.script is None or not args.args:
         return
-    text = Path(args.script).read_text(errors="replace")
+    if _READS_ARGUMENTS.search(Path(args.script).read_text(errors="replace")):
+        return
     given = {word.partition("=")[0] for word in args.args}
     for flag in sorted(given & args.flags()):
-        if not re.search(rf"""["']{flag}\b""", text):
-            notify(
-                f"{command}: {flag} is an argument of {args.script}, which does not name it; options of "
-                f"`overlap {command}` stand before the script"
-            )
+        notify(
+            f"{command}: {flag} is an argument of {args.script}, which reads none itself; options of "
+            f"`overlap {command}` stand before the script"
+        )
 
 
 def _run_module(name: str, command: str) -> dict[str, object]:

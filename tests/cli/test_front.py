@@ -473,13 +473,14 @@ def test_a_misspelt_option_is_told_with_the_right_one(overlap, argv, meant):
 
 
 @pytest.mark.parametrize("command", [["run"], ["simulate", "--cluster", "trn2.48xlarge"]])
-def test_an_option_behind_a_script_that_does_not_know_it_is_told(overlap, tmp_path, command):
+def test_an_option_behind_a_script_that_reads_none_is_told(overlap, tmp_path, command):
     script = tmp_path / "votes.py"
-    script.write_text("""parser = {'--trace': "t", "--check": 'c'}""")
-    err = overlap(*command, str(script), "--check", "nan", "--trace=t", "--ranks", "3", "--epochs", "--", "--ranks=4")[
-        2
-    ]
+    script.write_text("import sys\nprint(sys.argv)\n")
+    theirs = ["--ranks", "3", "--epochs", "--", "--ranks=4"]
+    assert "--ranks" not in overlap(*command, str(script), *theirs)[2]
+    script.write_text("print(2)\n")
+    _, _, err = overlap(*command, str(script), *theirs)
     assert err.splitlines()[:1] == [
-        f"overlap: {command[0]}: --ranks is an argument of {script}, which does not name it; options of "
+        f"overlap: {command[0]}: --ranks is an argument of {script}, which reads none itself; options of "
         f"`overlap {command[0]}` stand before the script"
     ]

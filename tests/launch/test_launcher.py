@@ -27,7 +27,7 @@ class Job:
     """`overlap run` as a process of its own, which starts the nodes of a program."""
 
     def __init__(self, folder, program, options, variables):
-        (folder / "train.py").write_text(f"{HEAD}{program}\n# takes '--nnodes'\n")
+        (folder / "train.py").write_text(f"{HEAD}{program}\n# reads sys.argv\n")
         plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
         self.process = Python(
             *("-m", "overlap", "run", *options, "train.py", "a", "--nnodes"),
