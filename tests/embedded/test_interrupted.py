@@ -69,20 +69,20 @@ def test_in_the_midst_of_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_anywhere() -> None:
     """A program that catches it and waits again either goes on, or hears that its own rank was interrupted."""
-    store, over, waits = MemoryStore(), threading.Event(), threading.Event()
+    store, over, waits = MemoryStore(), threading.Event(), [False]  # no event: an interrupt in one leaves it locked
 
     def interrupt() -> None:
         chance = random.Random(1)
         while not over.wait(chance.uniform(0.0002, 0.003)):
-            if waits.is_set():
+            if waits[0]:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def patiently(future: overlap.Future[np.ndarray]) -> np.ndarray:
         while True:
             try:
-                waits.set()
+                waits[0] = True
                 found = future.result(TIMEOUT_S)
-                waits.clear()
+                waits[0] = False
             except KeyboardInterrupt:
                 continue
             return found
@@ -100,7 +100,7 @@ def test_anywhere() -> None:
                         patiently(sent)
                         assert patiently(came)[0] == number
                 finally:
-                    waits.clear()
+                    waits[0] = False
                     over.set()
                     hitting.result(TIMEOUT_S)
         except overlap.OverlapError as error:
