@@ -229,7 +229,10 @@ def overriding(
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Let every `run` in the block be as its arguments say: a model that runs within the run that was configured."""
+    """Let every `run` in the block take its arguments alone, neither the environment nor `overriding`.
+
+    A replay within a run is such a run: the options of the command are not meant for it.
+    """
     token = _apart.set(True)
     try:
         yield

@@ -43,11 +43,8 @@ class Parser(argparse.ArgumentParser):
     def flags(self) -> set[str]:
         """Return the long options, also the rare ones."""
         whole = copy(self)
-        whole.formatter_class, whole.description, whole.epilog = (
-            FullHelpFormatter,
-            None,
-            None,
-        )  # may name those of others
+        whole.formatter_class = FullHelpFormatter
+        whole.description = whole.epilog = None  # they may name options of others
         return set(re.findall(r"(?<!\S)--[a-z-]+", whole.format_help()))
 
     def _meant(self, words: str) -> str:

@@ -153,7 +153,7 @@ class Run:
 
     @property
     def results(self) -> list[Any]:
-        """What the programs have returned, by rank; empty if the run failed.
+        """The results of the programs, by rank; empty if the run failed.
 
         Raises:
             UsageError: If seeds differ in it: `runs` has the run of each.

@@ -340,9 +340,8 @@ def _spoken(nodes: Sequence[Node]) -> str:
     for node, nbytes in zip(nodes, sizes, strict=True):
         place = node.info.call_site if node.info else ""
         places[place] = places.get(place, 0) + nbytes
-    size = (
-        format_bytes(sum(sizes) // len(sizes)) if max(sizes) < 2 * min(sizes) else f"up to {format_bytes(max(sizes))}"
-    )
+    alike, largest = max(sizes) < 2 * min(sizes), format_bytes(max(sizes))
+    size = format_bytes(sum(sizes) // len(sizes)) if alike else f"up to {largest}"
     place = max(places, key=lambda place: places[place]) or "an unknown place"
     return f"{len(nodes):,} all_reduce{'s' * (len(nodes) != 1)} of {size} at {place}"
 
@@ -356,7 +355,7 @@ def _barriers(timeline: Timeline, at: int | None) -> str:
 
 
 def _awaits(timeline: Timeline, at: int | None) -> bool:
-    """Whether programs await operations in a step: else what looks like it, they wait for elsewhere."""
+    """Whether a program has awaited an operation in a step; waits inside a strategy look alike, but are not recorded."""
     comm = timeline.chosen(timeline.columns.is_kind("comm"))
     mine = (span.info for span in comm if span.info and (at is None or span.step == at))
     return any(info.awaited_ns is not None for info in mine)
