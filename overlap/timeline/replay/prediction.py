@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from ...units import figure, figure_unit, format_bytes, parse_bytes
 from ..measure.critical_path import critical_path
 from ..measure.metrics import median_step, windows_of
 from ..measure.verdict import Verdict, verdict_of
-from ..spans import ORIGIN, Timeline
+from ..spans import Timeline
 from .buckets import least_bytes, series_of
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node
@@ -171,6 +172,8 @@ BEST = 5
 _WORTH = 0.005
 """Part of a step: less is no gain."""
 _SIZES = ("256KiB", "1MiB", "4MiB", "8MiB", "25MiB", "100MiB")
+_OF_STAGES = re.compile(r"\d+[FBI]\d+ to \d+")
+"""The names of messages between stages, such as "0F2 to 1"."""
 _WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
 _COMPUTES = 1  # of the critical path, tried at half their time
 _SHORT = frozenset({"float16", "bfloat16"})
@@ -299,7 +302,7 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     yield _told("loop=free", off[0] if off else "")
     barriers = _barriers(timeline, at)
     yield _told("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
-    if ORIGIN in timeline.meta or _awaits(timeline, at):
+    if not _in_pipeline(timeline, at):
         yield parse_change("awaits=late")
     if not verdict.torch:  # whose programs have no means of these
         held = hold_ups(base.graph())
@@ -354,11 +357,10 @@ def _barriers(timeline: Timeline, at: int | None) -> str:
     return places.most_common(1)[0][0] if places else ""
 
 
-def _awaits(timeline: Timeline, at: int | None) -> bool:
-    """Whether a program has awaited an operation in a step; waits inside a strategy look alike, but are not recorded."""
-    comm = timeline.chosen(timeline.columns.is_kind("comm"))
-    mine = (span.info for span in comm if span.info and (at is None or span.step == at))
-    return any(info.awaited_ns is not None for info in mine)
+def _in_pipeline(timeline: Timeline, at: int | None) -> bool:
+    """Whether a step has messages between the stages of a `Pipeline`, whose waits are not the program's to move."""
+    messages = timeline.chosen(timeline.columns.is_kind("comm"))
+    return any(_OF_STAGES.fullmatch(span.name) for span in messages if at is None or span.step == at)
 
 
 def _moves_little(timeline: Timeline) -> bool:
