@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from mmap import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from .mailbox_builds import COMPILER, DELAYS, build
 
 mailbox = pytest.importorskip("transports.shared_memory._mailbox", reason="it was not compiled")
 
@@ -311,6 +316,14 @@ def test_memory_of_messages_that_end_is_let_go(pair: Boxes) -> None:
     pair.wait(1, pair.receive(1, 0, out), 0.0)
     pair.send(0, 1, data)
     assert Owner.freed == 20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="there is no gcc")
+def test_the_thread_of_a_mailbox_ends_whenever_it_is_closed(tmp_path: Path) -> None:
+    environment = os.environ | {"MAILBOX_BUILD": str(build(tmp_path, DELAYS))}
+    command = [sys.executable, "-m", "tests.transports.mailbox_closing", "1000"]
+    subprocess.run(command, env=environment, check=True, timeout=LONG_S)
 
 
 @pytest.mark.parametrize(

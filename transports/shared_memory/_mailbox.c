@@ -378,18 +378,23 @@ static int attend(Mailbox *box)
     return moved;
 }
 
+/* The thread reads its bell before it looks at anything, also at `closing`. Whoever has something for it writes that
+   first, then changes the bell, then wakes it. So if the thread has read the bell before the change, its sleep ends at
+   once or is ended; if after, it sees what was written before. With `closing` read first, the bell could change between
+   the two, and the thread would sleep on the new one for ever. */
 static void *run_spare(void *given)
 {
     Mailbox *box = given;
-    while (!atomic_load(&box->closing)) {
+    for (;;) {
         uint32_t bell = atomic_load(&box->bells->spare_bell);
+        if (atomic_load(&box->closing))
+            return NULL;
         pthread_mutex_lock(&box->lock);
         int moved = attend(box);
         pthread_mutex_unlock(&box->lock);
         if (!moved)
             futex(&box->bells->spare_bell, FUTEX_WAIT, bell, NULL);
     }
-    return NULL;
 }
 
 /* Sleep until this process is rung, unless something has come; return whether a signal came. */

@@ -1,0 +1,86 @@
+"""The compiled mailbox, built with other flags: under sanitizers of gcc, and with pauses that open its races.
+
+`python -m tests.transports.mailbox_builds` runs its tests under each sanitizer, and the fuzzer. A program that imports
+this module with MAILBOX_BUILD in its environment uses the extension at that path: `pytest -p` does so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+_NAME = "transports.shared_memory._mailbox"
+_FOLDER = Path(__file__).parent
+_SOURCE = _FOLDER.parents[1] / "transports/shared_memory/_mailbox.c"
+COMPILER = shutil.which("gcc")
+DELAYS = ["-include", str(_FOLDER / "mailbox_delays.h")]
+
+# Name, its flags, the library that a program must load first, its settings, and what runs under it within seconds. The
+# fuzzer writes into shared memory without any order, which the one for threads would report.
+_SANITIZERS = [
+    (
+        "address,undefined",
+        "libasan.so",
+        {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},
+        ["tests", "fuzzer"],
+    ),
+    ("thread", "libtsan.so", {"TSAN_OPTIONS": "halt_on_error=1"}, ["tests"]),
+]
+_COMMANDS = {
+    "tests": ["pytest", "-q", "-n", "0", "-p", __spec__.name, "-p", "no:cacheprovider", "tests/transports/test_mailbox.py"],
+    "fuzzer": ["tests.transports.mailbox_fuzzer", "--seconds", "20"],
+}
+_LIMIT_S = 50.0  # of each: all three end within 3 minutes
+
+
+def build(folder: Path, flags: list[str]) -> Path:
+    """Compile the mailbox into a folder, and return the extension."""
+    built = folder / "_mailbox.so"
+    include = sysconfig.get_path("include")
+    command = [COMPILER or "gcc", "-shared", "-fPIC", "-g", "-O1", "-pthread", "-I", include, *flags]
+    subprocess.run([*command, str(_SOURCE), "-o", str(built)], check=True)
+    return built
+
+
+def use(built: str) -> None:
+    """Let this program import an extension that was built here."""
+    spec = spec_from_loader(_NAME, ExtensionFileLoader(_NAME, built))
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[_NAME] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _run_all(folder: Path) -> int:
+    """Run everything under every sanitizer, print a line of each, and return how many failed."""
+    failed = 0
+    for name, library, settings, commands in _SANITIZERS:
+        built = build(folder, [f"-fsanitize={name}", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"])
+        asked = [COMPILER or "gcc", f"-print-file-name={library}"]
+        preload = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+        environment = os.environ | settings | {"LD_PRELOAD": preload, "MAILBOX_BUILD": str(built)}
+        for command in commands:
+            try:
+                ended = subprocess.run(
+                    [sys.executable, "-m", *_COMMANDS[command]], env=environment, timeout=_LIMIT_S, check=False
+                )
+                outcome = f"exit status {ended.returncode}" if ended.returncode else "passed"
+            except subprocess.TimeoutExpired:
+                outcome = f"did not end within {_LIMIT_S:g} s"
+            failed += outcome != "passed"
+            print(f"{name:20} {command:8} {outcome}", flush=True)
+    return failed
+
+
+if "MAILBOX_BUILD" in os.environ:
+    use(os.environ["MAILBOX_BUILD"])
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        sys.exit(_run_all(Path(scratch)) != 0)
