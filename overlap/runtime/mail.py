@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from transports.shared_memory.mailbox import DONE, MISMATCH, NO_MEMORY, PENDING
+from transports.shared_memory.mailbox import CORRUPT, DONE, MISMATCH, NO_MEMORY, PENDING
 
-from ..errors import CollectiveMismatchError, DeadlineError, PeerFailedError, RankLeftError
+from ..errors import CollectiveMismatchError, DeadlineError, PeerError, PeerFailedError, RankLeftError
 from ..flight.recorder import Known
 from ..timeline.ranklist import listed
 from ..timeline.recording import RawGroup, call_site
@@ -40,7 +40,7 @@ _SOON_S = 0.05
 _TAGS_KEPT = 1 << 16
 
 # States in which a message has ended by itself; others have been given up, and a wait says why.
-_ENDED = (DONE, MISMATCH, NO_MEMORY)
+_ENDED = (DONE, MISMATCH, NO_MEMORY, CORRUPT)
 
 
 # The dtypes that torch's tensors have, and the bytes of an element; both ends number them alike.
@@ -119,7 +119,7 @@ class Mail:
         limit_s: float,
         caller: FrameType,
     ) -> Letter:
-        """Begin to send to a group rank; what has room in the ring is written at once.
+        """Begin to send to a group rank; a message that the ring has room for is written at once.
 
         Args:
             address: Of the elements, in order.
@@ -411,6 +411,8 @@ class Letter:
                 self._error = self._mismatch()
             elif state == NO_MEMORY:
                 self._error = MemoryError(f"{self.label}: there is no memory for a message that came before others")
+            elif state == CORRUPT:
+                self._error = self._corrupt()
             else:
                 self._error = error
             self._noted = True
@@ -439,6 +441,15 @@ class Letter:
                 return error
         return None
 
+    def _corrupt(self) -> PeerError:
+        mail = self.mail
+        culprit = mail.ranks[mail.position(self.op) if self.receives else self.peer or 0]
+        text = (
+            f"{self.label} ({call_site(*self.place)}): rank {culprit} wrote counts or heads that cannot be true into "
+            f"the memory of its messages; its process is corrupt, or of another version"
+        )
+        return PeerError(text, culprit=culprit)
+
     def _mismatch(self) -> CollectiveMismatchError:
         mail, (dtype, nbytes) = self.mail, self.op.call
         sender = mail.ranks[mail.position(self.op)]
@@ -453,8 +464,9 @@ class Letter:
 
 def _said(dtype: int, nbytes: int) -> str:
     """Return the call of one end, as those of other operations read."""
-    name = _NAMES[dtype] if dtype < len(_NAMES) else "another dtype"
-    return f"send/recv({name} ({nbytes // _SIZES[dtype]},))"
+    if dtype >= len(_NAMES):
+        return f"send/recv({nbytes} bytes of another dtype)"
+    return f"send/recv({_NAMES[dtype]} ({nbytes // _SIZES[dtype]},))"
 
 
 class _Waiting(Issued[None]):

@@ -18,6 +18,7 @@ import torch.distributed as dist  # noqa: E402
 
 from overlap import Connection, RemoteError  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
+from transports.shared_memory.mailbox import Mailbox  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
 
@@ -87,6 +88,25 @@ def test_a_receive_of_something_else_names_both_lines(groups: list[ProcessGroup]
         r"with the shape and dtype with which it was sent",
         str(caught.value),
     )
+
+
+def test_a_peer_that_writes_nonsense_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways_by_process = []
+
+    def make(bells: Any, ways: Any, look_s: float) -> Mailbox:
+        ways_by_process.append(ways)
+        return Mailbox(bells, ways, look_s)
+
+    monkeypatch.setattr("transports.shared_memory.transport.Mailbox", make)
+    with connected(2, dist.HashStore()) as worlds:
+        groups = [on(world) for world in worlds]
+        received = groups[1].recv([torch.zeros(1)], 0, 0)
+        ((to_peer, from_peer, _),) = [ways[1] for ways in ways_by_process if ways[1] is not None]
+        to_peer[0:8] = from_peer[64:72] = (63).to_bytes(8, "little")  # the counts that process 0 writes
+        named = r"rank 0 wrote counts or heads that cannot be true into the memory of its messages"
+        for call in (received.wait, lambda: groups[1].send([torch.ones(1)], 0, 0).wait()):
+            with pytest.raises(dist.DistBackendError, match=rf"(recv|send) #0 .*test_mail.py:\d+\): {named}"):
+                call()
 
 
 def test_a_receive_that_nothing_comes_to_fails_in_time(worlds: list[Connection]) -> None:

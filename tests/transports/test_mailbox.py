@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -20,7 +22,7 @@ from .mailbox_builds import COMPILER, DELAYS, build
 
 mailbox = pytest.importorskip("transports.shared_memory._mailbox", reason="it was not compiled")
 
-PENDING, DONE, MISMATCH, LOST, WITHDRAWN = range(5)
+PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT = range(7)
 RING_BYTES, LONG_S = 16 << 10, 60.0
 
 
@@ -28,7 +30,9 @@ class Boxes:
     """The mailboxes of some processes, each of which sends and receives arrays of bytes."""
 
     def __init__(self, size: int, ring_bytes: int = RING_BYTES, look_s: float = 0.0) -> None:
-        rings = {(i, j): memoryview(mmap(-1, ring_bytes)) for i in range(size) for j in range(size) if i != j}
+        self.rings = rings = {
+            (i, j): memoryview(mmap(-1, ring_bytes)) for i in range(size) for j in range(size) if i != j
+        }
         self.bells = bells = [memoryview(mmap(-1, 4096)) for _ in range(size)]
         self.boxes = [
             mailbox.Mailbox(
@@ -213,12 +217,129 @@ def test_a_receive_that_is_withdrawn_amid_its_message_leaves_the_others_in_order
 
 
 def test_a_send_can_be_withdrawn_only_before_it_begins(pair: Boxes) -> None:
-    half, waiting = pair.send(0, 1, some(5 * RING_BYTES)), pair.send(0, 1, some(100))
-    assert pair.boxes[0].withdraw(waiting) is True
-    assert pair.boxes[0].withdraw(half) is False
-    assert (half.state, waiting.state) == (PENDING, WITHDRAWN)
-    assert pair.wait(1, pair.receive(1, 0, np.zeros(5 * RING_BYTES, np.uint8))) == DONE
-    assert pair.wait(0, half) == DONE
+    sent = [pair.send(0, 1, some(nbytes)) for nbytes in (5 * RING_BYTES, RING_BYTES - 320, 100)]
+    assert [pair.boxes[0].withdraw(op) for op in sent] == [False, False, True]
+    assert [op.state for op in sent] == [PENDING, PENDING, WITHDRAWN]  # offered, half written, not begun
+    outs = [np.zeros(nbytes, np.uint8) for nbytes in (5 * RING_BYTES, RING_BYTES - 320)]
+    assert [pair.wait(1, pair.receive(1, 0, out)) for out in outs] == [DONE] * 2
+    assert [pair.wait(0, op) for op in sent] == [DONE, DONE, WITHDRAWN]
+
+
+def test_early_messages_take_bounded_memory_and_block_no_other_tag(pair: Boxes) -> None:
+    count, nbytes = 400, RING_BYTES // 2
+    early = [pair.send(0, 1, np.full(nbytes, number % 251, np.uint8), 1) for number in range(count)]
+    wanted = pair.send(0, 1, np.full(4, 7, np.uint8), 2)
+    out = np.zeros(4, np.uint8)
+    assert pair.wait(1, pair.receive(1, 0, out, 2)) == DONE
+    assert pair.wait(0, wanted) == DONE
+    assert (out == 7).all()
+    room = RING_BYTES - 256
+    assert sum(op.state == DONE for op in early) <= 5 * room // nbytes  # four rings are kept, one is full
+    assert pair.boxes[0].sending() == [1]
+    outs = [np.zeros(nbytes, np.uint8) for _ in range(count)]
+    got = [pair.receive(1, 0, each, 1) for each in outs]
+    assert [pair.wait(1, op) for op in got] == [DONE] * count
+    assert [pair.wait(0, op) for op in early] == [DONE] * count
+    assert [(int(each[0]), int(each[-1])) for each in outs] == [(number % 251,) * 2 for number in range(count)]
+
+
+def test_a_receiver_whose_own_messages_nobody_takes_can_ask_for_an_offer(pair: Boxes) -> None:
+    full = [pair.send(1, 0, some(RING_BYTES // 2)) for _ in range(20)]
+    assert {op.state for op in full} == {DONE, PENDING}
+    data, out = some(9 * RING_BYTES), np.zeros(9 * RING_BYTES, np.uint8)
+    sent, got = pair.send(0, 1, data), pair.receive(1, 0, out)
+    assert [pair.wait(1, got), pair.wait(0, sent)] == [DONE, DONE]
+    assert np.array_equal(out, data)
+
+
+# Offsets of the counts of a ring in its memory, as `_mailbox.c` lays them out.
+WRITTEN, READ = 0, 64
+
+
+def write_head(boxes: Boxes, kind: int, tag: int, nbytes: int) -> None:
+    """As process 0, write the first head to process 1."""
+    ring = boxes.rings[0, 1]
+    ring[256:280] = struct.pack("<QQII", tag, nbytes, 0, kind)
+    ring[WRITTEN : WRITTEN + 8] = (64).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("withdrawn", [True, False])
+def test_a_receive_that_has_taken_an_offer_asks_for_it_or_refuses_it(pair: Boxes, withdrawn: bool) -> None:
+    ring, full = pair.rings[1, 0], [pair.send(1, 0, some(RING_BYTES // 2)) for _ in range(2)]
+    write_head(pair, 2, 0, 100)
+    got = pair.receive(1, 0, np.zeros(100, np.uint8))  # there is no room for its question
+    assert pair.boxes[1].withdraw(got) is True if withdrawn else pair.wait(1, got, 0.0) == PENDING
+    assert (got.state, full[1].state) == (PENDING, PENDING)
+    ring[READ : READ + 8] = ring[WRITTEN : WRITTEN + 8]
+    assert pair.wait(1, full[1]) == DONE
+    assert pair.wait(1, got, LONG_S if withdrawn else 0.0) == (WITHDRAWN if withdrawn else PENDING)
+    at = 256 + 2 * (64 + RING_BYTES // 2) % (RING_BYTES - 256)
+    assert struct.unpack("<QQII", ring[at : at + 24]) == (0, 0, 0, 4 if withdrawn else 3)
+
+
+@pytest.mark.parametrize("nonsense", [1, 63, 65, RING_BYTES, 2**63, 2**64 - 2 * RING_BYTES])
+@pytest.mark.parametrize("count", [WRITTEN, READ])
+def test_a_peer_that_writes_nonsense_is_named_by_all_ends(count: int, nonsense: int) -> None:
+    """Its counts, before the end of the ring: nothing behind the end is read or written."""
+    boxes = Boxes(2)
+    box, out = boxes.boxes[1], np.zeros(4, np.uint8)
+    waiting = boxes.receive(1, 0, out)
+    anybody = boxes.receive(1, -1, out, 5)
+    thread = sleeping(boxes, 1, waiting)
+    ring = boxes.rings[(0, 1) if count == WRITTEN else (1, 0)]
+    ring[count : count + 8] = nonsense.to_bytes(8, "little")
+    sent = boxes.send(1, 0, out)
+    boxes.wait(1, waiting, 0.0)
+    thread.join()
+    assert [op.state for op in (waiting, anybody)] == [CORRUPT] * 2
+    assert [op.source for op in (waiting, anybody)] == [0, 0]
+    assert sent.state == (CORRUPT if count == READ else DONE)
+    assert [boxes.receive(1, src, out).state for src in (0, -1)] == [CORRUPT] * 2
+    assert boxes.send(1, 0, out).state == CORRUPT
+    box.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "tag", "nbytes"),
+    [(0, 0, 4), (6, 0, 4), (1, 0, 2**62), (1, 0, RING_BYTES), (3, 0, 0), (4, 7, 0), (5, 0, 4)],
+)
+def test_a_head_that_can_mean_nothing_is_named_by_all_ends(pair: Boxes, kind: int, tag: int, nbytes: int) -> None:
+    write_head(pair, kind, tag, nbytes)
+    got = pair.receive(1, 0, np.zeros(4, np.uint8), 1)
+    assert (pair.wait(1, got), got.source) == (CORRUPT, 0)
+
+
+def test_a_look_at_a_message_returns_while_another_thread_reads_a_long_one() -> None:
+    ring_bytes, within = 32 << 20, False
+    boxes, out = Boxes(2, ring_bytes), np.zeros(ring_bytes - 320, np.uint8)
+    other, ring = boxes.receive(1, 0, np.zeros(4, np.uint8), 9), boxes.rings[0, 1]
+    for _ in range(1000):  # the thread may be done before this one gets a core
+        got = boxes.receive(1, 0, out)
+        thread, before = sleeping(boxes, 1, got), int.from_bytes(ring[READ : READ + 8], "little")
+        boxes.send(0, 1, out)  # all of it lies in the ring
+        while got.state == PENDING:
+            begun = int.from_bytes(ring[READ : READ + 8], "little") > before
+            boxes.wait(1, other, 0.0)
+            within |= begun and got.state == PENDING
+        thread.join()
+        if within:
+            break
+    assert within
+
+
+def test_the_thread_of_a_mailbox_takes_no_signals(pair: Boxes) -> None:
+    def blocked() -> set[int]:
+        masks = {}
+        for task in Path("/proc/self/task").iterdir():
+            (line,) = [line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk")]
+            masks[int(task.name)] = int(line.split()[1], 16)
+        return {task for task, mask in masks.items() if mask >> (signal.SIGINT - 1) & mask >> (signal.SIGUSR1 - 1) & 1}
+
+    pair.boxes[0].close()  # it starts no thread
+    before = blocked()
+    pair.receive(1, 0, np.zeros(5 * RING_BYTES, np.uint8))
+    assert pair.wait(0, pair.send(0, 1, some(5 * RING_BYTES))) == DONE  # by the thread of the other
+    assert len(blocked() - before) == 1
 
 
 def test_what_is_sent_to_a_lost_process_ends_and_wakes_who_waits(pair: Boxes) -> None:
@@ -235,12 +356,26 @@ def test_a_fork_leaves_the_messages_to_its_parent(pair: Boxes) -> None:
     pair.send(0, 1, np.zeros(4, np.uint8), 9)  # starts the thread that a fork must not start
     first, out = pair.receive(1, 0, np.zeros(4, np.uint8)), np.zeros(5 * RING_BYTES, np.uint8)
     got, data = pair.receive(1, 0, out), some(5 * RING_BYTES)
-    pair.bells[1].cast("I")[3] = 0  # nobody is to be rung
+    calls = [
+        lambda: pair.send(0, 1, np.ones(4, np.uint8)),
+        lambda: pair.receive(1, 0, np.zeros(4, np.uint8)),
+        lambda: pair.boxes[0].lose(1),
+        lambda: pair.boxes[0].sending(),
+    ]
     child = os.fork()
     if child == 0:
-        pair.send(0, 1, np.ones(4, np.uint8))
-        os._exit(pair.wait(1, first, 0.0) + 10 * pair.boxes[1].withdraw(got))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10 * True + PENDING
+        refused = 0
+        try:
+            for call in calls:
+                try:
+                    call()
+                except RuntimeError:
+                    refused += 1
+            refused += pair.boxes[1].withdraw(got) is True
+        finally:
+            os._exit(10 * refused + pair.wait(1, first, 0.0))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10 * (len(calls) + 1) + PENDING
+    pair.send(0, 1, np.ones(4, np.uint8))
     assert pair.wait(1, first) == DONE
     pair.send(0, 1, data)
     assert pair.wait(1, got) == DONE

@@ -1,14 +1,23 @@
 /* Mailboxes: messages between processes of one host, copied through rings of shared memory by the threads that call.
 
-   There is a ring for each ordered pair of processes, and a message is a head and its bytes. Whoever waits moves the
-   bytes of all messages of its process; while nobody waits, a thread of the process does so, which holds no lock of
-   Python's. A process that sleeps is woken through a word of its own memory. mailbox.py says what callers rely on. */
+   There is a ring for each ordered pair of processes, and a message is a head and its bytes. A thread that waits moves
+   the bytes of all messages of its process; while none waits, a thread of the mailbox does so, which holds no lock of
+   Python's. A process that sleeps is woken through a word of its own memory. mailbox.py says what callers rely on.
+
+   A receiver that needs a message behind others keeps those others, in bounded memory. So a message that is longer than
+   the ring is offered: its head goes alone, the receiver asks for it by number once a receive takes it, and its bytes
+   go then. Shorter ones are offered while the receiver keeps many.
+
+   The peer can write anything into memory that is shared, at any time. So our own counts are kept in private; those of
+   the peer are checked whenever they are read, heads are copied before they are looked at, and nonsense ends all
+   messages with the peer. The words that wake a process are hints: a wrong one costs time, no more. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/syscall.h>
@@ -19,6 +28,10 @@
 #define COUNTS_BYTES 256
 #define PIECE_BYTES (128 << 10) /* both sides of a long message copy at the same time, a piece each */
 #define SITE_BYTES 40
+#define KEPT_RINGS 4            /* how many rings of messages a receiver keeps for later receives, per peer */
+#define MOST_OFFERS (1 << 20)   /* that wait here per peer, as in transports/matching: more than any program has */
+#define CLOSE_AGAIN_NS 50000000 /* a peer may have written over the bell that ends a thread */
+#define NONSENSE UINT64_MAX
 #define ROUND_UP(n) (((n) + LINE - 1) & ~(uint64_t)(LINE - 1))
 
 /* -- memory that processes share ----------------------------------------------------------------------------------- */
@@ -27,6 +40,7 @@ typedef struct { /* how much has been written and read, ever; each count has one
     _Alignas(LINE) _Atomic uint64_t written;
     _Alignas(LINE) _Atomic uint64_t read;
     _Alignas(LINE) _Atomic uint32_t full; /* the writer waits for room */
+    _Alignas(LINE) _Atomic uint64_t kept; /* bytes that the reader keeps for later receives */
 } Counts;
 
 typedef struct { /* in each process's own memory */
@@ -36,8 +50,13 @@ typedef struct { /* in each process's own memory */
     _Atomic uint32_t unattended; /* whether there are such messages */
 } Bells;
 
+/* WHOLE: the bytes follow. OFFER: they do not; offers are numbered from 0, in order. ASK: the receiver wants an offer,
+   whose number is the tag. REFUSE: it wants none of it. ANSWER: the bytes of an offer follow, whose number is the tag. */
+enum { WHOLE = 1, OFFER, ASK, REFUSE, ANSWER };
+
 typedef struct {
-    uint64_t tag, nbytes, call;
+    uint64_t tag, nbytes;
+    uint32_t call, kind;
     char site[SITE_BYTES]; /* where the sender was called */
 } Head;
 
@@ -47,22 +66,24 @@ _Static_assert(sizeof(Counts) <= COUNTS_BYTES, "the counts lie before the bytes"
 typedef struct {
     Counts *counts;
     char *bytes;
-    uint64_t room;
+    uint64_t room, own; /* our count, which is only copied to the others */
 } Ring;
 
 /* -- memory of this process ---------------------------------------------------------------------------------------- */
 
-enum { PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY };
+enum { PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT };
 
 typedef struct Op { /* one end of a message */
     PyObject_HEAD
     struct Op *next, *next_ended;
     PyObject *keeps; /* owns the bytes */
     char *bytes;
-    int peer;   /* -1: any */
-    int source; /* whom a message came from */
-    Head head;  /* of a receive that did not match: the sender's */
-    uint64_t moved;
+    int peer;    /* -1: any */
+    int source;  /* whom a message came from */
+    int begun;   /* a send whose bytes are being written */
+    int refused; /* the state in which a receive ends that takes an offer and does not want it */
+    Head head;   /* of a receive that did not match: the sender's */
+    uint64_t moved, number; /* of its offer */
     _Atomic int state;
 } Op;
 
@@ -70,18 +91,22 @@ typedef struct {
     Op *first, *last;
 } Queue;
 
-typedef struct Early { /* a message that came before its receive, and stood in the way of others */
+typedef struct Early { /* a message, or an offer, that came before its receive and stood in the way of others */
     struct Early *next;
-    Op *op; /* has asked for it meanwhile */
+    Op *op; /* a receive that takes it while its bytes arrive */
     Head head;
-    uint64_t moved;
-    char bytes[];
+    uint64_t moved, number;
+    char bytes[]; /* none of an offer */
 } Early;
 
 typedef struct {
     Ring out, in;
     Bells *bells;
-    Queue sends;
+    Queue sends;         /* to be written */
+    Queue offered;       /* sends whose bytes the peer has not asked for */
+    Queue asking, asked; /* receives that have taken an offer: their question is still to be written; is written */
+    uint64_t offers_out, offers_in, early_offers, kept;
+    int corrupt; /* it has written nonsense */
     Early *first_early, *last_early;
     /* the message that is coming in */
     int coming;
@@ -104,8 +129,11 @@ typedef struct {
     int coming;  /* messages that are coming in */
     int waiting; /* threads */
     int turn;    /* which peer is looked at first */
+    uint32_t unattended; /* our copy */
+    _Atomic uint32_t sleepers; /* our copy */
     int64_t look_ns;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock, next; /* `next` is held by the thread that is to have the lock next */
+    _Atomic int wanted;         /* a thread waits for the lock, and moves on what its holder leaves */
     pthread_t spare;
     int spare_runs;
     pid_t pid;
@@ -156,8 +184,35 @@ static void copy_out(Ring *ring, uint64_t at, char *to, uint64_t nbytes)
     memcpy(to + first, ring->bytes, nbytes - first);
 }
 
+/* Return the bytes between two counts of a ring; NONSENSE unless they are whole lines that it can hold. */
+static uint64_t between(const Ring *ring, uint64_t behind, uint64_t ahead)
+{
+    uint64_t nbytes = ahead - behind;
+    return nbytes <= ring->room && nbytes % LINE == 0 ? nbytes : NONSENSE;
+}
+
+/* Lock the mailbox. A thread that has it for long lets the next one in between two pieces. */
+static void lock(Mailbox *box)
+{
+    pthread_mutex_lock(&box->next);
+    atomic_store(&box->wanted, 1);
+    pthread_mutex_lock(&box->lock);
+    atomic_store(&box->wanted, 0);
+    pthread_mutex_unlock(&box->next);
+}
+
+static int try_lock(Mailbox *box)
+{
+    if (pthread_mutex_trylock(&box->next) != 0)
+        return 0;
+    int locked = pthread_mutex_trylock(&box->lock) == 0;
+    pthread_mutex_unlock(&box->next);
+    return locked;
+}
+
 static void append(Queue *queue, Op *op)
 {
+    op->next = NULL;
     if (queue->last == NULL)
         queue->first = op;
     else
@@ -166,7 +221,7 @@ static void append(Queue *queue, Op *op)
 }
 
 /* Return whether it was there. */
-static int take_out(Queue *queue, Op *op)
+static int take_out(Queue *queue, const Op *op)
 {
     for (Op **at = &queue->first, *before = NULL; *at != NULL; before = *at, at = &(*at)->next)
         if (*at == op) {
@@ -177,6 +232,12 @@ static int take_out(Queue *queue, Op *op)
         }
     return 0;
 }
+
+/* How far a send has begun. */
+enum { ASKED_FOR = 1, WRITING };
+
+/* What a head that arrives leads to. */
+enum { UNWANTED, ALONE, BYTES_FOLLOW, BAD };
 
 /* -- progress; the mailbox is locked ------------------------------------------------------------------------------- */
 
@@ -190,38 +251,155 @@ static void end(Mailbox *box, Op *op, int state)
     while (!atomic_compare_exchange_weak(&box->ended, &first, op)); /* others only take all of them */
 }
 
-/* Write as much as there is room for; return whether anything was. */
-static int push(Mailbox *box, Peer *peer)
+static uint64_t kept_bytes(const Head *head)
+{
+    return head->kind == WHOLE ? LINE + ROUND_UP(head->nbytes) : 0;
+}
+
+static void count_kept(Peer *peer, uint64_t kept)
+{
+    peer->kept = kept;
+    atomic_store(&peer->in.counts->kept, kept);
+}
+
+static void drop_early(Peer *peer, Early *early)
+{
+    Early *before = NULL;
+    for (Early *kept = peer->first_early; kept != early; kept = kept->next)
+        before = kept;
+    if (before == NULL)
+        peer->first_early = early->next;
+    else
+        before->next = early->next;
+    if (peer->last_early == early)
+        peer->last_early = before;
+    peer->early_offers -= early->head.kind == OFFER;
+    count_kept(peer, peer->kept - kept_bytes(&early->head));
+    free(early);
+}
+
+static void end_all(Mailbox *box, Queue *queue, int state)
+{
+    for (Op *op; (op = queue->first) != NULL; end(box, op, state))
+        take_out(queue, op);
+}
+
+/* End all messages with a peer that has written nonsense, also receives from anybody: they may wait for it in vain. */
+static void fail(Mailbox *box, int index)
+{
+    Peer *peer = &box->peers[index];
+    peer->corrupt = 1;
+    box->coming -= peer->coming;
+    peer->coming = 0;
+    for (Op *op = box->receives.first, *next; op != NULL; op = next) {
+        next = op->next;
+        if (op->peer < 0 || op->peer == index) {
+            take_out(&box->receives, op);
+            op->source = index;
+            end(box, op, CORRUPT);
+        }
+    }
+    Op *op = peer->op != NULL ? peer->op : peer->early != NULL ? peer->early->op : NULL;
+    if (op != NULL)
+        end(box, op, CORRUPT);
+    if (peer->early != NULL)
+        drop_early(peer, peer->early);
+    peer->op = NULL, peer->early = NULL;
+    end_all(box, &peer->sends, CORRUPT);
+    end_all(box, &peer->offered, CORRUPT);
+    end_all(box, &peer->asking, CORRUPT);
+    end_all(box, &peer->asked, CORRUPT);
+    if (atomic_load(&box->sleepers))
+        ring_threads(box->bells);
+}
+
+static uint64_t room_left(const Ring *out)
+{
+    uint64_t used = between(out, atomic_load(&out->counts->read), out->own);
+    return used == NONSENSE ? NONSENSE : out->room - used;
+}
+
+static void write_head(Ring *out, const Head *head, uint32_t kind)
+{
+    Head written = *head;
+    written.kind = kind;
+    memcpy(out->bytes + out->own % out->room, &written, LINE);
+    out->own += LINE;
+}
+
+/* Write the question of a receive for the offer that it has taken. */
+static void ask(Mailbox *box, Peer *peer, Op *op)
+{
+    Head head = {.tag = op->number};
+    take_out(&peer->asking, op);
+    write_head(&peer->out, &head, op->refused ? REFUSE : ASK);
+    if (op->refused)
+        end(box, op, op->refused);
+    else
+        append(&peer->asked, op);
+}
+
+/* Write the head of a message; return whether its bytes follow. */
+static int begin(Peer *peer, Op *op)
 {
     Ring *out = &peer->out;
-    uint64_t written = atomic_load_explicit(&out->counts->written, memory_order_relaxed), begun = written;
-    Op *op;
-    while ((op = peer->sends.first) != NULL) {
-        uint64_t free = out->room - (written - atomic_load(&out->counts->read));
-        if (free < 2 * LINE) {
+    if (op->begun) /* the peer has asked for it */
+        write_head(out, &(Head){.tag = op->number, .nbytes = op->head.nbytes}, ANSWER);
+    else if (op->head.nbytes <= out->room - LINE &&
+             atomic_load(&out->counts->kept) + LINE + ROUND_UP(op->head.nbytes) <= KEPT_RINGS * out->room)
+        write_head(out, &op->head, WHOLE);
+    else {
+        write_head(out, &op->head, OFFER);
+        op->number = peer->offers_out++;
+        take_out(&peer->sends, op);
+        append(&peer->offered, op);
+        return 0;
+    }
+    op->begun = WRITING;
+    return 1;
+}
+
+/* Write as much as there is room for; return whether anything was. */
+static int push(Mailbox *box, int index)
+{
+    Peer *peer = &box->peers[index];
+    Ring *out = &peer->out;
+    uint64_t before = out->own;
+    while (peer->sends.first != NULL || peer->asking.first != NULL) {
+        uint64_t left = room_left(out);
+        if (left < 2 * LINE) {
             atomic_store(&out->counts->full, 1);
-            free = out->room - (written - atomic_load(&out->counts->read));
-            if (free < 2 * LINE)
-                break;
+            left = room_left(out);
         }
-        if (op->moved == 0 && !op->source) { /* its head */
-            memcpy(out->bytes + written % out->room, &op->head, LINE);
-            written += LINE, free -= LINE, op->source = 1;
+        if (left == NONSENSE) {
+            fail(box, index);
+            return 1;
         }
-        uint64_t left = op->head.nbytes - op->moved, n = left < free ? left : free & ~(uint64_t)(LINE - 1);
-        n = n < PIECE_BYTES ? n : PIECE_BYTES;
-        copy_in(out, written, op->bytes + op->moved, n);
-        op->moved += n;
-        written += ROUND_UP(n);
-        if (op->moved == op->head.nbytes) {
-            take_out(&peer->sends, op);
-            end(box, op, DONE);
+        if (left < 2 * LINE)
+            break;
+        Op *op = peer->sends.first;
+        uint64_t n = 0;
+        if (peer->asking.first != NULL && (op == NULL || op->begun != WRITING))
+            ask(box, peer, peer->asking.first);
+        else if (op->begun == WRITING || (left -= LINE, begin(peer, op))) {
+            n = op->head.nbytes - op->moved;
+            n = n < left ? n : left;
+            n = n < PIECE_BYTES ? n : PIECE_BYTES;
+            copy_in(out, out->own, op->bytes + op->moved, n);
+            op->moved += n;
+            out->own += ROUND_UP(n);
+            if (op->moved == op->head.nbytes) {
+                take_out(&peer->sends, op);
+                end(box, op, DONE);
+            }
         }
-        atomic_store(&out->counts->written, written);
+        atomic_store(&out->counts->written, out->own);
         if (n == PIECE_BYTES)
             ring(peer->bells);
+        if (atomic_load(&box->wanted))
+            break;
     }
-    if (written == begun)
+    if (out->own == before)
         return 0;
     ring(peer->bells);
     return 1;
@@ -243,45 +421,42 @@ static Op *matching(Mailbox *box, int index, const Head *head, int *waits)
     return NULL;
 }
 
-static int differs(Mailbox *box, Op *op, int index, const Head *head)
+/* Note where the message of a receive comes from; return whether the receive asked for something else. */
+static int differs(Op *op, int index, const Head *head)
 {
     op->source = index;
     if (op->head.call == head->call && op->head.nbytes == head->nbytes)
         return 0;
     op->head = *head;
-    end(box, op, MISMATCH);
     return 1;
 }
 
-static void keep_early(Mailbox *box, Peer *peer, const Head *head)
+/* Let a receive take an offer. */
+static void take_offer(Peer *peer, Op *op, uint64_t number, int differs)
 {
-    Early *early = head->nbytes < PTRDIFF_MAX - sizeof(Early) ? malloc(sizeof(Early) + head->nbytes) : NULL;
-    if (early == NULL) { /* its receive will find nothing; those that wait hear of it */
-        for (Op *op; (op = box->receives.first) != NULL; end(box, op, NO_MEMORY))
-            take_out(&box->receives, op);
+    op->number = number;
+    op->refused = differs ? MISMATCH : 0;
+    append(&peer->asking, op);
+}
+
+/* Make room for the message that arrives; where there is no memory, receives that wait fail, and it is lost. */
+static void keep_early(Mailbox *box, Peer *peer, uint64_t number)
+{
+    const Head *head = &peer->head;
+    Early *early = malloc(sizeof(Early) + (head->kind == WHOLE ? head->nbytes : 0));
+    if (early == NULL) {
+        end_all(box, &box->receives, NO_MEMORY);
         return;
     }
-    early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0;
+    early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0, early->number = number;
     if (peer->last_early == NULL)
         peer->first_early = early;
     else
         peer->last_early->next = early;
     peer->last_early = early;
-    peer->early = early;
-}
-
-static void drop_early(Peer *peer, Early *early)
-{
-    Early *before = NULL;
-    for (Early *each = peer->first_early; each != early; each = each->next)
-        before = each;
-    if (before == NULL)
-        peer->first_early = early->next;
-    else
-        before->next = early->next;
-    if (peer->last_early == early)
-        peer->last_early = before;
-    free(early);
+    peer->early = head->kind == WHOLE ? early : NULL;
+    peer->early_offers += head->kind == OFFER;
+    count_kept(peer, peer->kept + kept_bytes(head));
 }
 
 static void give_early(Mailbox *box, Peer *peer, Early *early)
@@ -291,7 +466,7 @@ static void give_early(Mailbox *box, Peer *peer, Early *early)
     drop_early(peer, early);
 }
 
-static void came(Mailbox *box, Peer *peer)
+static void finish_message(Mailbox *box, Peer *peer)
 {
     peer->coming = 0, box->coming--;
     if (peer->op != NULL)
@@ -301,46 +476,130 @@ static void came(Mailbox *box, Peer *peer)
     peer->op = NULL, peer->early = NULL;
 }
 
-/* Read what has come, as far as anybody wants it; return whether anything was. */
+static Op *numbered(const Queue *queue, uint64_t number)
+{
+    Op *op = queue->first;
+    while (op != NULL && op->number != number)
+        op = op->next;
+    return op;
+}
+
+/* The peer answers a question for one of our offers. */
+static int answered_offer(Mailbox *box, Peer *peer)
+{
+    Op *op = numbered(&peer->offered, peer->head.tag);
+    if (op == NULL)
+        return BAD;
+    take_out(&peer->offered, op);
+    op->begun = ASKED_FOR;
+    if (peer->head.kind == ASK)
+        append(&peer->sends, op);
+    else
+        end(box, op, DONE);
+    return ALONE;
+}
+
+/* The bytes of one of its offers follow; those of a receive that was withdrawn go nowhere. */
+static int answer_begins(Peer *peer)
+{
+    Op *op = numbered(&peer->asked, peer->head.tag);
+    if (peer->head.tag >= peer->offers_in || (op != NULL && op->head.nbytes != peer->head.nbytes))
+        return BAD;
+    if (op != NULL)
+        take_out(&peer->asked, op);
+    peer->op = op;
+    return BYTES_FOLLOW;
+}
+
+/* A message, or the offer of one, is next. It stays in the ring if nobody needs anything of the peer. */
+static int message_begins(Mailbox *box, int index)
+{
+    Peer *peer = &box->peers[index];
+    const Head *head = &peer->head;
+    int waits;
+    if (head->kind == OFFER && peer->early_offers == MOST_OFFERS)
+        return BAD;
+    if (head->kind == WHOLE && (head->nbytes > peer->in.room - LINE ||
+                                peer->kept + kept_bytes(head) > (KEPT_RINGS + 1) * peer->in.room))
+        return BAD;
+    Op *op = matching(box, index, head, &waits);
+    if (op == NULL && !waits && peer->offered.first == NULL && peer->asked.first == NULL)
+        return UNWANTED;
+    uint64_t number = head->kind == OFFER ? peer->offers_in++ : 0;
+    int other = op != NULL && differs(op, index, head);
+    if (op == NULL)
+        keep_early(box, peer, number);
+    else if (head->kind == OFFER)
+        take_offer(peer, op, number, other);
+    else if (other)
+        end(box, op, MISMATCH);
+    else
+        peer->op = op;
+    return head->kind == OFFER ? ALONE : BYTES_FOLLOW;
+}
+
+static int head_arrives(Mailbox *box, int index)
+{
+    Peer *peer = &box->peers[index];
+    switch (peer->head.kind) {
+    case WHOLE:
+    case OFFER:
+        return message_begins(box, index);
+    case ASK:
+    case REFUSE:
+        return answered_offer(box, peer);
+    case ANSWER:
+        return answer_begins(peer);
+    default:
+        return BAD;
+    }
+}
+
+/* Read what has arrived, as far as anybody wants it; return whether anything was. */
 static int pull(Mailbox *box, int index)
 {
     Peer *peer = &box->peers[index];
     Ring *in = &peer->in;
-    uint64_t read = atomic_load_explicit(&in->counts->read, memory_order_relaxed), begun = read;
+    uint64_t before = in->own;
     for (;;) {
-        uint64_t there = atomic_load(&in->counts->written) - read;
-        if (there == 0 || there > in->room)
+        uint64_t there = between(in, in->own, atomic_load(&in->counts->written));
+        int head = BYTES_FOLLOW;
+        if (there == 0)
             break;
-        if (!peer->coming) {
-            int waits;
-            memcpy(&peer->head, in->bytes + read % in->room, LINE);
-            Op *op = matching(box, index, &peer->head, &waits);
-            if (op == NULL && !waits)
+        if (there != NONSENSE && !peer->coming) {
+            memcpy(&peer->head, in->bytes + in->own % in->room, LINE);
+            head = head_arrives(box, index);
+            if (head == UNWANTED)
                 break;
-            peer->coming = 1, box->coming++, peer->moved = 0;
-            if (op == NULL)
-                keep_early(box, peer, &peer->head);
-            else if (!differs(box, op, index, &peer->head))
-                peer->op = op;
-            read += LINE, there -= LINE;
+            if (head == BYTES_FOLLOW)
+                peer->coming = 1, box->coming++, peer->moved = 0;
+            in->own += LINE, there -= LINE;
         }
-        uint64_t left = peer->head.nbytes - peer->moved, n = left < there ? left : there;
-        n = n < PIECE_BYTES ? n : PIECE_BYTES;
-        if (peer->op != NULL)
-            copy_out(in, read, peer->op->bytes + peer->moved, n);
-        else if (peer->early != NULL)
-            copy_out(in, read, peer->early->bytes + peer->moved, n);
-        peer->moved += n;
-        read += ROUND_UP(n);
-        atomic_store(&in->counts->read, read);
-        if (peer->moved == peer->head.nbytes)
-            came(box, peer);
+        if (there == NONSENSE || head == BAD) {
+            fail(box, index);
+            return 1;
+        }
+        if (peer->coming) {
+            uint64_t left = peer->head.nbytes - peer->moved, n = left < there ? left : there;
+            n = n < PIECE_BYTES ? n : PIECE_BYTES;
+            if (peer->op != NULL)
+                copy_out(in, in->own, peer->op->bytes + peer->moved, n);
+            else if (peer->early != NULL)
+                copy_out(in, in->own, peer->early->bytes + peer->moved, n);
+            peer->moved += n;
+            in->own += ROUND_UP(n);
+        }
+        atomic_store(&in->counts->read, in->own);
+        if (peer->coming && peer->moved == peer->head.nbytes)
+            finish_message(box, peer);
         if (atomic_load(&in->counts->full)) {
             atomic_store(&in->counts->full, 0);
             ring(peer->bells);
         }
+        if (atomic_load(&box->wanted))
+            break;
     }
-    return read != begun;
+    return in->own != before;
 }
 
 /* `asleep` says how many of the sleepers are the caller. */
@@ -352,14 +611,14 @@ static int progress(Mailbox *box, uint32_t asleep)
     for (int i = 0; i < box->size; i++) {
         int index = (box->turn + i) % box->size;
         Peer *peer = &box->peers[index];
-        if (peer->bells == NULL)
+        if (peer->bells == NULL || peer->corrupt)
             continue;
-        if (peer->sends.first != NULL)
-            moved |= push(box, peer);
-        if (box->receives.first != NULL || peer->coming)
+        if (box->receives.first != NULL || peer->coming || peer->offered.first != NULL || peer->asked.first != NULL)
             moved |= pull(box, index);
+        if (peer->sends.first != NULL || peer->asking.first != NULL) /* after `pull`, which adds to both */
+            moved |= push(box, index);
     }
-    if (box->pending != pending && atomic_load(&box->bells->sleepers) > asleep) /* another thread may have waited for it */
+    if (box->pending != pending && atomic_load(&box->sleepers) > asleep) /* another thread may have waited for it */
         ring_threads(box->bells);
     return moved;
 }
@@ -368,14 +627,21 @@ static int progress(Mailbox *box, uint32_t asleep)
    call, and wakes its spare thread. Return whether anything moved. */
 static int attend(Mailbox *box)
 {
-    _Atomic uint32_t *unattended = &box->bells->unattended;
     int moved = progress(box, 0);
     uint32_t stays;
-    while (stays = (box->pending > 0 || box->coming > 0) && box->waiting == 0, atomic_load(unattended) != stays) {
-        atomic_store(unattended, stays);
+    while (stays = (box->pending > 0 || box->coming > 0) && box->waiting == 0, box->unattended != stays) {
+        box->unattended = stays;
+        atomic_store(&box->bells->unattended, stays);
         moved |= progress(box, 0); /* a ring may have come before */
     }
     return moved;
+}
+
+/* Unlock the mailbox after a call, once all that can move has moved, or another thread is about to move it. */
+static void unlock(Mailbox *box)
+{
+    attend(box);
+    pthread_mutex_unlock(&box->lock);
 }
 
 /* The thread reads its bell before it looks at anything, also at `closing`. Whoever has something for it writes that
@@ -389,7 +655,7 @@ static void *run_spare(void *given)
         uint32_t bell = atomic_load(&box->bells->spare_bell);
         if (atomic_load(&box->closing))
             return NULL;
-        pthread_mutex_lock(&box->lock);
+        lock(box);
         int moved = attend(box);
         pthread_mutex_unlock(&box->lock);
         if (!moved)
@@ -401,9 +667,10 @@ static void *run_spare(void *given)
 static int sleep_here(Mailbox *box, Op *op, int64_t limit_ns)
 {
     int interrupted = 0;
+    atomic_fetch_add(&box->sleepers, 1);
     atomic_fetch_add(&box->bells->sleepers, 1);
     uint32_t bell = atomic_load(&box->bells->bell);
-    pthread_mutex_lock(&box->lock);
+    lock(box);
     int moved = progress(box, 1);
     pthread_mutex_unlock(&box->lock);
     if (!moved && atomic_load(&op->state) == PENDING && limit_ns > 0) {
@@ -411,6 +678,7 @@ static int sleep_here(Mailbox *box, Op *op, int64_t limit_ns)
         interrupted = futex(&box->bells->bell, FUTEX_WAIT, bell, &limit) < 0 && errno == EINTR;
     }
     atomic_fetch_sub(&box->bells->sleepers, 1);
+    atomic_fetch_sub(&box->sleepers, 1);
     return interrupted;
 }
 
@@ -418,7 +686,7 @@ static void look(Mailbox *box, Op *op, int64_t limit)
 {
     int64_t now = now_ns(), until = now + box->look_ns;
     for (; atomic_load(&op->state) == PENDING && now < until && now < limit; now = now_ns())
-        if (pthread_mutex_trylock(&box->lock) == 0) {
+        if (try_lock(box)) {
             int moved = progress(box, 0);
             pthread_mutex_unlock(&box->lock);
             if (moved)
@@ -432,20 +700,18 @@ static void look(Mailbox *box, Op *op, int64_t limit)
 static void wait_for(Mailbox *box, Op *op, int64_t limit_ns)
 {
     int64_t until = now_ns() + limit_ns;
-    pthread_mutex_lock(&box->lock);
+    lock(box);
     box->waiting++;
-    attend(box);
-    pthread_mutex_unlock(&box->lock);
+    unlock(box);
     while (atomic_load(&op->state) == PENDING) {
         look(box, op, until);
         int64_t left = until - now_ns();
         if (atomic_load(&op->state) != PENDING || left <= 0 || sleep_here(box, op, left))
             break;
     }
-    pthread_mutex_lock(&box->lock);
+    lock(box);
     box->waiting--;
-    attend(box);
-    pthread_mutex_unlock(&box->lock);
+    unlock(box);
 }
 
 /* -- Python's side ------------------------------------------------------------------------------------------------- */
@@ -465,7 +731,7 @@ static PyObject *Op_state(Op *op, void *unused)
 
 static PyObject *Op_call(Op *op, void *unused)
 {
-    return Py_BuildValue("KK", (unsigned long long)op->head.call, (unsigned long long)op->head.nbytes);
+    return Py_BuildValue("kK", (unsigned long)op->head.call, (unsigned long long)op->head.nbytes);
 }
 
 static PyObject *Op_site(Op *op, void *unused)
@@ -500,7 +766,12 @@ static int start_spare(Mailbox *box)
 {
     if (box->spare_runs || atomic_load(&box->closing))
         return 0;
-    if (pthread_create(&box->spare, NULL, run_spare, box) != 0) {
+    sigset_t all, before; /* signals are for the threads of the program */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&box->spare, NULL, run_spare, box);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
         PyErr_SetString(PyExc_RuntimeError, "no thread can be started for messages that nobody waits for");
         return -1;
     }
@@ -508,9 +779,19 @@ static int start_spare(Mailbox *box)
     return 0;
 }
 
-static Op *new_op(Mailbox *box, int peer, uint64_t tag, uint64_t call, unsigned long long address, uint64_t nbytes,
+/* A fork shares the rings, but not the counts of this process. */
+static int refuse_fork(Mailbox *box)
+{
+    if (box->pid != getpid())
+        PyErr_SetString(PyExc_RuntimeError, "this process is a fork of the one that has this mailbox");
+    return box->pid != getpid();
+}
+
+static Op *new_op(Mailbox *box, int peer, uint64_t tag, uint32_t call, unsigned long long address, uint64_t nbytes,
                   PyObject *keeps)
 {
+    if (refuse_fork(box))
+        return NULL;
     if (peer < -1 || peer >= box->size || (peer >= 0 && box->peers[peer].bells == NULL)) {
         PyErr_SetString(PyExc_ValueError, "there is no way to this peer");
         return NULL;
@@ -523,7 +804,7 @@ static Op *new_op(Mailbox *box, int peer, uint64_t tag, uint64_t call, unsigned 
     op->next = op->next_ended = NULL;
     op->keeps = Py_NewRef(keeps);
     op->bytes = nbytes ? (char *)(uintptr_t)address : op->head.site; /* memory of nothing may be NULL */
-    op->peer = peer, op->source = 0, op->moved = 0;
+    op->peer = peer, op->source = 0, op->begun = 0, op->refused = 0, op->moved = 0, op->number = 0;
     memset(&op->head, 0, sizeof op->head);
     op->head.tag = tag, op->head.call = call, op->head.nbytes = nbytes;
     atomic_init(&op->state, PENDING);
@@ -535,7 +816,8 @@ static PyObject *Mailbox_send(Mailbox *box, PyObject *const *args, Py_ssize_t co
     if (count != 7)
         return PyErr_Format(PyExc_TypeError, "send takes 7 arguments");
     int peer = (int)PyLong_AsLong(args[0]);
-    uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]), call = PyLong_AsUnsignedLongLongMask(args[2]);
+    uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]);
+    uint32_t call = (uint32_t)PyLong_AsUnsignedLongMask(args[2]);
     unsigned long long address = PyLong_AsUnsignedLongLong(args[4]);
     uint64_t nbytes = PyLong_AsUnsignedLongLong(args[5]);
     char *site;
@@ -549,14 +831,17 @@ static PyObject *Mailbox_send(Mailbox *box, PyObject *const *args, Py_ssize_t co
     memcpy(op->head.site, site, length < SITE_BYTES ? length : SITE_BYTES);
     Py_INCREF(op); /* as long as it is pending */
     Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&box->lock);
+    lock(box);
     Peer *to = &box->peers[peer];
-    append(&to->sends, op);
     box->pending++;
-    if (to->sends.first == op)
-        push(box, to);
-    attend(box);
-    pthread_mutex_unlock(&box->lock);
+    if (to->corrupt)
+        end(box, op, CORRUPT);
+    else {
+        append(&to->sends, op);
+        if (to->sends.first == op)
+            push(box, peer);
+    }
+    unlock(box);
     Py_END_ALLOW_THREADS
     release_ended(box);
     return (PyObject *)op;
@@ -577,12 +862,43 @@ static Early *early_for(Mailbox *box, Op *op, int *from)
     return NULL;
 }
 
+static void take_early(Mailbox *box, Op *op, int from, Early *early)
+{
+    Peer *peer = &box->peers[from];
+    int other = differs(op, from, &early->head);
+    if (early->head.kind == WHOLE && !other) {
+        early->op = op;
+        if (peer->early != early)
+            give_early(box, peer, early);
+        return;
+    }
+    if (early->head.kind == OFFER && peer->corrupt)
+        end(box, op, CORRUPT);
+    else if (early->head.kind == OFFER)
+        take_offer(peer, op, early->number, other);
+    else
+        end(box, op, MISMATCH);
+    if (peer->early == early)
+        peer->early = NULL; /* the rest of it goes nowhere */
+    drop_early(peer, early);
+}
+
+/* Return a peer that has written nonsense, if a receive may wait for it; else -1. */
+static int corrupt_peer(Mailbox *box, int peer)
+{
+    for (int i = 0; i < box->size; i++)
+        if (box->peers[i].corrupt && (peer < 0 || peer == i))
+            return i;
+    return -1;
+}
+
 static PyObject *Mailbox_receive(Mailbox *box, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 6)
         return PyErr_Format(PyExc_TypeError, "receive takes 6 arguments");
     int peer = (int)PyLong_AsLong(args[0]);
-    uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]), call = PyLong_AsUnsignedLongLongMask(args[2]);
+    uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]);
+    uint32_t call = (uint32_t)PyLong_AsUnsignedLongMask(args[2]);
     unsigned long long address = PyLong_AsUnsignedLongLong(args[3]);
     uint64_t nbytes = PyLong_AsUnsignedLongLong(args[4]);
     if (PyErr_Occurred())
@@ -592,23 +908,18 @@ static PyObject *Mailbox_receive(Mailbox *box, PyObject *const *args, Py_ssize_t
         return NULL;
     Py_INCREF(op);
     Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&box->lock);
+    lock(box);
     box->pending++;
     int from = -1;
     Early *early = early_for(box, op, &from);
-    if (early == NULL)
+    if (early != NULL)
+        take_early(box, op, from, early);
+    else if ((from = corrupt_peer(box, peer)) >= 0) {
+        op->source = from;
+        end(box, op, CORRUPT);
+    } else
         append(&box->receives, op);
-    else if (differs(box, op, from, &early->head)) {
-        if (box->peers[from].early == early)
-            box->peers[from].early = NULL; /* the rest of it goes nowhere */
-        drop_early(&box->peers[from], early);
-    } else {
-        early->op = op;
-        if (box->peers[from].early != early)
-            give_early(box, &box->peers[from], early);
-    }
-    attend(box);
-    pthread_mutex_unlock(&box->lock);
+    unlock(box);
     Py_END_ALLOW_THREADS
     release_ended(box);
     return (PyObject *)op;
@@ -632,15 +943,27 @@ static PyObject *Mailbox_wait(Mailbox *box, PyObject *const *args, Py_ssize_t co
     return PyLong_FromLong(atomic_load(&op->state));
 }
 
-/* Give an end up; False if a message is half written, which must go on. What is half read goes nowhere. */
+static int holds(const Queue *queue, const Op *op)
+{
+    const Op *held = queue->first;
+    while (held != NULL && held != op)
+        held = held->next;
+    return held != NULL;
+}
+
+/* Give an end up; False if a message is offered or half written, which must go on. What is half read goes nowhere. */
 static int withdraw(Mailbox *box, Op *op)
 {
     int found = take_out(&box->receives, op);
     for (int i = 0; !found && i < box->size; i++) {
         Peer *peer = &box->peers[i];
-        if (peer->sends.first == op && op->source)
+        if (holds(&peer->offered, op) || (op->begun && holds(&peer->sends, op)))
             return 0;
-        found = take_out(&peer->sends, op);
+        if (holds(&peer->asking, op)) {
+            op->refused = WITHDRAWN; /* it ends so when the sender can be told */
+            return 1;
+        }
+        found = take_out(&peer->sends, op) || take_out(&peer->asked, op);
         if (peer->op == op)
             peer->op = NULL, found = 1;
         if (peer->early != NULL && peer->early->op == op) {
@@ -661,12 +984,11 @@ static PyObject *Mailbox_withdraw(Mailbox *box, PyObject *given)
     if (box->pid != getpid())
         Py_RETURN_TRUE;
     Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&box->lock);
+    lock(box);
     gone = atomic_load(&((Op *)given)->state) != PENDING || withdraw(box, (Op *)given);
-    attend(box);
-    if (atomic_load(&box->bells->sleepers))
+    if (atomic_load(&box->sleepers))
         ring_threads(box->bells);
-    pthread_mutex_unlock(&box->lock);
+    unlock(box);
     Py_END_ALLOW_THREADS
     release_ended(box);
     return PyBool_FromLong(gone);
@@ -678,14 +1000,16 @@ static PyObject *Mailbox_lose(Mailbox *box, PyObject *given)
     long index = PyLong_AsLong(given);
     if (index < 0 || index >= box->size)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "there is no peer %ld", index);
+    if (refuse_fork(box))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&box->lock);
+    lock(box);
     Peer *peer = &box->peers[index];
-    for (Op *op; (op = peer->sends.first) != NULL; end(box, op, LOST))
-        take_out(&peer->sends, op);
-    if (atomic_load(&box->bells->sleepers))
+    end_all(box, &peer->sends, LOST);
+    end_all(box, &peer->offered, LOST);
+    if (atomic_load(&box->sleepers))
         ring_threads(box->bells);
-    pthread_mutex_unlock(&box->lock);
+    unlock(box);
     Py_END_ALLOW_THREADS
     release_ended(box);
     Py_RETURN_NONE;
@@ -693,17 +1017,40 @@ static PyObject *Mailbox_lose(Mailbox *box, PyObject *given)
 
 static PyObject *Mailbox_sending(Mailbox *box, PyObject *unused)
 {
-    PyObject *found = PyList_New(0);
-    pthread_mutex_lock(&box->lock);
+    if (refuse_fork(box))
+        return NULL;
+    char *sends = PyMem_Calloc(box->size ? box->size : 1, 1);
+    PyObject *found = sends != NULL ? PyList_New(0) : PyErr_NoMemory();
+    if (found != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        lock(box);
+        for (int i = 0; i < box->size; i++)
+            sends[i] = box->peers[i].sends.first != NULL || box->peers[i].offered.first != NULL;
+        unlock(box);
+        Py_END_ALLOW_THREADS
+    }
     for (int i = 0; found != NULL && i < box->size; i++)
-        if (box->peers[i].sends.first != NULL) {
+        if (sends[i]) {
             PyObject *index = PyLong_FromLong(i);
             if (index == NULL || PyList_Append(found, index) < 0)
                 Py_CLEAR(found);
             Py_XDECREF(index);
         }
-    pthread_mutex_unlock(&box->lock);
+    PyMem_Free(sends);
     return found;
+}
+
+/* Wake the spare thread, and wait until it has ended. */
+static void join_spare(Mailbox *box)
+{
+    struct timespec until;
+    do {
+        atomic_fetch_add(&box->bells->spare_bell, 1);
+        futex(&box->bells->spare_bell, FUTEX_WAKE, 1, NULL);
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += CLOSE_AGAIN_NS;
+        until.tv_sec += until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
+    } while (pthread_timedjoin_np(box->spare, NULL, &until) != 0);
 }
 
 static PyObject *Mailbox_close(Mailbox *box, PyObject *unused)
@@ -712,12 +1059,18 @@ static PyObject *Mailbox_close(Mailbox *box, PyObject *unused)
     if (box->spare_runs && box->pid == getpid()) {
         box->spare_runs = 0;
         Py_BEGIN_ALLOW_THREADS
-        atomic_fetch_add(&box->bells->spare_bell, 1);
-        futex(&box->bells->spare_bell, FUTEX_WAKE, 1, NULL);
-        pthread_join(box->spare, NULL);
+        join_spare(box);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
+}
+
+static void release_queue(Queue *queue)
+{
+    for (Op *op = queue->first, *next; op != NULL; op = next) {
+        next = op->next;
+        Py_DECREF(op);
+    }
 }
 
 static void Mailbox_dealloc(Mailbox *box)
@@ -726,16 +1079,13 @@ static void Mailbox_dealloc(Mailbox *box)
     if (box->pid == getpid()) {
         Py_XDECREF(Mailbox_close(box, NULL));
         release_ended(box);
-        for (Op *op = box->receives.first, *next; op != NULL; op = next) {
-            next = op->next;
-            Py_DECREF(op);
-        }
+        release_queue(&box->receives);
         for (int i = 0; i < box->size; i++) {
             Peer *peer = &box->peers[i];
-            for (Op *op = peer->sends.first, *next; op != NULL; op = next) {
-                next = op->next;
-                Py_DECREF(op);
-            }
+            release_queue(&peer->sends);
+            release_queue(&peer->offered);
+            release_queue(&peer->asking);
+            release_queue(&peer->asked);
             Py_XDECREF(peer->op);
             while (peer->first_early != NULL) {
                 Py_XDECREF(peer->first_early->op);
@@ -747,6 +1097,7 @@ static void Mailbox_dealloc(Mailbox *box)
         PyMem_Free(box->buffers);
         PyMem_Free(box->peers);
         pthread_mutex_destroy(&box->lock);
+        pthread_mutex_destroy(&box->next);
     }
     type->tp_free(box);
     Py_DECREF(type);
@@ -787,6 +1138,7 @@ static PyObject *Mailbox_new(PyTypeObject *type, PyObject *args, PyObject *names
         return NULL;
     box->pid = getpid();
     pthread_mutex_init(&box->lock, NULL);
+    pthread_mutex_init(&box->next, NULL);
     box->look_ns = (int64_t)(look_s * 1e9);
     int size = (int)PyList_GET_SIZE(peers);
     box->peers = PyMem_Calloc(size ? size : 1, sizeof(Peer));

@@ -5,6 +5,11 @@ a number of bytes with a tag and a call. It comes to the oldest receive of its t
 messages of one tag from one process stay in order. The call says what the bytes are: a receive that says another one
 fails. A thread that waits moves the bytes of all messages of its process; while none waits, a thread of the mailbox
 does. A ring of memory leads from each process to each other; a long message goes through it in pieces.
+
+A receiver keeps messages that arrive before their receives in bounded memory, so that they hold up no others: messages
+longer than a ring, and more than four rings of shorter ones, are offered, and their bytes are sent when a receive asks.
+A peer that writes nonsense into the shared memory ends all messages with it: their state is `CORRUPT`, of a receive the
+peer is its `source`.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ MAIL_BYTES = 1 << 20
 MAIL_LOOK_S = 20e-6
 
 # States of one end of a message, as `_mailbox.c` numbers them.
-PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY = range(6)
+PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT = range(7)
 
 # Before the end of a segment, each in a cache line of its own.
 _BELLS_AT, _ALLOWED_AT, _LINE_BYTES = -512, -448, 64
