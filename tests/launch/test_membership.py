@@ -200,6 +200,22 @@ def test_messages_that_nobody_reads_are_dropped_with_an_error(monkeypatch: pytes
     meet(2, main)
 
 
+def test_dropped_messages_are_reported_once() -> None:
+    async def main() -> None:
+        inbox = members._Inbox()
+        for _ in range(members.INBOX_LIMIT + 3):
+            inbox.put(Told(1, b""))
+        inbox.close()
+        for _ in range(members.INBOX_LIMIT):
+            await anext(inbox)
+        with pytest.raises(InboxFullError, match=r"^3 messages"):
+            await anext(inbox)
+        with pytest.raises(StopAsyncIteration):
+            await anext(inbox)
+
+    trio.run(main)
+
+
 def test_clocks_of_one_machine_are_one() -> None:
     found = {}
 

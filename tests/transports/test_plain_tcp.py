@@ -63,6 +63,20 @@ def test_it_keeps_the_contract(check: str) -> None:
     assert_kept(check, pair)
 
 
+def test_a_link_that_only_its_tasks_move_has_nothing_to_catch_up_with() -> None:
+    async def main() -> None:
+        async with pair() as (one, other):
+            starter = one.starter(1)
+            assert starter is not None
+            await other.send(0, 5, memoryview(b"12345678"))
+            assert starter.catch_up(1) is False
+            out = bytearray(8)
+            await one.recv_into(1, 5, out)
+            assert (bytes(out), starter.catch_up(1)) == (b"12345678", False)
+
+    trio.run(main)
+
+
 @pytest.mark.slow
 def test_it_carries_a_job_once_it_is_installed(tmp_path: Path) -> None:
     install(tmp_path, "plain", "plain_tcp:make", Path(plain_tcp.__file__).read_text())

@@ -296,6 +296,20 @@ def test_who_answers_but_lets_nobody_in_is_waited_for_longer(monkeypatch: pytest
     run(main)
 
 
+@pytest.mark.parametrize(("waited_s", "lost"), [(299.0, False), (300.0, True)])
+def test_who_answers_is_waited_for_as_long_as_a_deadlock_may_last(waited_s: float, lost: bool) -> None:
+    async def main() -> None:
+        world = ProxiedWorld(rails=1, watched=True, lasting=True)
+        async with world.open():
+            link = world.efas[0].links[1]
+            reconnection = world.efas[0]._reconnection
+            reconnection._unanswered_s[1] = 0.0
+            reconnection._judge_absence(link, waited_s)
+            assert (link.engine.gone is not None) is lost
+
+    run(main)
+
+
 def test_a_count_that_cannot_be_ends_the_process_that_claims_it() -> None:
     async def main() -> None:
         world = ProxiedWorld(rails=1, watched=True, lasting=True)

@@ -256,6 +256,24 @@ def test_eager_data_has_a_budget_which_comes_back_as_it_is_received() -> None:
         hear(engine, Kind.EAGER, [14, 1, 0, 5], b"x")
 
 
+@pytest.mark.parametrize(("nbytes", "leaves"), [(99, True), (100, True), (101, False)])
+def test_a_message_leaves_eagerly_up_to_the_limit_of_eager_ones(nbytes: int, leaves: bool) -> None:
+    limits = Limits(eager_bytes=100, chunk_bytes=1000, overhead_bytes=0)
+    assert (an_engine(limits).outgoing.eager(memoryview(bytes(nbytes))) is not None) is leaves
+    engine = an_engine(limits)
+    send(engine, 5, nbytes)
+    assert [kind for kind, _ in said(engine)] == [Kind.EAGER if leaves else Kind.OFFER]
+
+
+@pytest.mark.parametrize(("budget_bytes", "leaves"), [(149, False), (150, True)])
+def test_a_message_leaves_eagerly_up_to_the_budget(budget_bytes: int, leaves: bool) -> None:
+    limits = Limits(eager_bytes=100, chunk_bytes=1000, overhead_bytes=50, budget_bytes=budget_bytes)
+    assert (an_engine(limits).outgoing.eager(memoryview(bytes(100))) is not None) is leaves
+    engine = an_engine(limits)
+    send(engine, 5, 100)
+    assert [kind for kind, _ in said(engine)] == [Kind.EAGER if leaves else Kind.OFFER]
+
+
 def test_what_may_wait_and_what_may_be_early_is_bounded() -> None:
     limits = Limits(eager_bytes=100, chunk_bytes=100, waiting=3)
     engine = an_engine(limits)
