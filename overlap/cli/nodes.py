@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..launch.mpi import find_mpiexec
 from ..launch.nodeprocess import LaunchSpec
 from ..launch.processes import LaunchOutcome, launch
-from ..launch.verdict import card, culprit, exit_code, oom_kills
+from ..launch.verdict import INTERRUPTED, card, culprit, exit_code, oom_kills
 from ..notice import notify, say
 from ..processes.launchers import is_loopback
 from ..processes.place import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership
@@ -195,7 +195,8 @@ def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
         return 0
     silent = guilty.status is None or guilty.accuser is not None
     signs = _last_signs(guilty.pid, config) if silent else []
-    say("\n".join([*card(guilty, oom_kills=killed, signs=signs), ""]))
+    host = socket.gethostname() if config.node_rank is not None else ""
+    say("\n".join([*card(guilty, oom_kills=killed, signs=signs, host=host), ""]))
     return exit_code(guilty)
 
 
@@ -214,7 +215,7 @@ def _kept(outcome: LaunchOutcome) -> str:
 def _standings(outcome: LaunchOutcome) -> list[str]:
     """Return the state of the ranks at the interrupt, from the node that knows most of them."""
     told = [ending.status.text.splitlines() for ending in outcome.endings if ending.status]
-    lines = [[line for line in text if line.startswith("  ")] for text in told if text[:1] == ["overlap: interrupted"]]
+    lines = [[line for line in text if line.startswith("  ")] for text in told if text[:1] == [INTERRUPTED]]
     return max(lines, key=len, default=[])
 
 

@@ -21,6 +21,7 @@ CARD_LINES = 25  # of a failure on the terminal, at most
 CARD_COLUMNS = 2000  # characters of each of them, at most: some errors tell whole arrays in one line
 
 _CAUSE, _VICTIM, _STOPPED = range(3)  # how guilty, most first
+INTERRUPTED = "overlap: interrupted"  # the line of a process that a SIGINT has ended
 _OURS = "overlap: "  # what begins the line in which `overlap` itself says who failed, and how
 
 
@@ -86,7 +87,7 @@ def exit_code(ending: Ending) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = ()) -> list[str]:
+def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = (), host: str = "") -> list[str]:
     """Return the last words on the culprit, in at most 25 lines: its error; where that does not name the culprit, one
     more line; and its last signs of life.
 
@@ -94,15 +95,21 @@ def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = ()) -> li
         ending: Of the culprit.
         oom_kills: How many processes the kernel has killed for want of memory while the job ran, where it counts them.
         signs: The last signs of life of a process that did not say why it ended.
+        host: The machine, if the job has several.
     """
     status = (ending.accuser or ending).status
     told = status.text.splitlines() if status else list(ending.tail)
     spoke = status is not None or ending.returncode > 0  # what ended it after its last word is no news
+    interrupted = ending.accuser is None and spoke and headline(told) == INTERRUPTED
     said_all = ending.accuser is None and spoke and headline(told).startswith(_OURS)
-    if said_all and not ending.log:
+    if said_all and not ending.log and not interrupted:
         return _shortened(told, CARD_LINES)
-    last = f"{_OURS}{ending.name} {_how(ending, oom_kills)}"
+    how = "was interrupted by a SIGINT that its launcher had not sent" if interrupted else _how(ending, oom_kills)
+    last = f"{_OURS}{ending.name}{f' on {host}' if host else ''} {how}"
     last += f"; all it printed is in {ending.log}" if ending.log else ""
+    if interrupted:
+        at = list(told).index(INTERRUPTED)
+        return _shortened([*told[:at], last, *told[at + 1 :]], CARD_LINES)
     return [*_shortened(told, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
 
 

@@ -312,6 +312,16 @@ def test_a_signal_ends_the_nodes_in_peace(job, number, code, told):
 
 
 @pytest.mark.slow
+def test_a_signal_to_one_process_names_it(job):
+    one = job("print(os.getpid())\ntime.sleep(600)")
+    pids = {line.split()[1]: int(line.split()[2]) for line in one.lines(2)}
+    os.kill(pids["1]"], signal.SIGINT)
+    code, _, err = one.end()
+    named = f"overlap: node 1 (rank 1, pid {pids['1]']}) was interrupted by a SIGINT that its launcher had not sent"
+    assert (code, without_patience(err)) == (130, [named])
+
+
+@pytest.mark.slow
 def test_a_command_of_ours_says_itself_why_it_ends_what_it_has_started(job):
     one = job(WAIT, "--nnodes", "2", "--unannounced")
     one.lines(2)

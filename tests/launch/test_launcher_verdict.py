@@ -67,6 +67,17 @@ def test_who_is_ended_after_its_last_word_has_the_exit_code_that_it_was_about_to
     assert (hung.accuser, exit_code(hung)) == (accuser, 1)
 
 
+def test_a_process_that_somebody_has_interrupted_is_named():
+    text = "overlap: interrupted\n  rank 4 waits for rank 0\n  rank 5 computes\n"
+    one = ended(1, 130, Status(cause=True, text=text, code=130))
+    named = "overlap: node 1 (ranks 4-7, pid 77){} was interrupted by a SIGINT that its launcher had not sent{}"
+    details = ["  rank 4 waits for rank 0", "  rank 5 computes"]
+    assert card(one) == [named.format("", ""), *details]
+    assert card(one, host="trn-7") == [named.format(" on trn-7", ""), *details]
+    assert card(replace(one, log="out.log"))[0] == named.format("", "; all it printed is in out.log")
+    assert exit_code(one) == 130
+
+
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-2, 130), (-9, 137), (-15, 143)])
 def test_exit_codes_are_those_of_a_shell(returncode, code):
     assert exit_code(ended(0, returncode)) == code
