@@ -14,9 +14,11 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,10 +27,13 @@ from importlib.util import find_spec
 import trio
 
 from ..errors import UsageError
+from ..processes.silence import parent_of, stat_of
 from .lifeline import tie
 
 # How long mpiexec may take to start its stubs, of a few milliseconds each.
 _START_S = 60.0
+# How long a helper of MPI may be stopped, counted in looks: as long as a process that others wait for.
+STOPPED_S, LOOK_S = 15.0, 1.0
 # How long mpiexec may take to see that its stubs have gone; then it is killed.
 _LEAVE_S = 2.0
 _LONGEST_BYTES = 1 << 16
@@ -52,6 +57,41 @@ class Seat:
 
     descriptor: int  # The connection to the process manager, which the process inherits
     environ: Mapping[str, str]  # Variables in which the library looks for it
+    stub: trio.socket.SocketType  # The connection to its stub, which is readable once the stub has ended
+    pid: int  # Of the stub
+
+    async def lost(self) -> str:
+        """Wait until the stub has ended, or it or its parents stay stopped; return which, for people.
+
+        Its parents are the process manager of this machine and mpiexec, which MPI waits for when it starts and ends.
+        Stopped processes are counted in looks: the launcher may be stopped as well.
+        """
+        looks: Counter[int] = Counter()
+        helpers = {self.pid: "the helper", **dict.fromkeys(_parents(self.pid), "a process")}
+        while max(looks.values(), default=0) * LOOK_S < STOPPED_S:
+            with trio.move_on_after(LOOK_S):
+                await trio.lowlevel.wait_readable(self.stub)
+                return f"the helper of mpiexec (pid {self.pid}) that holds its place has ended"
+            looks = Counter({pid: looks[pid] + 1 for pid in helpers if _state(pid) == "T"})
+        pid = max(looks, key=looks.__getitem__)
+        return f"{helpers[pid]} of mpiexec (pid {pid}) has been stopped for {STOPPED_S:g} s, as SIGSTOP does"
+
+
+def _state(pid: int) -> str:
+    with suppress(OSError, IndexError):
+        return stat_of(pid)[0]
+    return ""
+
+
+def _parents(pid: int) -> list[int]:
+    """Return the parents of a process in its session, which mpiexec leads."""
+    found: list[int] = []
+    with suppress(OSError, IndexError):
+        session = os.getsid(pid)
+        while pid != session:
+            pid = parent_of(pid)
+            found.append(pid)
+    return found
 
 
 def find_mpiexec() -> str:
@@ -120,8 +160,10 @@ async def _seat(stub: trio.socket.SocketType) -> tuple[int, Seat]:
     await trio.lowlevel.wait_readable(stub)
     with socket.socket(fileno=os.dup(stub.fileno())) as connection:
         written, (descriptor,), *_ = socket.recv_fds(connection, _LONGEST_BYTES, 1)
-    told = json.loads(written)
-    return int(told["PMI_RANK"]), Seat(descriptor=descriptor, environ={**told, "PMI_FD": str(descriptor)})
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    told, (pid, _, _) = json.loads(written), struct.unpack("3i", credentials)
+    environ = {**told, "PMI_FD": str(descriptor)}
+    return int(told["PMI_RANK"]), Seat(descriptor=descriptor, environ=environ, stub=stub, pid=pid)
 
 
 class _Mpiexec:

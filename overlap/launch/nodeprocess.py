@@ -182,6 +182,10 @@ class NodeProcess:
             with suppress(ProcessLookupError, PermissionError):  # it is empty
                 os.killpg(self.process.pid, number)
 
+    def has_ended(self) -> bool:
+        """Whether it has ended, also if it has not been reaped."""
+        return self.process.returncode is not None or self._state() == "Z"
+
     def is_stopped(self) -> bool:
         """Whether it is stopped, as by SIGSTOP: it ends neither by itself nor when it is told to."""
         return self._state() == "T"

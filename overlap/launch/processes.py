@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import trio
 
-from ..errors import UsageError
+from ..errors import OverlapError, UsageError
 from ..processes.secret import hand_over
 from ..signals import ASKING
 from .binding import kept_to, shares_here
-from .mpi import Seat, seats
+from .mpi import LOOK_S, STOPPED_S, Seat, seats
 from .nodeprocess import LaunchSpec, NodeProcess
 from .output import Log, Screen
 from .verdict import Ending
@@ -27,9 +27,6 @@ SEARCH_S = 5.0
 PATIENCE_S = 1.0
 # How long a process may stand still while others wait for it to join, before the user is told.
 SUSPECT_S = 5.0
-# How long a process may be stopped while others wait for it that cannot see that: as long as a member may be silent
-# (`silence.Patience`). Looked at so often, and counted in looks: a launcher may be stopped as well.
-STOPPED_S, LOOK_S = 15.0, 1.0
 # How many graces more a process may get that is kept from running by others: at load 30 on two cores it runs for a
 # fifteenth of the time, and nobody waits for longer than some minutes.
 _MOST_QUEUED = 14
@@ -58,6 +55,7 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
         UsageError: If the system lets no more processes be started; those that were are ended.
         OSError: If the reader of the output has left.
         OutputError: If output cannot be written.
+        OverlapError: If a helper of MPI has ended or stays stopped.
     """
     if what.mpiexec is None:
         return await _launched(what, {}, process)
@@ -69,7 +67,7 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
     """Do what `launch` does, with the seats in an MPI job by node."""
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*handled) as signals, ExitStack() as kept:
-        watch = _Watch(what)
+        watch = _Watch(what, taken)
         try:
             secret = hand_over(what.secret)
             kept.callback(os.close, secret)
@@ -93,6 +91,8 @@ async def _launched(what: LaunchSpec, taken: Mapping[int, Seat], process: Callab
                 for member in watch.members:
                     await member.reaped()
                     member.close()
+    if watch.lost is not None:
+        raise OverlapError(f"--transport mpi: {watch.lost}, so MPI cannot go on; the job was ended")
     return LaunchOutcome(endings=[member.ending() for member in watch.ended], asked=watch.asked)
 
 
@@ -105,7 +105,9 @@ def _cores(what: LaunchSpec) -> Sequence[frozenset[int]]:
 class _Watch:
     """Watch over the processes while they run."""
 
-    def __init__(self, what: LaunchSpec) -> None:
+    def __init__(self, what: LaunchSpec, taken: Mapping[int, Seat]) -> None:
+        self.lost: str | None = None  # the helper of MPI whose loss ended the job
+        self._taken = taken
         self.members: list[NodeProcess] = []
         self.ended: list[NodeProcess] = []  # in the order in which they did
         self.asked: signal.Signals | None = None
@@ -120,6 +122,8 @@ class _Watch:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._obey, signals)
             self._nursery.start_soon(self._watch_for_standstill)
+            for node, seat in self._taken.items():
+                self._nursery.start_soon(self._watch_helper, node, seat)
             async with trio.open_nursery() as lives:
                 for member in self.members:
                     lives.start_soon(self._live, member)
@@ -139,6 +143,17 @@ class _Watch:
             if returncode != 0 or member.vanished():
                 self._failed(member)
             self._look_for_the_missing()
+
+    async def _watch_helper(self, node: int, seat: Seat) -> None:
+        """End the job if a helper of MPI is lost while all processes run: it would seem to be the fault of one of them.
+
+        MPI ends the helpers itself once a process has ended.
+        """
+        lost = await seat.lost()
+        if not self._ending and self.asked is None and not any(member.has_ended() for member in self.members):
+            self._ending, self.lost = True, f"node {node}: {lost}"
+            self._stop(signal.SIGTERM)
+            await self._kill_late()
 
     def _hear(self) -> None:
         """Act on the news that a process has come to a world."""

@@ -71,9 +71,19 @@ def state_of(name: str) -> ProcessState:
 
 
 def stat_of(pid: int) -> tuple[str, str]:
-    """Return the state of a process as a letter, and when it began; proc(5) tells where, counted after its name."""
-    fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    """Return the state of a process as a letter, and when it began."""
+    fields = _fields_of(pid)
     return fields[0], fields[19]
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process."""
+    return int(_fields_of(pid)[1])
+
+
+def _fields_of(pid: int) -> list[str]:
+    """Return the fields of a process that come after its name: proc(5)."""
+    return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def queued_ns(pid: int) -> int:

@@ -1,6 +1,7 @@
 """Seats in an MPI job, with a command that starts processes as mpiexec does."""
 
 import os
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import trio
 from overlap.errors import UsageError
 from overlap.launch import mpi
 from overlap.launch.mpi import seats
+from overlap.processes.silence import parent_of
 
 # Starts the given number of processes, the last rank first, with a pipe each as the process manager has; says what
 # each exit code is when all have ended.
@@ -78,6 +80,39 @@ def test_an_mpiexec_that_stays_is_killed_when_the_launch_is_given_up(tmp_path: P
     trio.run(main)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+def test_a_stub_that_is_killed_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with seats(command(tmp_path, MPIEXEC), 2, {**os.environ, "ENDED": str(tmp_path / "ended")}) as taken:
+            os.kill(taken[1].pid, signal.SIGKILL)
+            assert await taken[1].lost() == (
+                f"the helper of mpiexec (pid {taken[1].pid}) that holds its place has ended"
+            )
+            with trio.move_on_after(0) as scope:
+                await taken[0].lost()
+            assert scope.cancelled_caught
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("parents", [0, 1])
+def test_a_helper_that_stays_stopped_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parents: int) -> None:
+    monkeypatch.setattr(mpi, "LOOK_S", 0.01)
+    monkeypatch.setattr(mpi, "STOPPED_S", 0.05)
+
+    async def main() -> None:
+        async with seats(command(tmp_path, MPIEXEC), 1, {**os.environ, "ENDED": str(tmp_path / "ended")}) as taken:
+            pid = parent_of(taken[0].pid) if parents else taken[0].pid
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                lost = await taken[0].lost()
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            name = "a process" if parents else "the helper"
+            assert lost == f"{name} of mpiexec (pid {pid}) has been stopped for 0.05 s, as SIGSTOP does"
+
+    trio.run(main)
 
 
 async def cancel_once(path: Path, scope: trio.CancelScope) -> None:

@@ -491,6 +491,36 @@ def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: i
     assert sorted(line.partition("] ")[2] or line for line in run.stdout.splitlines()) == results(4, each)
 
 
+KILLS_A_HELPER = """
+import os, time
+from pathlib import Path
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+if os.environ["OVERLAP_NODE_RANK"] == "1":
+    (mpiexec,) = [pid for pid in children(os.getppid()) if b"mpiexec" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (manager,) = children(mpiexec)
+    os.kill(children(manager)[0], 9)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
+def test_a_helper_of_mpi_that_is_killed_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(KILLS_A_HELPER)
+    run = launched(tmp_path, script, "--transport", "mpi", "--nnodes", "2")
+    assert run.returncode == 1
+    assert re.search(
+        r"^overlap: --transport mpi: node [01]: the helper of mpiexec \(pid \d+\) that holds its place has ended, so "
+        r"MPI cannot go on; the job was ended$",
+        run.stderr,
+        re.M,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
 def test_a_failure_under_mpi_ends_all(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ COMPILER = shutil.which("gcc")
 DELAYS = ["-include", str(_FOLDER / "mailbox_delays.h")]
 
 # Name, the library that a program must load first, its settings, and the commands that run under it. The fuzzer, and
-# some tests, access shared memory without any order, as a faulty peer does; the sanitizer for threads would report that.
+# some tests, access shared memory without any order, as a faulty peer does; the one for threads would report that.
 _SANITIZERS = [
     (
         "address,undefined",
