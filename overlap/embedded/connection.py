@@ -222,7 +222,7 @@ class Connection:
             self._thread.join()
             raise self._failure
         keep(self)
-        atexit.register(_at_exit, weakref.ref(self))
+        atexit.register(_at_exit, weakref.ref(self), _last_error())
 
     def _run(self) -> None:
         try:
@@ -257,13 +257,23 @@ class Connection:
             await self._world.deliver()
 
 
-def _at_exit(connection: weakref.ref[Connection]) -> None:
-    """End a connection that the program has left open; if it ends with an error, the other ranks hear of it."""
+def _last_error() -> BaseException | None:
+    """Return the last error that nobody has caught."""
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def _at_exit(connection: weakref.ref[Connection], before: BaseException | None) -> None:
+    """End a connection that the program has left open; if the program ends with an error, fail with it.
+
+    Args:
+        connection: The connection.
+        before: The last error when the connection began. At an interactive prompt a program goes on after errors.
+    """
     open_still = connection()
     if open_still is None:
         return
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is not None:
+    error = _last_error()
+    if error is not None and error is not before and not hasattr(sys, "ps1"):
         open_still.fail(error)
         return
     with suppress(OverlapError):  # waiting threads have been given the error

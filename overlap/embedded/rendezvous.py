@@ -86,13 +86,20 @@ def through_store(
         JoinError: If what is in the store cannot be meant.
     """
     turn = _turn("store", job, rank, size)
+    try:
+        if rank:
+            ask = f"{secrets.token_hex(8)} {machine_name()}"
+            store.set(ask_key(job, rank, turn), ask.encode())
+            key = answer_key(job, rank, ask, turn)
+            answer = store.get(key)
+        else:
+            asks = {other: bytes(store.get(ask_key(job, other, turn))).decode() for other in range(1, size)}
+    except BaseException:
+        _turns["store", job, rank, size] -= 1  # nobody was met: the next attempt asks where the others wait
+        raise
     if rank:
-        ask = f"{secrets.token_hex(8)} {machine_name()}"
-        store.set(ask_key(job, rank, turn), ask.encode())
-        key = answer_key(job, rank, ask, turn)
-        yield _read(store.get(key), key, rank, size, secret)
+        yield _read(answer, key, rank, size, secret)
         return
-    asks = {other: bytes(store.get(ask_key(job, other, turn))).decode() for other in range(1, size)}
     machines = [machine_name(), *(ask.partition(" ")[2] for ask in asks.values())]
     address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward())
     listener = _listening(address)

@@ -157,7 +157,8 @@ class ControlLink:
         while self._outbox and len(bite) < _BITE_BYTES:
             bite += self._outbox.popleft()
         await self.stream.send_all(bite)
-        self._unsent_bytes -= len(bite)
+        if self._unsent_bytes:  # otherwise the connection has broken in the meantime
+            self._unsent_bytes -= len(bite)
         if not self._unsent_bytes:
             self._emptied.set()
             self._emptied = trio.Event()

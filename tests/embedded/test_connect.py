@@ -78,6 +78,22 @@ def test_processes_meet_in_a_store_that_holds_an_earlier_attempt(first: int, mon
     assert in_threads(lambda rank: live(rank, 1), 2) == [2, 2]
 
 
+@pytest.mark.parametrize("gives_up", [0, 1])
+def test_ranks_meet_after_one_of_them_found_nobody(gives_up: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    monkeypatch.setattr(rendezvous, "_turns", Counter())
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "get", lambda key: {}[key])  # nobody sets it in time
+        with pytest.raises(KeyError):
+            overlap.connect(gives_up, 2, store=store)
+
+    def live(rank: int) -> int:
+        with overlap.connect(rank, 2, store=store) as world:
+            return int(world.rank.all_reduce(np.array([1])).result(TIMEOUT_S)[0])
+
+    assert in_threads(live, 2) == [2, 2]
+
+
 def test_one_rank_is_a_world() -> None:
     with overlap.connect(0, 1) as world:
         assert world.rank.all_reduce(np.arange(3)).result(TIMEOUT_S).tolist() == [0, 1, 2]

@@ -7,6 +7,7 @@
 #   memory_link  the link to another process: packets that name a message, and reading it where it lies
 #   slots        memory for long messages between processes that may not read each other's memory
 #   board        the rows in which the ranks of a group post their progress
+#   memory_limit the memory of the machine or the container
 #   mailbox      messages that the calling threads carry, in compiled code: _mailbox.c
 #   waiting      looking for a moment, sleeping, and ringing sleepers
 #   segment      memory that several processes map, and the pieces of it that are lent

@@ -22,6 +22,7 @@ from transports.handshake import HandshakeError
 from transports.identity import Hello
 from transports.meeting import Door, Meeting, Place
 from transports.shared_memory.mailbox import BUILT, MAIL_BYTES, allow_mail
+from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.memory_link import Peer
 from transports.shared_memory.peer_memory import address_of, allow, read
 from transports.shared_memory.ring import RING_BYTES
@@ -142,8 +143,7 @@ class Joining:
 
     def _make_segment(self) -> Segment:
         """Make this process's segment; where the limit leaves no room, the smallest useful one."""
-        half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-        limit = self._limit_bytes if self._limit_bytes is not None else half // self.members
+        limit = self._limit_bytes if self._limit_bytes is not None else memory_bytes() // 2 // self.members
         return Segment.make(max(limit // SLOT_BYTES * SLOT_BYTES, reserved(self.members) + SLOT_BYTES))
 
     # -- both sides ---------------------------------------------------------------------------------------------------

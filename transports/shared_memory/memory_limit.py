@@ -1,0 +1,37 @@
+"""The memory that processes here may use: of the machine, or of their container."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Return the smallest limit of the control groups of this process, at most the memory of the machine.
+
+    A limit of a group holds for the groups below it. A container may see its own group as the root, or under the path
+    that it has outside, which does not exist inside: so each part of the path is tried.
+
+    Args:
+        root: Above `proc` and `sys`; for tests.
+    """
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    groups = root / "sys/fs/cgroup"
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:  # version 2
+                limits += _limits(groups, path, "memory.max")
+            elif "memory" in controllers.split(","):
+                limits += _limits(groups / "memory", path, "memory.limit_in_bytes")
+    return min(limits)
+
+
+def _limits(mount: Path, path: str, name: str) -> list[int]:
+    inside = PurePosixPath(path.lstrip("/"))
+    found: list[int] = []
+    for group in (inside, *inside.parents):
+        with suppress(OSError, ValueError):  # "max" is no number
+            found.append(int((mount / group / name).read_text()))
+    return found
