@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -73,7 +71,7 @@ class _Shared(Bucket):
             self._resize(self.whole.numel() * self.whole.element_size())
             for parameter, view in zip(self.parameters, self.views(self.whole), strict=True):
                 parameter.data = view
-        return self._array()
+        return view_of(self.whole)
 
     def _resize(self, n_bytes: int) -> None:
         """Give the whole so much memory."""
@@ -81,11 +79,6 @@ class _Shared(Bucket):
         # has no public way to change their memory without a new version, which that pass would refuse.
         with torch.autograd._unsafe_preserve_version_counter(self.whole):
             self.whole.untyped_storage().resize_(n_bytes)
-
-    def _array(self) -> Array:
-        """Return the whole as an array that does not keep torch from taking its memory back, as `numpy()` would."""
-        memory = (ctypes.c_char * (self.whole.numel() * self.whole.element_size())).from_address(self.whole.data_ptr())
-        return np.frombuffer(memory, self.dtype)
 
 
 class Sharded(TrainedModule[_Shared]):

@@ -5,27 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import torch
 
 from ..runtime.mail import NUMBERS
+from ..runtime.memory.foreign import tensor_array
 from .errors import CallError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-
-# Types that numpy lacks travel as the types of ml_dtypes of that name: torch gives the bits away as integers.
-_NARROW = {
-    getattr(torch, name): (torch.int16 if np.dtype(kind).itemsize == 2 else torch.uint8, np.dtype(kind))
-    for name, kind in (
-        ("bfloat16", ml_dtypes.bfloat16),
-        ("float8_e4m3fn", ml_dtypes.float8_e4m3fn),
-        ("float8_e4m3fnuz", ml_dtypes.float8_e4m3fnuz),
-        ("float8_e5m2", ml_dtypes.float8_e5m2),
-        ("float8_e5m2fnuz", ml_dtypes.float8_e5m2fnuz),
-    )
-    if hasattr(torch, name)
-}
 
 
 def view_of(tensor: torch.Tensor) -> Array:
@@ -34,13 +21,9 @@ def view_of(tensor: torch.Tensor) -> Array:
     Raises:
         CallError: If the memory is not that of plain numbers on the CPU; says what to pass instead.
     """
-    narrow = _NARROW.get(tensor.dtype)
     try:
-        if narrow is None:
-            return tensor.detach().numpy()  # type: ignore[no-any-return]
-        bits, kind = narrow
-        return tensor.detach().view(bits).numpy().view(kind)  # type: ignore[no-any-return]
-    except (TypeError, RuntimeError, ValueError) as error:
+        return tensor_array(tensor)
+    except (TypeError, RuntimeError) as error:
         raise CallError(_hint(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}") from None
 
 

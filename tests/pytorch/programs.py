@@ -32,6 +32,10 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4) -
 
 
 def _weights(model: nn.Module) -> Result:
+    for parameter in model.parameters():
+        for tensor in (parameter, parameter.grad):
+            if tensor is not None:
+                tensor.untyped_storage().resize_(tensor.untyped_storage().nbytes())  # raises where it is fixed
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
@@ -89,6 +93,53 @@ def fsdp2() -> Result:
     fully_shard(model, mesh=mesh)
     _train(model, torch.optim.Adam(model.parameters(), 0.01))
     return [parameter.full_tensor() for parameter in model.parameters()]  # type: ignore[attr-defined]
+
+
+def _fsdp1(strategy: str) -> Result:
+    """FullyShardedDataParallel, which resizes the storages of weights and gradients between their uses."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    model = FullyShardedDataParallel(
+        _model(),
+        sharding_strategy=ShardingStrategy[strategy],
+        auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+    )
+    _train(model, torch.optim.Adam(model.parameters(), 0.01))
+    with FullyShardedDataParallel.summon_full_params(model):
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def fsdp1_full_shard() -> Result:
+    """FullyShardedDataParallel that shares out weights, gradients and optimizer state."""
+    return _fsdp1("FULL_SHARD")
+
+
+def fsdp1_shard_grad_op() -> Result:
+    """FullyShardedDataParallel that shares out gradients and optimizer state."""
+    return _fsdp1("SHARD_GRAD_OP")
+
+
+def fsdp1_no_shard() -> Result:
+    """FullyShardedDataParallel that shares out nothing, and averages gradients."""
+    return _fsdp1("NO_SHARD")
+
+
+def post_local_sgd() -> Result:
+    """DistributedDataParallel that averages gradients for two steps, and weights in every second step after them."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    model = nn.parallel.DistributedDataParallel(_model(dist.get_rank()))
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    state = post_local.PostLocalSGDState(None, alone, start_localSGD_iter=2, post_local_gradient_allreduce=False)
+    model.register_comm_hook(state, post_local.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=2, warmup_steps=2)
+    _train(model, PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), 0.01), averager), steps=6)
+    return _weights(model)
 
 
 def zero_redundancy() -> Result:
@@ -165,8 +216,8 @@ def narrow_types() -> Result:
 PROGRAMS: dict[str, Callable[[], Any]] = {
     program.__name__: program
     for program in (
-        ddp, ddp_float16_hook, ddp_float16_in_cpp, ddp_compiled, ddp_power_sgd,
-        fsdp2, zero_redundancy, tensor_parallel, pipeline, functional,
-        narrow_types,
+        ddp, ddp_float16_hook, ddp_float16_in_cpp, ddp_compiled, ddp_power_sgd, post_local_sgd,
+        fsdp1_full_shard, fsdp1_shard_grad_op, fsdp1_no_shard, fsdp2, zero_redundancy, tensor_parallel, pipeline,
+        functional, narrow_types,
     )
 }  # fmt: skip

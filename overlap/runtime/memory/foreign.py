@@ -7,10 +7,15 @@ protocols.
 Such objects cannot be made read-only while they are in flight. A tensor counts its changes: one that was changed while
 an operation read it makes this operation fail. A `bytearray` or an `array.array` cannot be resized meanwhile. What is
 written to other objects meanwhile may or may not be sent, as through views of an array.
+
+A tensor can do afterwards what it could do before. `Tensor.numpy()` would fix the size of its storage for good, and
+FSDP resizes storages between their uses; arrays from DLPack are read-only for the oldest versions of numpy and torch.
+So an array of a tensor is made from its address. As with gloo, a storage that is resized in flight is freed memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -107,19 +112,79 @@ def _torch_of(value: object) -> Any:  # a module, which is not imported here
 
 
 def _tensor_array(value: object, torch: Any, argument: str) -> Array:
-    tensor: Any = value
-    hint = _hint(tensor, torch)
+    hint = _hint(value, torch)
     if hint is not None:
         raise UsageError(f"{argument}: cannot use the memory of this {type(value).__name__}: {hint}")
     try:
-        narrow = _narrow(str(tensor.dtype).removeprefix("torch."))
-        if narrow is None:
-            return np.asarray(tensor.numpy())
-        # numpy does not know the type, so neither DLPack nor torch hand it over; the bits they do.
-        bits = torch.int16 if narrow.itemsize == 2 else torch.uint8
-        return np.asarray(tensor.view(bits).numpy()).view(narrow)
-    except (TypeError, RuntimeError, ValueError) as error:
+        return tensor_array(value)
+    except (TypeError, RuntimeError) as error:
         raise UsageError(f"{argument}: cannot use the memory of this {type(value).__name__}: {error}") from error
+
+
+class _TensorMemory(ctypes.c_char * sys.maxsize):  # type: ignore[misc]
+    """Memory from the address of a tensor on, as the base of an array; the array knows how long it is.
+
+    Attributes:
+        storage: Storage of the tensor, which lives as long as the array. The tensor itself may get another one.
+    """
+
+    __slots__ = ("storage",)
+
+
+_memory_at = _TensorMemory.from_address  # looked up once: half the time
+
+
+def tensor_array(tensor: Any) -> Array:
+    """Return an array that is the memory of a CPU tensor of torch, with its shape and strides.
+
+    Whether gradients are tracked does not matter. The array keeps the storage alive, and leaves it resizable.
+
+    Cost: 1.2 us on the calling thread for a contiguous tensor of a dtype that was seen before; `numpy()` takes 1.3 us.
+
+    Raises:
+        TypeError: If the tensor has no memory of plain numbers on the CPU; says why.
+        RuntimeError: If torch refuses to say where it is.
+    """
+    dtype = _dtypes.get(tensor.dtype) or _dtype_of(tensor)
+    address = tensor.data_ptr()
+    if not address or not tensor.is_cpu or tensor.is_neg() or (dtype.kind == "c" and tensor.is_conj()):
+        return _array_without_address(tensor, dtype)
+    memory = _memory_at(address)
+    memory.storage = tensor.untyped_storage()
+    if tensor.is_contiguous():
+        return np.ndarray(tensor.shape, dtype, memory)
+    return np.ndarray(tensor.shape, dtype, memory, 0, [step * dtype.itemsize for step in tensor.stride()])
+
+
+def _array_without_address(tensor: Any, dtype: np.dtype[np.generic]) -> Array:
+    """Return the array of a tensor that is empty, or a result that torch still waits for; else raise `TypeError`."""
+    if not tensor.is_cpu:
+        raise TypeError(f"it is on {tensor.device}")
+    if tensor.is_neg() or tensor.is_conj():
+        raise TypeError("it is a lazy conjugate or negative")
+    functional = sys.modules.get("torch.distributed._functional_collectives")
+    if functional is not None and isinstance(tensor, functional.AsyncCollectiveTensor):
+        return tensor_array(tensor.wait())
+    if tensor.numel() > 0:
+        raise TypeError("it has no memory of its own: its storage was freed, or it wraps other tensors")
+    return np.empty(tensor.shape, dtype)
+
+
+_dtypes: dict[object, np.dtype[np.generic]] = {}  # by dtype of torch
+
+_SAME_NAMES = {
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+    "float16", "float32", "float64", "complex64", "complex128",
+}  # fmt: skip
+
+
+def _dtype_of(tensor: Any) -> np.dtype[np.generic]:
+    """Return the dtype of numpy or ml_dtypes that a tensor has, and keep it for the next one."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = np.dtype(name) if name in _SAME_NAMES else _narrow(name)
+    if dtype is None:
+        raise TypeError(f"numpy has no dtype for {tensor.dtype}")
+    return _dtypes.setdefault(tensor.dtype, dtype)
 
 
 def _hint(tensor: Any, torch: Any) -> str | None:
