@@ -72,11 +72,16 @@ class Parts:
         return data
 
     def found(self) -> dict[Save, dict[int, set[int]]]:
-        """Return of each save the ranks whose parts are seen here, by how many ranks there were."""
+        """Return the ranks of each save whose parts are files here, by the number of ranks that saved.
+
+        Pipes, sockets, devices, folders and links that lead to no file are passed over: a pipe could not even be opened
+        without a writer.
+        """
         saves: dict[Save, dict[int, set[int]]] = {}
         for save, folder in self._folders():
             for name in _names(folder):
-                if part := _FILE.fullmatch(name):
+                part = _FILE.fullmatch(name)
+                if part is not None and os.path.isfile(folder / name):
                     rank, ranks = map(int, part.groups())
                     saves.setdefault(save, {}).setdefault(ranks, set()).add(rank)
         return saves
@@ -98,7 +103,8 @@ class Parts:
 
     def _folders(self) -> list[tuple[Save, Path]]:
         matches = [(name, _FOLDER.fullmatch(name)) for name in _names(self.folder)]
-        return [(Save(int(m[1]), int(m[2], 16)), self.folder / name) for name, m in matches if m is not None]
+        folders = [(Save(int(m[1]), int(m[2], 16)), self.folder / name) for name, m in matches if m is not None]
+        return [(save, folder) for save, folder in folders if os.path.isdir(folder)]
 
     def _path(self, save: Save, rank: int, ranks: int) -> Path:
         return self.folder / _name(save) / f"part-{rank}-of-{ranks}.state"

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 
 import numpy as np
 import pytest
@@ -69,6 +70,37 @@ def test_parts_of_two_attempts_are_never_mixed(folder):
     for rank in (0, 1):
         Parts(folder).write(Save(2, 1000 + rank), rank, 2, [b"of another attempt"])
     assert in_world(latest) == [(1, 2, [10, 10, 10]), (1, 2, [11, 11, 11])]
+
+
+def listen(name):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(name)
+
+
+@pytest.mark.parametrize("place", ["part", "folder"])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder", "link to nothing", "link to itself"])
+def test_a_name_that_is_no_file_is_passed_over(folder, kind, place, monkeypatch):
+    in_world(saves, [1, 2])
+    (newest,) = folder.glob("step-000000000002-*")
+    path = newest / "part-1-of-2.state"
+    if place == "folder":
+        shutil.rmtree(newest)
+        path = newest
+    else:
+        path.unlink()
+    monkeypatch.chdir(path.parent)  # the name of a socket has at most 107 bytes
+    make = {
+        "pipe": os.mkfifo,
+        "socket": listen,
+        "device": lambda name: os.symlink("/dev/zero", name),
+        "folder": os.mkdir,
+        "link to nothing": lambda name: os.symlink("nothing", name),
+        "link to itself": lambda name: os.symlink(name, name),
+    }
+    make[kind](path.name)
+    assert in_world(latest) == [(1, 2, [10, 10, 10]), (1, 2, [11, 11, 11])]
+    in_world(saves, [3, 4])
+    assert in_world(latest) == [(4, 2, [40, 40, 40]), (4, 2, [41, 41, 41])]
 
 
 def test_what_a_killed_attempt_has_left_is_removed_by_the_next_save(folder):
