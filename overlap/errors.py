@@ -6,15 +6,18 @@
      +- UsageError               the caller's arguments; raised at the call, names the argument and both values
      +- NonFiniteError           a rank that would have sent a NaN or an infinity, where `run(check="nan")` asks
      +- CollectiveMismatchError  ranks that disagree about one collective; raised on every rank of the group
+     +- ReplicaError             ranks whose weights should be equal, and are not
      +- PeerError                another rank is the culprit (`culprit` says which)
      |   +- PeerFailedError      it raised
+     |   +- GroupAbortedError    it aborted the group
      |   +- RankLeftError        it finished while others still wait for it
      |   +- PeerLostError        its process is gone or silent
      +- RemoteError              the error of a rank of another process, as text
      +- RankFailedError          raised by `overlap.run`: the first culprit, its error, and its unfinished operations
      +- StallError               it takes too long, or never ends; says which rank waits for which
+     +- DeadlineError            an operation that has not ended within its `timeout_s`
      +- ScheduleError            a schedule that does not compute its collective; it is never run
-     +- JoinError, ListenError, MemberLostError, InboxFullError, OutboxFullError
+     +- JoinError, ListenError, MemberLostError, InboxFullError
                                  processes that do not come together, or are lost (`overlap.processes`)
 
 and a warning: TraceWarning, a timeline could not be written; the results stand.

@@ -292,6 +292,18 @@ def declared(kind: ast.ClassDef) -> set[str]:
     return named
 
 
+def test_the_tree_of_errors_has_every_error() -> None:
+    """Those of `overlap.errors`, and of others only errors that are there."""
+    errors = (ROOT / "overlap" / "errors.py").read_text()
+    drawn = set(re.findall(r"\w+(?:Error|Warning)\b", errors.split('"""')[1]))
+    here = set(_ERRORS.findall(errors))
+    pages = (ROOT / "overlap" / "processes").glob("*.py")
+    assert here <= drawn <= here.union(*(_ERRORS.findall(page.read_text()) for page in pages))
+
+
+_ERRORS = re.compile(r"^class (\w+(?:Error|Warning))\b", re.MULTILINE)
+
+
 def test_public_attributes_have_a_declared_type() -> None:
     """Few have none, of which type checkers may infer different types; mypy asks for all other annotations.
 

@@ -16,7 +16,7 @@ from ..flight.reading import CallWords, RankTable, Record
 from .figures import Place, WorldFigures, figures
 
 MOST_SHARE = 0.01
-"""Of one processor: a look that takes longer is followed by a longer pause."""
+"""Of one processor: a sample that takes longer is followed by a longer pause."""
 
 _NS = 10**9
 
@@ -28,7 +28,7 @@ class WorldSnapshot:
     now_ns: int  # When
     # Where each is, its ranks and its calls.
     processes: Sequence[tuple[Place, Sequence[RankTable], Mapping[int, CallWords]]]
-    pause_s: float = 0.0  # How long to wait before the next look at least
+    pause_s: float = 0.0  # Least time until the next snapshot
 
 
 class World(Protocol):
@@ -59,11 +59,11 @@ class World(Protocol):
         """Whether it runs."""
 
     def snapshot(self) -> WorldSnapshot:
-        """WorldSnapshot at it once."""
+        """Return the work of its ranks at this moment."""
 
 
 class Sampler:
-    """Sampler at a world.
+    """Figures of a world, one sample after another, each of the time since the last.
 
     Args:
         world: The world.
@@ -140,13 +140,13 @@ class RunningWorld:
         return any(os.path.exists(each.path) and not each.has_ended and _runs(each) for each in self.processes)
 
     def snapshot(self) -> WorldSnapshot:
-        """WorldSnapshot at it once."""
+        """Return the work of its ranks at this moment."""
         now_ns = time_ns()
         seen = [((each.about.host, number), each.ranks(), each.calls) for number, each in enumerate(self.processes)]
         return WorldSnapshot(now_ns=now_ns, processes=seen)
 
     def close(self) -> None:
-        """WorldSnapshot no longer."""
+        """Close the records of its processes."""
         for each in self.processes:
             each.close()
 
