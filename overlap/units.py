@@ -93,18 +93,23 @@ def wrapped(text: str, width: int = 80, *, first: str = "", rest: str = "") -> l
 
 
 def columns(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, width: float = math.inf, words: Sequence[int] = ()
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: float = math.inf,
+    words: Sequence[int] = (),
+    whole: Sequence[int] = (),
 ) -> list[str]:
     """Return the lines of a table: the columns `words` are text and stand to the left, figures to the right.
 
-    Where the table is wider than `width`, text is cut as far as allowed; then columns of figures at the end are left
-    out until the rest fits.
+    Where the table is wider than `width`, text is cut as far as allowed, but for the columns `whole`; then columns of
+    figures at the end are left out until the rest fits.
     """
     table = [list(heads), *map(list, rows)]
     shown = list(range(len(heads)))
     wide = [max(len(row[at]) for row in table) for at in shown]
     while sum(wide[at] for at in shown) + 2 * (len(shown) - 1) > width:
-        longest = max(words, key=lambda at: wide[at], default=None)
+        longest = max(set(words) - set(whole), key=lambda at: wide[at], default=None)
         if longest is not None and wide[longest] > _LEAST_CUT:
             wide[longest] -= 1
         elif figures := [at for at in shown[1:] if at not in words]:

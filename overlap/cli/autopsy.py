@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from ..errors import UsageError
-from ..flight.autopsy import MOST_ROWS, newest_world, table, verdict
-from ..flight.folder import ENDING, default_folder, runs
+from ..flight.autopsy import MOST_ROWS, World, newest_world, table, verdict
+from ..flight.folder import ENDING, default_folder, runs, working_folder
 from ..flight.reading import Flight, read_flight
 from ..notice import notify
 
@@ -28,7 +28,8 @@ files together first. A run that still goes on, or hangs, can be looked at as we
 
 _EPILOG = """\
 examples:
-  overlap autopsy                        the last run that failed on this machine, or that still goes on
+  overlap autopsy                        your last run in this directory that failed, or that still goes on;
+                                         without one there, your last run on this machine
   overlap autopsy records/               what is in a folder, such as that of --flight-dir
   overlap autopsy a.flight b.flight      these files
 """
@@ -47,15 +48,35 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If no record can be read.
     """
-    world, others = newest_world(_readable(args.files), lambda flight: runs(flight.host, flight.pid, flight.born))
+    flights = _readable(args.files)
+    nearness = (lambda flight: 0) if args.files else _nearness
+    world, others = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
     ranks, nodes = _counted(first.world_size, "rank"), _counted(first.processes, "node")
     print(", ".join([f"job {first.job}{attempt}: {ranks}", nodes, *_origin(first)]))
     print("\n".join([*verdict(world), "", *table(world, most_rows=1 << 30 if args.all else MOST_ROWS)]))
     if others:
-        print(f"(of {others + 1} runs in these files this is the last; name the files of another to see that)")
+        last = "the last" if args.files else _last(world)
+        print(f"(of {others + 1} runs in these files this is {last}; name the files of another to see that)")
     return 0
+
+
+def _nearness(flight: Flight) -> int:
+    """Return how near a record is: 2 of this user's runs in this directory, 1 of this user's elsewhere, else 0."""
+    with suppress(OSError):  # its run has just removed it
+        if os.stat(flight.path).st_uid == os.getuid():
+            return 2 if flight.folder and flight.folder == working_folder() else 1
+    return 0
+
+
+def _last(world: World) -> str:
+    """Say why this run was chosen of all in the default folder."""
+    near = max(map(_nearness, world.flights))
+    if near == 2:
+        return "your last that began in this directory"
+    where = next((f" (it began in {flight.folder})" for flight in world.flights if flight.folder), "")
+    return f"{'your last' if near else 'the last, of another user'}{where}, as none of yours began in this directory"
 
 
 def _origin(flight: Flight) -> Iterator[str]:
@@ -79,7 +100,7 @@ def _files(named: Sequence[str]) -> list[str]:
     for name in named or [_default()]:
         inside = [Path(name)]
         if not named or Path(name).is_dir():  # links to records elsewhere may lead nowhere
-            inside = sorted(path for path in Path(name).glob(f"*{ENDING}") if path.exists())
+            inside = sorted(path for path in Path(name).glob(f"*{ENDING}") if path.is_file())
         if not inside:
             raise UsageError(_NONE.format(name))
         found += map(str, inside)

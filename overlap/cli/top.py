@@ -42,6 +42,7 @@ _EPILOG = """\
 examples:
   overlap top                       the jobs here
   overlap top 5f2c0d1e              a job, or the id of one of its processes
+  overlap top train.py              the job of that program, if there is one
   overlap top node0:29500 --secret-file job.secret      all processes of a job, on all its hosts
   overlap top --once                one look at the newest job
   overlap top --every 5 | tee log   a line every 5 seconds, of the newest job
@@ -54,8 +55,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
         "job", nargs="?", metavar="JOB",
-        help="name of a job, id of a process, or HOST:PORT; default: OVERLAP_RDZV_ENDPOINT, or with --every or --once "
-        "the newest job here",
+        help="name of a job, its program, id of a process, or HOST:PORT; default: OVERLAP_RDZV_ENDPOINT, or with "
+        "--every or --once the newest job here",
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list jobs, one a line; the default without JOB")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
@@ -137,7 +138,7 @@ def _list(args: argparse.Namespace) -> int:
         print("no world of yours runs on this host")
     else:
         rows = [_row(one) for one in told]
-        print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6])))
+        print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6], whole=[0])))
     return 0
 
 

@@ -49,14 +49,23 @@ class World:
         return next((f for f in self.flights if any(record.rank == rank for record in f.ranks)), None)
 
 
-def newest_world(flights: Sequence[Flight], runs: Callable[[Flight], bool]) -> tuple[World, int]:
-    """Return the world that began last, and how many others the records are of."""
+def newest_world(
+    flights: Sequence[Flight], runs: Callable[[Flight], bool], nearness: Callable[[Flight], int] = lambda flight: 0
+) -> tuple[World, int]:
+    """Return the world that began last, and how many others the records are of.
+
+    Args:
+        flights: The records.
+        runs: Tells whether the process of a record still runs.
+        nearness: Of a record to the reader: the newest of the nearest worlds is returned.
+    """
     left, worlds = sorted(flights, key=lambda flight: flight.started_ns), []
     while left:
         worlds.append(together(left[-1], left))
         taken = set(map(id, worlds[-1]))
         left = [flight for flight in left if id(flight) not in taken]
-    return World(worlds[0], runs), len(worlds) - 1
+    nearest = max(worlds, key=lambda world: max(map(nearness, world)))  # the first of several, which is the newest
+    return World(nearest, runs), len(worlds) - 1
 
 
 def together(own: Flight, flights: Iterable[Flight]) -> list[Flight]:

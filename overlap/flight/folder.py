@@ -27,6 +27,8 @@ ENDING = ".flight"
 # In the default folder: 40 MB, where each has two ranks; and how many are left when there are so many.
 MOST_FILES, KEPT_FILES = 128, 96
 
+_TEXT_CHARACTERS = 200  # of a path in a record, at most: the start of a record has little room
+
 _open: dict[Path, FlightFile] = {}
 _unwritable: set[str] = set()  # of which the user has been told
 
@@ -186,10 +188,18 @@ def began(
         "host": platform.node()[:100],
         "pid": pid,
         "born": born(pid),
-        "script": script[-200:],
+        "script": script[-_TEXT_CHARACTERS:],
+        "folder": working_folder(),
     }
     plain = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(told["job"]))
     return f"{plain}-attempt{restart}-world{world}-process{process}-{pid}", told
+
+
+def working_folder() -> str:
+    """Return the working directory of this process as records have it: its end; "" if it is gone."""
+    with suppress(OSError):
+        return os.getcwd()[-_TEXT_CHARACTERS:]
+    return ""
 
 
 def born(pid: int) -> str:

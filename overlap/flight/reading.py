@@ -132,6 +132,7 @@ class Flight:
     born: str  # When the process began, as its system counts; "" if that is not known
     started_ns: int  # When the world began
     script: str = ""  # The program
+    folder: str = ""  # The working directory in which the world began, or its end; "" if that is not known
     ranks: Sequence[RankRecord] = ()  # Ranks of this process
     ending: WorldEnd | None = None  # None: the process did not live to see the end of the world, or it still runs
 
@@ -272,6 +273,7 @@ def _flight(path: str, start: Mapping[str, object]) -> Flight:
         born=str(start["born"]),
         started_ns=number("unix_ns"),
         script=str(start.get("script", "")),
+        folder=str(start.get("folder", "")),
     )
 
 

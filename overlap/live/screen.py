@@ -47,6 +47,7 @@ def lines(world: WorldFigures, head: str, *, width: int, height: int, ascii: boo
     heads = f"{'rank':>{label}} {'compute':<{bar + 5}} {'communication':<{bar + 5}} {'a step':>9} {'in flight':>10} at"
     rows = [_row(each, by_rank[each.drawn], label, bar, ascii=ascii) for each in folds]
     late = _late(world)
+    head = head if len(head) <= width else f"..{head[len(head) - width + 2 :]}"  # the job's name is at its end
     texts = [head, _sums(world), late or _bytes(world), _bytes(world) if late else "", heads]
     drawn = [[(text, "bold" if at == 0 else "")] for at, text in enumerate(texts)]
     return [_cut(line, width) for line in [*drawn, *rows, _legend(ascii=ascii)]][:height]

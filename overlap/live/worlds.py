@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from time import process_time, time_ns
 from typing import Protocol
 
@@ -103,6 +103,12 @@ class RunningWorld:
         """The program."""
         return self.processes[0].about.script
 
+    def is_of(self, program: str) -> bool:
+        """Whether a path, or the end of one, is that of the program."""
+        about, named = self.processes[0].about, PurePath(program).parts
+        path = PurePath(os.path.normpath(PurePath(about.folder, about.script))).parts
+        return bool(named) and path[-len(named) :] == named
+
     @property
     def size(self) -> int:
         """Ranks, here or elsewhere."""
@@ -174,28 +180,35 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
 
 def _records(folder: str | os.PathLike[str] | None) -> list[Path]:
     if folder is not None:
-        return sorted(Path(folder).glob(f"*{ENDING}"))
-    folders = [default_folder(), *([Path(named)] if (named := os.environ.get("OVERLAP_FLIGHT_DIR")) else [])]
-    return sorted({path.resolve() for each in folders for path in each.glob(f"*{ENDING}")})
+        folders = [Path(folder)]
+    else:
+        folders = [default_folder(), *([Path(named)] if (named := os.environ.get("OVERLAP_FLIGHT_DIR")) else [])]
+    return sorted({path.resolve() for each in folders for path in each.glob(f"*{ENDING}") if path.is_file()})
 
 
 def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> RunningWorld:
-    """Return the world of that job, or with that process; without a name the newest.
+    """Return the world of that job, with that process or of that program; without a name the newest.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is none, or the program has several.
     """
     worlds = running(folder)
     fitting = [world for world in worlds if name is None or name == world.job or name in map(str, world.pids)]
+    of_program = [] if fitting or name is None else [world for world in worlds if world.is_of(name)]
+    if len({world.job for world in of_program}) < 2:
+        fitting += of_program
     for world in worlds:
         if world not in fitting[:1]:
             world.close()
     if fitting:
         return fitting[0]
+    if of_program:
+        jobs = ", ".join(f"{world.job} ({world.size} ranks, for {world.age_s:.0f} s)" for world in of_program)
+        raise UsageError(f"{name!r} is the program of several running jobs, name one of them: {jobs}")
     if name is None:
         raise UsageError("no world of yours runs on this host; of others, say where process 0 listens: HOST:PORT")
     known = ", ".join(world.job for world in worlds) or "none"
-    raise UsageError(f"{name!r} is neither a running job nor a process of one; running on this host: {known}")
+    raise UsageError(f"{name!r} is no running job, nor the program or a process of one; running on this host: {known}")
 
 
 def of_descendants(pid: int) -> RunningWorld | None:

@@ -1,9 +1,11 @@
 """Reading flight records: what is none is refused in one line, and damage is never more than that."""
 
+import json
 import os
 import platform
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import overlap
 from overlap import UsageError
 from overlap.cli import main as command
 from overlap.flight.folder import born, runs
+from overlap.flight.layout import START_AT, TEXT_LIMIT_BYTES, read_text, write_text
 from overlap.flight.reading import read_flight
 from tests import interpreters
 
@@ -183,12 +186,65 @@ def test_with_foreign_files_only_it_names_them(folder, capsys):
     assert capsys.readouterr().err == f"overlap: autopsy: {folder / 'c.flight'}: is no flight record\n"
 
 
+def renamed(sample, job, folder):
+    """Return a record as of another job, that began in a folder."""
+    start = json.loads(read_text(sample, START_AT, TEXT_LIMIT_BYTES))
+    written = bytearray(sample)
+    write_text(written, START_AT, json.dumps({**start, "job": job, "folder": str(folder)}), TEXT_LIMIT_BYTES)
+    return bytes(written)
+
+
+def judged(capsys, *words):
+    """Return the job that is judged, and the reason for it."""
+    assert command(["autopsy", *words]) == 0
+    out = capsys.readouterr().out.splitlines()
+    return out[0].partition(":")[0], out[-1]
+
+
 def test_several_runs_are_told_apart(folder, sample, capsys):
     (folder / "a.flight").write_bytes(sample)
     (folder / "b.flight").write_bytes(sample.replace(b'"attempt": 0', b'"attempt": 1'))
-    assert command(["autopsy"]) == 0
     told = "(of 2 runs in these files this is the last; name the files of another to see that)"
-    assert capsys.readouterr().out.splitlines()[-1] == told
+    assert judged(capsys, str(folder))[1] == told
+
+
+def test_the_last_run_of_this_directory_is_judged(folder, sample, capsys):
+    """Others of the machine may have begun later."""
+    for name, began_in in [("a", "/elsewhere"), ("b", os.getcwd()), ("c", "/elsewhere")]:
+        (folder / f"{name}.flight").write_bytes(renamed(sample, name, began_in))
+    because = "(of 3 runs in these files this is your last that began in this directory; name the files of another to "
+    assert judged(capsys) == ("job b", because + "see that)")
+    (folder / "b.flight").unlink()
+    because = "(of 2 runs in these files this is your last (it began in /elsewhere), as none of yours began in this "
+    assert judged(capsys) == ("job c", because + "directory; name the files of another to see that)")
+
+
+def test_runs_of_other_users_come_last(folder, sample, capsys, monkeypatch):
+    for name in "ab":
+        (folder / f"{name}.flight").write_bytes(renamed(sample, name, os.getcwd()))
+    owner = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    monkeypatch.setattr("os.stat", partial(stat_of, {folder / "b.flight": owner + 1}))
+    assert judged(capsys)[0] == "job b"
+    (folder / "b.flight").unlink()
+    (folder / "c.flight").write_bytes(renamed(sample, "c", "/elsewhere"))
+    because = "(of 2 runs in these files this is the last, of another user (it began in /elsewhere), as none of "
+    assert judged(capsys) == (
+        "job c",
+        because + "yours began in this directory; name the files of another to see that)",
+    )
+
+
+def stat_of(owners, path, stat=os.stat, **how):
+    found = stat(path, **how)
+    owner = owners.get(Path(path)) if isinstance(path, str) else None
+    return found if owner is None else os.stat_result([*found[:4], owner, *found[5:]])
+
+
+def test_a_pipe_among_records_is_passed_over(folder, sample, capsys):
+    (folder / "a.flight").write_bytes(sample)
+    os.mkfifo(folder / "b.flight")
+    assert judged(capsys)[0].startswith("job process-")
 
 
 def test_a_process_id_that_is_used_again_is_no_running_job() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import threading
 
 import numpy as np
 import pytest
@@ -98,7 +100,56 @@ def test_who_is_no_job_is_told_in_one_line():
     )
     with pytest.raises(UsageError) as caught:
         chosen("x")
-    assert str(caught.value) == "'x' is neither a running job nor a process of one; running on this host: none"
+    assert str(caught.value) == "'x' is no running job, nor the program or a process of one; running on this host: none"
+
+
+def test_the_list_has_names_that_can_be_copied(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["a_long_path/" * 20 + "with_a_long_name_" * 3 + "train.py"])
+    text = while_it_runs(lambda: said(capsys, "top"))
+    job = while_it_runs(lambda: json.loads(said(capsys, "top", "--json"))[0]["job"])
+    assert len(text.splitlines()[1].split()[0]) == len(job)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    title = while_it_runs(lambda: said(capsys, "top", "--once", str(os.getpid()))).splitlines()[0]
+    assert title.startswith("..")
+    assert len(title.rpartition("; job ")[2]) == len(job)
+
+
+@pytest.mark.parametrize("name", ["train.py", "./train.py", "there/train.py", "{folder}/there/train.py"])
+def test_a_job_is_found_by_its_program(capsys, monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["there/train.py"])
+    text = while_it_runs(lambda: said(capsys, "top", "--once", name.format(folder=tmp_path)))
+    assert text.startswith("train.py: 2 ranks in 1 process, ")
+
+
+def test_jobs_of_one_program_are_listed(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+
+    def refused():
+        with pytest.raises(UsageError) as caught:
+            chosen("train.py")
+        return str(caught.value)
+
+    def jobs():
+        worlds = running()
+        for world in worlds:
+            world.close()
+        return [world.job for world in worlds]
+
+    first, second = while_it_runs(lambda: while_it_runs_too(lambda: jobs()))
+    assert first != second
+    message = while_it_runs(lambda: while_it_runs_too(refused))
+    told = r"'train\.py' is the program of several running jobs, name one of them: "
+    assert re.fullmatch(told + r"[\w-]+ \(2 ranks, for \d+ s\), [\w-]+ \(2 ranks, for \d+ s\)", message)
+
+
+def while_it_runs_too(look):
+    """Return what a look gives while a second world runs, in a thread of its own."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(while_it_runs(look)))
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 def test_how_often_to_look_has_bounds(capsys):
@@ -119,6 +170,7 @@ def test_a_world_is_found_by_the_process_that_started_it():
 def test_what_is_no_record_is_overlooked(folder):
     (folder / "x.flight").write_bytes(b"no")
     (folder / "y.flight").write_bytes(b"")
+    os.mkfifo(folder / "z.flight")
     assert running() == []
 
 
