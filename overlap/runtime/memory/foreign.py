@@ -139,7 +139,7 @@ def tensor_array(tensor: Any) -> Array:
 
     Whether gradients are tracked does not matter. The array keeps the storage alive, and leaves it resizable.
 
-    Cost: 1.2 us on the calling thread for a contiguous tensor of a dtype that was seen before; `numpy()` takes 1.3 us.
+    Cost: 1.5 us on the calling thread for a contiguous tensor, as `detach().numpy()`; 2 us for one with other strides.
 
     Raises:
         TypeError: If the tensor has no memory of plain numbers on the CPU; says why.
@@ -153,7 +153,8 @@ def tensor_array(tensor: Any) -> Array:
     memory.storage = tensor.untyped_storage()
     if tensor.is_contiguous():
         return np.ndarray(tensor.shape, dtype, memory)
-    return np.ndarray(tensor.shape, dtype, memory, 0, [step * dtype.itemsize for step in tensor.stride()])
+    nbytes = dtype.itemsize
+    return np.ndarray(tensor.shape, dtype, memory, 0, tuple([nbytes * step for step in tensor.stride()]))
 
 
 def _array_without_address(tensor: Any, dtype: np.dtype[np.generic]) -> Array:
