@@ -138,8 +138,8 @@ def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes:
     Alike means: from any rank to any other, in group order, messages of both groups cross as many wires, of the same
     kinds, and two messages of one group share a wire just where those of the other do; ranks share devices and nodes
     alike, and follow each other as in the world in the same places: algorithms that go by nodes and by sides of a torus
-    ask for that. Cost: all pairs of ranks, 0.2 ms for 8 and 2 ms for 64. Larger groups share a digest if one is the other on
-    other nodes, or on other devices where those of a node are all alike.
+    ask for that. Cost: all pairs of ranks, 0.2 ms for 8 and 2 ms for 64. Larger groups share a digest if one is the
+    other on other nodes, or on other devices where those of a node are all alike.
 
     Args:
         cluster: The machine.

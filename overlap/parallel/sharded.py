@@ -185,8 +185,9 @@ class Sharded(Bucketed[Scattered, Params]):
         bucket.send(self.steps + 1, before, keeps=not self._syncs)
         if self.stage > 1:
             wire.append(cast("Future[Array]", bucket.reduced))
-        if not self._syncs and self._next == len(self._buckets):
-            self._next, self._rounds = 0, self._rounds + 1
+        if not self._syncs and not self._queue.waiting:
+            self._queue.begin()
+            self._rounds += 1
             for each in self._buckets:
                 each.sent = False
 
@@ -206,8 +207,8 @@ class Sharded(Bucketed[Scattered, Params]):
 
     def _end_round(self) -> None:
         """Send the buckets of a micro-batch that have not been sent."""
-        for _ in self._buckets[self._next :]:
-            self._send_next()
+        for bucket in self._queue.rest():
+            self._leave(bucket)
 
     def _shadow(self) -> None:
         self._gathering.repeat()

@@ -18,10 +18,12 @@ from torch import nn
 from ..errors import UsageError
 from ..hints import plainly_named
 from ..parallel.buckets.plan import BucketPlan, plan_by_size
+from ..parallel.buckets.queue import BucketQueue
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .backend import world
 from .issuing import users_frame
+from .order import OrderOfBuckets
 from .tensors import view_of
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -78,6 +80,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
     optimizer: torch.optim.Optimizer
     module: nn.Module
     rank: Rank
+    _needs_one_order = False  # whether all ranks must use the modules in one order
 
     def __init__(
         self, module: nn.Module, *, rank: Rank | None, group: Group | None, bucket_bytes: int | None, unused: Unused
@@ -94,8 +97,8 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
             raise UsageError("module: it has no parameter that requires a gradient")
         self._first_weights()
         self._stream = self.rank.stream(f"gradients of {self.group.name}", window=16)
-        self._buckets = self._plan(bucket_bytes)
-        self._home = {name: bucket for bucket in self._buckets for name in bucket.plan.names}
+        self._queue: BucketQueue[B] = BucketQueue(self._plan(bucket_bytes))
+        self._order_of_buckets = OrderOfBuckets(self.rank, self.group)
         self._called: set[nn.Module] | None = set()
         for name, parameter in self._names.items():
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._gradient(name))
@@ -142,9 +145,13 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
                     f"step: {name} requires a gradient, and did not when the model was made; let it "
                     "require one before, and stop that afterwards"
                 )
-        for bucket in self._buckets:
+        for bucket in self._queue.waiting:
             if not bucket.full:
                 self._fill(bucket)
+        for bucket in self._queue.rest():
+            self._send(bucket)
+        self._queue.begin()
+        self._order_of_buckets.end_step(len(self._buckets))
         self._end_step()
         for bucket in self._buckets:
             bucket.came.clear()
@@ -153,6 +160,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
 
     def finish(self) -> nn.Module:
         """Wait until all weights have made the last step; return the module."""
+        self._agree()
         for bucket in self._buckets:
             self._ready(bucket)
         return self.module
@@ -173,6 +181,11 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Take weights, as the module does."""
         return self.finish().load_state_dict(*args, **kwargs)
+
+    @property
+    def _buckets(self) -> list[B]:
+        """The buckets, in the order in which they travel."""
+        return self._queue.buckets
 
     # -- below -------------------------------------------------------------------------------------------------------
 
@@ -206,13 +219,22 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
 
     def _own(self, module: nn.Module) -> list[B]:
         own = {id(parameter) for parameter in module.parameters(recurse=False)}
-        return list({id(b): b for name, b in self._home.items() if id(self._names[name]) in own}.values())
+        return list({id(b): b for name, b in self._queue.home.items() if id(self._names[name]) in own}.values())
 
     def _before(self, module: nn.Module) -> None:
+        self._agree()
         if self._called is not None:
             self._called.add(module)
         for bucket in self._needs[module]:
+            self._order_of_buckets.used(bucket.plan.index)
             self._ready(bucket)
+
+    def _agree(self) -> None:
+        """Let buckets travel in the order of the group's first rank, from the second step on."""
+        plans = sorted((bucket.plan for bucket in self._buckets), key=lambda plan: plan.index)
+        order = self._order_of_buckets.agreed([plan.names for plan in plans], same=self._needs_one_order)
+        if order is not None:
+            self._queue = BucketQueue(sorted(self._buckets, key=lambda bucket: order.index(bucket.plan.index)))
 
     def _settle_homes(self) -> None:
         """After the first step, let modules that are called wait for weights of modules below them that are not called.
@@ -231,7 +253,7 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
                 self._needs[above] = list({id(b): b for b in self._needs[above] + self._own(each)}.values())
 
     def _gradient(self, name: str) -> None:
-        bucket = self._home[name]
+        bucket = self._queue.home[name]
         if bucket.due:
             raise UsageError(
                 f"{name}: it was used before its update, by a module that neither owns it nor is called above its "
@@ -245,7 +267,9 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         if self._syncs:
             bucket.came.add(name)
             if bucket.full:
-                self._send(bucket)
+                self._order_of_buckets.filled(bucket.plan.index)
+                for ready in self._queue.due():
+                    self._send(ready)
 
     def _fill(self, bucket: B) -> None:
         missing = [name for name in bucket.plan.names if name not in bucket.came]
@@ -255,7 +279,6 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
             if self._names[name].grad is None:
                 self._names[name].grad = torch.zeros_like(self._names[name])
         bucket.came.update(missing)
-        self._send(bucket)
 
 
 def as_of_now(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

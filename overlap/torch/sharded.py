@@ -127,6 +127,7 @@ class Sharded(TrainedModule[_Shared]):
         if stage not in (1, 2, 3):
             raise UsageError(f"stage: expected 1, 2 or 3, got {stage!r}")
         self.stage, self._depth = stage, depth
+        self._needs_one_order = stage == 3
         super().__init__(module, rank=rank, group=group, bucket_bytes=bucket_bytes, unused=unused)
         self._order = sorted(self._buckets, key=lambda bucket: bucket.priority)
         self.optimizer: torch.optim.Optimizer = self._kept(optimizer([bucket.shard for bucket in self._buckets]))

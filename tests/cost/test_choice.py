@@ -6,10 +6,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-import topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import topology
 from overlap.collectives.call import Call, call
 from overlap.collectives.kinds import Collective
 from overlap.cost.choice import Choices

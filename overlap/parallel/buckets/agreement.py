@@ -64,7 +64,7 @@ def check_alike(subject: str, mine: Sequence[str], gathered: NDArray[np.int64], 
             raise UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}")
 
 
-def agreement(rank: Rank, group: Group, subject: str, mine: Sequence[str]) -> Future[None]:
+def agreement(rank: Rank, group: Group, subject: str, mine: Sequence[str], *, name: str = "") -> Future[None]:
     """Return a future that fails, on every rank of a group, unless all have the same items.
 
     Args:
@@ -72,9 +72,10 @@ def agreement(rank: Rank, group: Group, subject: str, mine: Sequence[str]) -> Fu
         group: The ranks that compare.
         subject: The name of the items; see `check_alike`.
         mine: The items of this rank.
+        name: Of the operation, in timelines; by default of the subject.
     """
     place = users_frame()
-    gathered = group.all_gather(metadata(digests(mine)), name=f"compare {subject}", call_site=place)
+    gathered = group.all_gather(metadata(digests(mine)), name=name or f"compare {subject}", call_site=place)
     check = partial(check_alike, subject, mine, ranks=group.ranks, own=rank.rank)
     real = rank.empty(1).flags.writeable  # else there is nothing to compare
     return rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0, call_site=place)

@@ -23,11 +23,13 @@ from ..work import users_frame
 from .agreement import agreement
 from .bucket import Bucket, Wiring
 from .gradients import Part, clip_factor, square_sums
+from .queue import BucketQueue
 
 if TYPE_CHECKING:
     from ..tree import Array
 
 _ORDER = "the order in which gradients are handed over must be the same on all ranks, or rebuild_buckets=False: they"
+_COMPARISON = "compare order of gradients"
 
 
 B = TypeVar("B", bound=Bucket)
@@ -60,9 +62,7 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         rebuilds = settings.rebuild_buckets and settings.unused == "error" and not settings.uneven
         self._observed: list[str] | None = [] if rebuilds else None
         self._seen: Sequence[str] = ()  # the order of the first step, once it is known
-        self._buckets: list[B] = []
-        self._home: dict[str, B] = {}
-        self._next = 0  # bucket to be sent
+        self._queue: BucketQueue[B] = BucketQueue()
         self._syncs = True
         self._joins = False  # whether this rank only takes part in the others' steps
         self._active: Future[Array] | None = None  # how many ranks have samples in this step
@@ -77,8 +77,17 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
 
     def _use(self, buckets: list[B]) -> None:
         """Take these buckets from now on, in the order in which they travel."""
-        self._buckets = buckets
-        self._home = {name: bucket for bucket in buckets for name in bucket.plan.names}
+        self._queue = BucketQueue(buckets)
+
+    @property
+    def _buckets(self) -> list[B]:
+        """The buckets, in the order in which they travel."""
+        return self._queue.buckets
+
+    @property
+    def _home(self) -> dict[str, B]:
+        """The bucket of each gradient, by name."""
+        return self._queue.home
 
     # -- for each strategy ----------------------------------------------------------------------------------------
 
@@ -133,14 +142,12 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             bucket.hand_over(name, gradient, place)
             if self._observed is not None:
                 self._observed.append(name)
-        while self._next < len(self._buckets) and self._buckets[self._next].full:
-            self._send_next()
+        for bucket in self._queue.due():
+            self._leave(bucket)
 
-    def _send_next(self) -> None:
+    def _leave(self, bucket: B) -> None:
         if self._uneven and self._active is None:
             self._active = self._count(1.0)
-        bucket = self._buckets[self._next]
-        self._next += 1
         self._prepare(bucket)
         self._send(bucket)
 
@@ -165,17 +172,16 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         Raises:
             UsageError: If a parameter has had no gradient, and `unused` does not allow that.
         """
-        late = self._buckets[self._next :]
-        missing = [name for bucket in late for name in bucket.plan.names if name not in bucket.handed]
+        missing = [name for bucket in self._queue.waiting for name in bucket.plan.names if name not in bucket.handed]
         if missing and self._settings.unused == "error" and not self._joins:
             raise UsageError(
                 f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps}; "
                 "hand it over, or pass unused='zeros'"
             )
-        for _ in late:
-            self._send_next()
+        for bucket in self._queue.rest():
+            self._leave(bucket)
         self.steps += 1
-        self._next = 0
+        self._queue.begin()
         issued = self._end_step((*self._mean_factor(), *self._clip(), *self._agreed))
         self._rebuild()
         return Ahead(self._limit(issued), self._after_step())
@@ -291,5 +297,5 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             return
         self._seen = order
         if self.group.size > 1:
-            self._agreed = (agreement(self.rank, self.group, _ORDER, list(map(repr, order))),)
+            self._agreed = (agreement(self.rank, self.group, _ORDER, list(map(repr, order)), name=_COMPARISON),)
         self._reorder(order)
