@@ -56,9 +56,9 @@ class BucketQueue(Generic[B]):
 
     def rest(self) -> Iterator[B]:
         """Yield all buckets that have not left, to be sent now."""
-        while self.sent < len(self.buckets):
+        for bucket in self.waiting:  # as they are now: the last of them may begin the next round
             self.sent += 1
-            yield self.buckets[self.sent - 1]
+            yield bucket
 
     def begin(self) -> None:
         """Begin the next step: no bucket has left."""
