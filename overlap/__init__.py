@@ -116,6 +116,7 @@ from .collectives.reduce import OPS
 from .errors import (
     CollectiveMismatchError,
     DeadlineError,
+    FutureCancelledError,
     GroupAbortedError,
     NonFiniteError,
     OverlapError,
@@ -161,6 +162,7 @@ __all__ = [
     "DeadlineError",
     "Faults",
     "Future",
+    "FutureCancelledError",
     "Group",
     "GroupAbortedError",
     "Interference",

@@ -16,6 +16,7 @@
      +- RankFailedError          raised by `overlap.run`: the first culprit, its error, and its unfinished operations
      +- StallError               it takes too long, or never ends; says which rank waits for which
      +- DeadlineError            an operation that has not ended within its `timeout_s`
+     +- FutureCancelledError     an operation that `cancel` has withdrawn; raised where it is awaited
      +- ScheduleError            a schedule that does not compute its collective; it is never run
      +- JoinError, ListenError, MemberLostError, InboxFullError
                                  processes that do not come together, or are lost (`overlap.processes`)
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Self
 
 _SHOWN = 80  # characters of a value that a message repeats: a line
@@ -42,9 +44,17 @@ class OverlapError(Exception):
     pickled itself becomes a `RemoteError`. Tracebacks stay behind.
     """
 
+    agreed = False  # Whether all ranks of a group raise it: each of them is given it at its await
+
     def __reduce__(self) -> tuple[object, ...]:
         fields = {name: _portable(value) for name, value in self.__dict__.items()}
         return _restored, (type(self), self.args, fields, _portable(self.__cause__), self.__suppress_context__)
+
+
+def agreed(error: OverlapError) -> OverlapError:
+    """Mark an error that all ranks of a group raise, so that none of them ends of it before the others have it."""
+    error.agreed = True
+    return error
 
 
 def portable(error: OverlapError) -> OverlapError:
@@ -420,6 +430,10 @@ class DeadlineError(OverlapError, TimeoutError):
         self.operation, self.call_site, self.timeout_s = operation, call_site, timeout_s
         so_far = f": it {state}" if state else ""
         super().__init__(f"{operation} ({call_site}) has not ended within timeout_s={timeout_s:g}{so_far}")
+
+
+class FutureCancelledError(OverlapError, CancelledError):
+    """An operation was withdrawn by `Future.cancel`, or used the result of one that was; raised at the await."""
 
 
 class ScheduleError(OverlapError):

@@ -183,7 +183,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         if bucket.waits:
             self._update(bucket)
         newest = self._newest.get(name)
-        if newest is None or (newest.done and newest.exception() is None):
+        if newest is None or (newest.done and not newest.failed):
             return self._parameters.views[name]
         return newest[name]
 
@@ -290,7 +290,7 @@ class DataParallel(Bucketed[Averaged, Params]):
     def _update(self, bucket: Averaged) -> None:
         newest = bucket.update(*self._factors)
         issued = self._issued
-        while issued and issued[0].done and issued[0].exception() is None:
+        while issued and issued[0].done and not issued[0].failed:
             issued.popleft()
         issued.append(newest)
         self._newest.update(dict.fromkeys(bucket.plan.names, newest))

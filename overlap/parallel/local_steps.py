@@ -113,7 +113,7 @@ class LocalSteps(Strategy[Params]):
 
     def _weight(self, name: str) -> Array | Future[object]:
         newest = self._newest
-        return self._parameters.views[name] if newest.done and newest.exception() is None else newest[name]
+        return self._parameters.views[name] if newest.done and not newest.failed else newest[name]
 
     def _take(self, gradients: Mapping[str, object], place: Place) -> None:
         for name, gradient in gradients.items():

@@ -43,6 +43,8 @@ class _Checked:
         self._inner = inner
         self.withdraw, self.forget, self.missing = inner.withdraw, inner.forget, inner.missing
         self.give_up = inner.give_up
+        self.withdraw_receive, self.forget_receive = inner.withdraw_receive, inner.forget_receive
+        self.put_back, self.has_message = inner.put_back, inner.has_message
 
     @property
     def identity(self) -> str:

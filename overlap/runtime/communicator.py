@@ -10,19 +10,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import get_ident
-from typing import Protocol
+from typing import Protocol, cast
 
 import trio
 
 from transports import TransportError
 
 from ..collectives.call import Call
+from ..collectives.reduce import Array
 from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
 from .arguments import check_result
 from .context import RankContext
+from .event_loop import Withdraws
 from .future import Failure
 from .match import Key, Match, Unfit, Voice, few_and_many, mismatch
-from .operation import Operation, Port
+from .operation import Operation, Port, ReturnedMessage
 from .stream import MessageLane, Stream
 
 # How long two that differ wait for a third to tell which of them is the odd one out.
@@ -161,13 +163,21 @@ class Communicator:
         """Be forgotten once both ends of messages have seen as many, and none is under way."""
         ports = self.ports.values()
         even = len(ports) == self.here and len({port.next_seq for port in ports}) == 1
-        if even and not self._matches and all(port.stream.idle for port in ports):
+        if (
+            even
+            and not self._matches
+            and not any(port.returned for port in ports)
+            and all(port.stream.idle for port in ports)
+        ):
             self._shared.close(self)
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; with the last one, or at once where data must travel, the work begins."""
+        if operation.port.returned:
+            self._take_returned(operation)
+            return
         seq = operation.seq
         match = self._matches.get(seq)
         if match is None:
@@ -220,9 +230,69 @@ class Communicator:
         """Its name in few characters, the same on every rank."""
         return f"{self.key.tag_base():x}"
 
+    # -- receives that are withdrawn ---------------------------------------------------------------------------------
+
+    def withdraw_receive(self, operation: Operation, later: Callable[[], None] | None) -> bool:
+        """Take a receive out of matching, as if it had never been issued, unless a message has met it.
+
+        Args:
+            operation: The receive; its lane works on it.
+            later: Called once the transport has taken it back, where that takes a task; with None, such a receive is
+                not withdrawn.
+
+        Returns:
+            Whether it is withdrawn now.
+        """
+        match = self._matches.get(operation.seq)
+        if match is None or match.count > 1 or match.error is not None:
+            return False
+        if operation.running:
+            scope = operation.scope
+            if not isinstance(scope, Withdraws) or not scope.withdraw(later):
+                return False
+        self.forget_receive(operation)
+        return True
+
+    def forget_receive(self, operation: Operation) -> None:
+        """Forget a receive that the transport has taken back."""
+        self._matches.pop(operation.seq, None)
+        operation.running, operation.scope, operation.look = False, None, None
+
+    def put_back(self, port: Port, message: ReturnedMessage) -> None:
+        """Keep a message that was received and not taken for the next receive."""
+        port.returned.append(message)
+        self._shared.announce(self.key)
+
+    def has_message(self, port: Port) -> bool:
+        """Whether a receive would meet a message at once, as far as that is known."""
+        return bool(port.returned) or self.offered_ns is not None
+
+    def _take_returned(self, operation: Operation) -> None:
+        """End a receive with a message that an earlier receive has met and nobody has taken."""
+        port, message = operation.port, operation.port.returned.popleft()
+        port.give_back(operation.seq)  # it is the number of a message that is still to come
+        try:
+            if not message.call.agrees(operation.call):
+                sender, rank = self.members[0], operation.context.rank
+                voices = (
+                    Voice(sender, message.call, "received before"),
+                    Voice(rank, operation.call, operation.call_site),
+                )
+                raise mismatch(self.name, operation.seq, *voices)()
+            operation.fit(message.call)
+            if message.data is not None:
+                cast(Array, operation.target).reshape(-1)[...] = message.data
+        except Exception as error:  # no memory, or another call
+            operation.fail(Failure(error))
+            return
+        operation.finish(operation.context.now_ns(), operation.describe(message.call, operation.started_ns))
+
     @property
     def offered_ns(self) -> int | None:
         """Start time of the oldest message that no rank has begun to receive; None without such a message."""
+        port = self.ports.get(1)
+        if port is not None and port.returned:
+            return 0  # it is older than all others
         offers = [match.ends for match in self._matches.values() if match.error is None and len(match.ends) == 1]
         return min((end.started_ns for (end,) in offers if end.port.position == 0), default=None)
 

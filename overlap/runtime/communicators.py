@@ -14,7 +14,7 @@ from .communicator import BaseEngine, Communicator
 from .context import RankContext
 from .future import Failure
 from .match import Key
-from .operation import Operation, Port
+from .operation import Operation, Port, ReturnedMessage
 from .stream import MessageLane, Stream
 
 # Of how many ranks and tags is remembered whether the last receive from any source took a message of this process.
@@ -251,6 +251,27 @@ class AnySource:
         operation.fail(failure)
 
     give_up = withdraw
+
+    def withdraw_receive(self, operation: Operation, later: Callable[[], None] | None) -> bool:
+        """Let a receive look for messages no more; False if it is about to fail."""
+        if operation is not self._receive:
+            return False
+        self.forget(operation.seq)
+        return True
+
+    def forget_receive(self, operation: Operation) -> None:
+        """Never asked for: no transport has the receive."""
+        raise AssertionError("a receive from any source is with no transport")
+
+    def put_back(self, port: Port, message: ReturnedMessage) -> None:
+        """Never asked for: a receive that has met a message belongs to its sender's port."""
+        raise AssertionError("a message comes from one sender")
+
+    def has_message(self, port: Port) -> bool:
+        """Whether a receive would meet a message at once, as far as that is known."""
+        here = self._communicators
+        offered = any(here.offered_ns(key) is not None for key in self._keys)
+        return offered or bool(self._elsewhere and here.announced(self._context.rank, self._elsewhere))
 
     def forget(self, seq: int) -> None:
         """Stop looking for a message."""

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from inspect import isawaitable
 from queue import SimpleQueue
+from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FrameType
-from typing import TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import trio
+from trio.lowlevel import Task, checkpoint, current_task
 
 from ..collectives.reduce import Array
-from ..errors import UsageError, shown
+from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
+from ..notice import notify
 from ..timeline.recording import RawCompute
 from .arguments import check_unwritten
 from .context import RankContext
 from .derived import resolve
 from .ending import leave
-from .future import Failure, Future, outcome, settle, tell, wait_in_thread
+from .forcing import Closable, force_end
+from .future import Failure, Future, begins, outcome, settle, source_of, tell, wait_in_thread, withdraw
 from .memory.buffer_locks import arrays_in, explain
-from .outstanding import CallSite, Issued, place_told, seconds_since
+from .outstanding import CallSite, Issued, arose_here, place_told, seconds_since
 
 T_co = TypeVar("T_co", covariant=True)
 
 DEFAULT_LANE = "compute"
+
+# A task that a program starts runs in the next turn of the loop; what it calls may start one more.
+_TURNS = 3
 
 
 class ComputeFuture(Issued[T_co]):
@@ -35,15 +43,17 @@ class ComputeFuture(Issued[T_co]):
     Attributes:
         name: As given, or the function's name.
         stream: Name of the compute stream that it runs on; None: the default one.
+        prompt: Whether an error of its function ends the rank at once if nobody awaits it.
         step: In which it was issued, if in one.
         cost: Nanoseconds that it takes and what limits it, on the virtual clock.
+        begun: Whether its function has been called, or is about to be.
         issued_ns: When it was queued; 0 before.
         started_ns: When the function was called; None before, and on the virtual clock.
     """
 
     __slots__ = (
-        "args", "awaited", "context", "cost", "function", "issued_ns", "locked", "record", "running", "started_ns",
-        "step", "stream",
+        "args", "awaited", "begun", "context", "cost", "function", "issued_ns", "locked", "prompt", "record", "running",
+        "started_ns", "step", "stream",
     )  # fmt: skip
     args: tuple[object, ...]
     context: RankContext
@@ -65,6 +75,8 @@ class ComputeFuture(Issued[T_co]):
         self.args, self.name = args, name
         self.locked: list[Array] = []  # for it
         self.awaited: list[Future[object]] = []  # among the arguments
+        self.begun: bool = False
+        self.prompt: bool = False
         self.running: bool = False
         self.record: int = -1  # in the flight record
         self.issued_ns: int = 0
@@ -159,12 +171,40 @@ class ComputeFuture(Issued[T_co]):
             self.context.flight.ended(self.record, now_ns if failure is None else -now_ns)
         settle(self, value, failure)
 
+    def begins(self) -> bool:
+        """Note that its function is about to be called; False if it was cancelled or given up; any thread."""
+        return begins(self, self._begin)
+
+    def _begin(self) -> None:
+        self.begun = True
+
+    def cancel(self) -> bool:
+        """Withdraw the function, unless it has been called; see `Future.cancel`."""
+        failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
+        if not withdraw(self, failure, lambda: self.begun):
+            return self.cancelled()
+        self.unlock_arguments()
+        self.context.flight.ended(self.record, -self.context.now_ns())
+        if get_ident() == self.context.thread:
+            self.ended()
+        else:
+            with suppress(PeerFailedError):  # there is no loop any more
+                self.context.from_thread(self.ended)
+        return True
+
     def ended(self) -> None:
         """Remove it from the unfinished operations and wake its waiters; the loop's thread, once it is settled."""
-        outstanding = self.context.outstanding
-        if outstanding.operations.pop(self, self) is None:
-            outstanding.note_end(self, outcome(self)[1])
-        tell(self)
+        conclude(self.context, self)
+
+    def failure_of(self, error: BaseException) -> Failure:
+        """Return the failure of its function, which has raised."""
+        explain(error)
+        return Failure(error, prompt=self.prompt and arose_here(error))
+
+    @property
+    def inputs(self) -> Iterable[Future[object]]:
+        """Operations whose results it uses, as long as it has not taken them."""
+        return map(source_of, self.awaited)
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has ended; the loop's thread only."""
@@ -172,6 +212,31 @@ class ComputeFuture(Issued[T_co]):
             self.unlock_arguments()
         settle(self, None, Failure(error, seen=True))  # in the flight record it stays unfinished
         self.ended()
+
+
+def conclude(context: RankContext, operation: Issued[Any]) -> None:
+    """Deliver the end of a compute or task; the loop's thread, once it is settled."""
+    outstanding, failure = context.outstanding, outcome(operation)[1]
+    if (
+        outstanding.operations.pop(operation, operation) is None
+        or outstanding.daemons.pop(operation, operation) is None
+    ):
+        outstanding.note_end(operation, failure)
+    tell(operation)
+    if failure is not None and failure.prompt and not failure.seen and not context.closed:
+        context.spawn(_judge, context, operation, failure)
+
+
+async def _judge(context: RankContext, operation: Issued[Any], failure: Failure) -> None:
+    """End the rank because of an error of its own code, unless the program awaits it: as a child ends a nursery.
+
+    Tasks that are about to run come first: those that were woken see the error, and those that have just been started
+    begin to await it.
+    """
+    for _ in range(_TURNS):
+        await checkpoint()
+    if not failure.seen and not context.outstanding.is_awaited(operation, failure):
+        context.end_program(operation, failure)
 
 
 class ComputeStream(ABC):
@@ -266,21 +331,24 @@ class ThreadedCompute(ComputeStream):
         try:
             value, failure = self._call(operation)
         except BaseException as error:
-            explain(error)
-            failure = Failure(error)
+            failure = operation.failure_of(error)
         if self.context.ending.forked:
             leave(failure.error if failure is not None else None)
         self.current = None
         operation.settle(value, failure)
         self.context.handover.post(operation.ended)
+        del operation, value, failure  # the traceback of an error has this frame: it would keep itself alive
 
     def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
         for future in operation.awaited:
             if not future.done:
-                wait_in_thread(future)
+                wait_in_thread(future, unless=operation)
+            del future
+        if operation.done:  # cancelled, or given up
+            return None, None
         args, failure = operation.resolve_arguments()
         function = operation.function
-        if failure is not None or self._stopped or function is None:
+        if failure is not None or self._stopped or function is None or not operation.begins():
             return None, failure
         started_ns = operation.started_ns = perf_counter_ns()
         self.context.flight.started(operation.record, started_ns)
@@ -289,6 +357,7 @@ class ThreadedCompute(ComputeStream):
         finally:
             end_ns = perf_counter_ns()
             self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, operation.describe()))
+            del operation, function, args  # as in `_run`
 
 
 class ComputeStreams:
@@ -328,6 +397,18 @@ class ComputeStreams:
             await stream.ended()
 
 
+Errors: TypeAlias = Literal["raise", "await"]
+"""When an error of a rank's own code that nobody awaits is raised: at once, or at the await; see `Rank.compute`."""
+
+
+def check_errors(errors: str) -> None:
+    """Raise `UsageError` unless it is one of `Errors`."""
+    if errors not in ("raise", "await"):
+        raise UsageError(
+            f'errors: expected "raise" (at once) or "await" (at the await of the future), got {shown(errors)}'
+        )
+
+
 def check_stream(name: str | None) -> None:
     """Check the name of a compute stream.
 
@@ -339,49 +420,84 @@ def check_stream(name: str | None) -> None:
 
 
 class TaskFuture(Issued[T_co]):
-    """The handle of an async function; `await` it for the function's result. The rank waits for it at its end."""
+    """The handle of an async function; `await` it for the function's result.
 
-    __slots__ = ("_context",)
+    Attributes:
+        daemon: Whether the task ends with the program; the rank waits for any other task at its end.
+    """
+
+    __slots__ = ("_context", "_forced", "_prompt", "_scope", "_task", "daemon")
     name: str
     place: tuple[CodeType, int]
 
-    def __init__(self, context: RankContext, name: str, caller: CallSite) -> None:
+    def __init__(self, context: RankContext, name: str, caller: CallSite, *, prompt: bool, daemon: bool) -> None:
         super().__init__()
-        self.name = name
+        self.name, self._prompt, self.daemon = name, prompt, daemon
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
-        self._context = context
+        self._context, self._scope = context, trio.CancelScope()
+        self._task: Task | None = None
+        self._forced = False
 
     @property
     def label(self) -> str:
         """Its name in messages."""
-        return f"task '{self.name}'"
+        return f"{'daemon' if self.daemon else 'task'} '{self.name}'"
 
     def _loop_thread(self) -> int | None:
         return self._context.thread
 
+    def cancel(self) -> bool:
+        """Cancel the task, as its cancel scope would; any thread. It ends once it has left its `finally` blocks.
+
+        Returns:
+            Whether it is cancelled, now or since an earlier call; False if it has ended.
+        """
+        return self.cancelled() or self._context.on_loop(self._cancel)
+
+    def _cancel(self) -> bool:
+        if not self._done:
+            self._scope.cancel(reason=f"{self.label} ({self.call_site}) was cancelled")
+        return not self._done
+
     def start(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
         """Begin; the loop's thread only."""
-        self._context.outstanding.operations[self] = None
+        outstanding = self._context.outstanding
+        (outstanding.daemons if self.daemon else outstanding.operations)[self] = None
         self._context.spawn(self._run, function, args)
 
     async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
+        self._task = current_task()
+        value, failure = None, None
         try:
-            running = function(*args)
-            if not isawaitable(running):
-                raise UsageError(f"fn: expected an async function, but {self.name} returned {shown(running)}")
-            value, failure = await running, None
+            with self._scope:
+                running = function(*args)
+                if not isawaitable(running):
+                    raise UsageError(f"fn: expected an async function, but {self.name} returned {shown(running)}")
+                value = await (Closable(running, self._name_ignoring) if self.daemon else running)
+            if self._scope.cancelled_caught:
+                failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
         except Exception as error:
-            value, failure = None, Failure(error)
+            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced)
         self._end(value, failure)
+        del self, value, failure  # as in a compute's thread
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has ended, which also cancels it."""
         self._end(None, Failure(error, seen=True))
 
+    def force_end(self) -> None:
+        """End a daemon that goes on in spite of its cancellation; the loop's thread only."""
+        if self._task is not None and not self._done:
+            self._name_ignoring()
+            force_end(self._task)
+
+    def _name_ignoring(self) -> None:
+        self._forced = True  # what it still raises is of no interest: it is named already
+        notify(
+            f"{self.label} ({self.call_site}) of rank {self._context.rank} goes on although it was cancelled, and is "
+            "closed: let it end on trio.Cancelled, and shield for bounded clean-up only"
+        )
+
     def _end(self, value: object, failure: Failure | None) -> None:
-        if not settle(self, value, failure):
-            return
-        outstanding = self._context.outstanding
-        outstanding.operations.pop(self, None)
-        outstanding.note_end(self, failure)
-        tell(self)
+        if settle(self, value, failure):
+            conclude(self._context, self)

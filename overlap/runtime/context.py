@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from threading import get_ident
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import trio
@@ -14,10 +15,12 @@ from trio.lowlevel import checkpoint
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
+from ..errors import in_one_line
 from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.recording import RawSpan
 from .ending import Ending
 from .event_loop import Handover
+from .future import Failure
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Deadlines, Issued, Outstanding
 
@@ -61,12 +64,38 @@ class RankContext:
     step: int | None = None  # Index of the step that it is in, if any
     open_steps: list[tuple[int, int]] = field(default_factory=list)  # The steps that it is in, and since when
     kept_step: int | None = None  # Of the newest state or checkpoint that all ranks have on the disk, if there is one
+    program: trio.CancelScope | None = None  # Of its program, while that runs
+    failure: Failure | None = None  # The error of its own code that nobody awaited, which ends it
     closed: bool = False  # Whether it has ended: nothing may be issued any more
     deadlines: Deadlines = field(default_factory=Deadlines)  # Of its operations
     # Returns the checkpoint of a task that awaits an ended operation.
     pause: Callable[[], Coroutine[object, object, None]] = checkpoint
     # Returns "file:line" of its program, where that runs in another thread than the event loop.
     elsewhere: Callable[[], str] | None = None
+
+    @property
+    def prompt(self) -> bool:
+        """Whether errors of the code that this thread hands over end the rank at once if nobody awaits them.
+
+        Threads, and programs that own their main thread, ask for errors as `concurrent.futures` does.
+        """
+        return self.elsewhere is None and get_ident() == self.thread
+
+    def end_program(self, operation: Issued[Any], failure: Failure) -> None:
+        """Cancel the rank's program because its own code has raised where nobody awaits it; the loop's thread only.
+
+        A program that has returned hears of it at the end of the rank.
+        """
+        if self.program is None:
+            return
+        failure.note_seen()
+        raised = f"raised by {operation.label} ({operation.call_site}) while nobody awaited it"
+        if self.failure is None:
+            self.failure = failure
+            failure.error.add_note(f'{raised}; with errors="await", it waits until the future is awaited')
+            self.program.cancel(reason=raised)
+        else:
+            self.failure.error.add_note(f"then {in_one_line(failure.error)}, {raised}")
 
     def end_step(self, step: int, since_ns: int) -> None:
         """Show a step in the timeline, unless it has ended before."""
@@ -94,6 +123,20 @@ class RankContext:
             self.handover.post(function, *args)
         except trio.RunFinishedError:
             raise self.ending.peer_failed() from None
+
+    def on_loop(self, function: Callable[[], bool]) -> bool:
+        """Call a function on the event loop's thread and return its result; False if there is no loop any more.
+
+        Another thread waits until the loop has called it.
+        """
+        if get_ident() == self.thread:
+            return function()
+        answer: SimpleQueue[bool] = SimpleQueue()
+        try:
+            self.handover.post(lambda: answer.put(function()))
+        except trio.RunFinishedError:
+            return False
+        return answer.get()
 
     def expire(self, operation: Issued[object], timeout_s: float) -> None:
         """Let an operation of this rank expire when so much time has gone by."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from .future import Failure, Future, call_when_done, outcome, settle, tell
+from .future import Failure, Future, call_when_done, outcome, settle, source_of, tell
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -46,7 +46,7 @@ class Derived(Future[T_co]):
         failures = [failure for part in self._parts if (failure := outcome(part)[1]) is not None]
         value, failure = None, failures[0] if failures else None
         for other in failures[1:]:
-            other.seen = True  # this future has the first failure
+            other.note_seen()  # this future has the first failure
         if failure is None:
             try:
                 value = self._make([outcome(part)[0] for part in self._parts])
@@ -71,6 +71,15 @@ def resolve(value: object) -> tuple[object, Failure | None]:
         return dict(zip(value, plain, strict=True)), None
     rebuild = type(value)
     return (rebuild(*plain) if hasattr(value, "_fields") else rebuild(plain)), None  # named tuples take their fields
+
+
+def sources(value: object) -> Iterator[Future[object]]:
+    """Yield the futures of the operations whose results `value` holds, as `resolve` finds them."""
+    if isinstance(value, Future):
+        yield source_of(value)
+        return
+    for item in _items(value):
+        yield from sources(item)
 
 
 def _items(value: object) -> list[object]:

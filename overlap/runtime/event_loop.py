@@ -141,6 +141,16 @@ class Cancels(Protocol):
         """Stop it, soon."""
 
 
+class Withdraws(ABC):
+    """Work of a receive that can be taken back as long as no message has met it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def withdraw(self, later: Callable[[], None] | None) -> bool:
+        """Take it back; see `Communicator.withdraw_receive`."""
+
+
 class Looks(ABC):
     """Work of an operation that a waiting thread can do instead of sleeping at once.
 
@@ -187,12 +197,17 @@ class InTurn:
         self._callbacks.append(callback)
         if self._calling:
             return
-        self._calling = True
+        self._calling, errors = True, []
         try:
             while self._callbacks:
-                self._callbacks.popleft()()
+                try:
+                    self._callbacks.popleft()()
+                except Exception as error:  # the callbacks behind it are of other operations
+                    errors.append(error)
         finally:
             self._calling = False
+        if errors:
+            raise errors[0] if len(errors) == 1 else ExceptionGroup("callbacks of operations", errors)
 
 
 # A turn of the loop takes 15 to 35 us. A message of 64 KiB each way between two processes takes 250, and two such turns

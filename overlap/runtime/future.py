@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from numbers import Number
@@ -20,7 +20,7 @@ import numpy as np
 import trio
 from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
-from ..errors import UsageError, shown
+from ..errors import FutureCancelledError, UsageError, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,19 +38,58 @@ _FIRST = "await it first, or pass it to rank.compute or a collective"
 _LOCK = threading.Lock()
 
 
+class Cause:
+    """What made operations fail: one failed compute, or one loss that many operations met.
+
+    Attributes:
+        seen: Whether any task or thread was given the error of an operation that failed of it.
+    """
+
+    __slots__ = ("_unseen", "seen")
+
+    def __init__(self, *, seen: bool = False) -> None:
+        self.seen: bool = seen
+        self._unseen: dict[Cause, Failure] | None = None
+
+    def keep_in(self, unseen: dict[Cause, Failure], failure: Failure) -> None:
+        """Keep one of its failures among the unseen ones of a rank, until it is seen."""
+        self._unseen = unseen
+        unseen.setdefault(self, failure)
+
+    def note_seen(self) -> None:
+        """Note that a program was given an error of it; the rank keeps its failure no longer."""
+        self.seen = True
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None:
+            unseen.pop(self, None)
+
+
 class Failure:
-    """One error, shared by the future of the operation that raised it and by those that depended on it.
+    """One error, shared by the future of the operation that raised it and by futures that depended on it.
 
     Attributes:
         error: The exception as raised.
-        seen: Whether any task or thread has been given it; an unseen failure fails its rank at the end.
+        awaiters: Tasks that await it at a checkpoint.
+        cause: What made the operation fail, which other failures may share.
+        prompt: Whether it ends its rank at once if nobody awaits it: an error of the rank's own code.
     """
 
-    __slots__ = ("error", "seen")
+    __slots__ = ("awaiters", "cause", "error", "prompt")
 
-    def __init__(self, error: BaseException, *, seen: bool = False) -> None:
+    def __init__(self, error: BaseException, *, seen: bool = False, prompt: bool = False) -> None:
         self.error: BaseException = error
-        self.seen: bool = seen
+        self.awaiters: int = 0
+        self.cause: Cause = Cause(seen=seen)
+        self.prompt: bool = prompt
+
+    @property
+    def seen(self) -> bool:
+        """Whether any task or thread was given it, or another error of its cause."""
+        return self.cause.seen
+
+    def note_seen(self) -> None:
+        """Note that a task or thread was given it; an unseen failure fails its rank at the end."""
+        self.cause.note_seen()
 
 
 class Flag(int):
@@ -86,28 +125,43 @@ class Future(Generic[T_co]):
     `wait(timeout)` and `add_done_callback`, as in `concurrent.futures`. Programs on asyncio await it as well.
     """
 
-    __slots__ = ("_anywhere", "_callbacks", "_done", "_failure", "_threads", "_value", "_waiters")
+    __slots__ = ("_anywhere", "_callbacks", "_done", "_failure", "_taken", "_threads", "_value", "_waiters")
 
     def __init__(self) -> None:
         self._done = False
+        self._taken = False  # the result was given to a task, a thread, a callback or another operation
         self._value: object = None
         self._failure: Failure | None = None
-        self._anywhere: list[Callable[[], None]] | None = None
+        self._anywhere: list[partial[None]] | None = None
         self._waiters: list[Task] | None = None
         self._callbacks: list[Callable[[], None]] | None = None
-        self._threads: list[threading.Lock] | None = None
+        self._threads: dict[threading.Lock, None] | None = None
 
     @property
     def done(self) -> Flag:
         """Whether the operation has ended, well or badly; `done()` says the same."""
         return _YES if self._done else _NO
 
+    @property
+    def failed(self) -> bool:
+        """Whether the operation has ended with an error. To ask does not count as having been given the error."""
+        return self._done and self._outcome()[1] is not None
+
     def cancelled(self) -> bool:
-        """Whether it was cancelled: never, see `cancel`."""
-        return False
+        """Whether it was cancelled, or failed because one of its inputs was; see `cancel`."""
+        failure = self._outcome()[1] if self._done else None
+        return failure is not None and isinstance(failure.error, FutureCancelledError)
 
     def cancel(self) -> bool:
-        """Return False: an issued operation cannot be taken back, for the other ranks count on it."""
+        """Withdraw the operation if that is still possible; an await of it raises `FutureCancelledError`; any thread.
+
+        A receive that no message has met, a compute that has not begun and a task of `Rank.spawn` can be cancelled. A
+        collective, a send and a compute that runs cannot: other ranks count on them, or a thread is in them. To stop
+        waiting for one of these, cancel the task that awaits it.
+
+        Returns:
+            Whether it is cancelled, now or since an earlier call; False if it goes on or has ended.
+        """
         return False
 
     @property
@@ -128,10 +182,14 @@ class Future(Generic[T_co]):
             Exception: The error of the operation, if it failed.
         """
         value, failure = self._settled(timeout)
-        if failure is not None:
-            failure.seen = True
+        if failure is None:
+            self._taken = True
+            return cast(T_co, value)
+        failure.note_seen()
+        try:
             raise failure.error
-        return cast(T_co, value)
+        finally:
+            del self, failure  # the traceback of the error has this frame: it would keep itself alive
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error of the operation, waiting for its end as `result` does.
@@ -149,7 +207,7 @@ class Future(Generic[T_co]):
         _, failure = self._settled(timeout)
         if failure is None:
             return None
-        failure.seen = True
+        failure.note_seen()
         return failure.error
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -178,6 +236,7 @@ class Future(Generic[T_co]):
         Args:
             callback: Must not block. An error that it raises is logged, and changes nothing.
         """
+        self._claim()
         call = partial(_call_back, callback, self)
         with _LOCK:
             waits = not self.done
@@ -216,11 +275,11 @@ class Future(Generic[T_co]):
         if task is None:
             yield from _await_in_asyncio(self)
         elif self._done:
-            yield from self._pause().__await__()
+            yield from self._await_ended()
         elif self._loop_thread() not in (None, threading.get_ident()):
             raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
         elif self._ends_at_once():
-            yield from self._pause().__await__()
+            yield from self._await_ended()
         else:
             waiters = self._waiters
             if waiters is None:
@@ -230,15 +289,45 @@ class Future(Generic[T_co]):
 
             def abort(_: object) -> Abort:
                 waiters.remove(task)
+                self._await_cancelled()  # noqa: F821 (deleted below, once nothing can be cancelled any more)
                 return Abort.SUCCEEDED
 
             yield from wait_task_rescheduled(abort).__await__()  # noqa: ASYNC105 (driven by hand)
         if self._failure is None:
+            self._taken = True
             return self._value  # type: ignore[return-value]
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # see `result`
+
+    def _await_ended(self) -> Generator[object, object, None]:
+        """Pass a checkpoint; the loop may not have heard of a failure, and asks then whether a task awaits it."""
+        failure = self._failure
+        if failure is None:
+            try:
+                yield from self._pause().__await__()
+            except BaseException:
+                self._await_cancelled()
+                raise
+            return
+        failure.awaiters += 1
+        try:
+            yield from self._pause().__await__()
+        finally:
+            failure.awaiters -= 1
 
     def _is_awaited(self) -> None:
         """Note that a program cannot go on without it."""
+
+    def _await_cancelled(self) -> None:
+        """Note that a task that awaited it was cancelled; the loop's thread only."""
+
+    def _await_cancelled_elsewhere(self) -> None:
+        """Note that a task of another thread's loop that awaited it was cancelled; any thread."""
+
+    def _claim(self) -> None:
+        """Note that the program asks for it, or gives it to another operation; any thread."""
 
     def __repr__(self) -> str:
         state = "pending" if not self.done else "failed" if self._outcome()[1] else "done"
@@ -287,6 +376,10 @@ class Future(Generic[T_co]):
         """The thread of the event loop that tells of it, if that is known."""
         return None
 
+    def _source(self) -> Future[object]:
+        """The future of the operation that settles this one."""
+        return cast("Future[object]", self)
+
     def _ends_at_once(self) -> bool:
         """Whether it has ended, after an attempt to end it: called before a task of its loop waits for it."""
         return False
@@ -298,6 +391,7 @@ class Future(Generic[T_co]):
     def _settled(self, timeout: float | None) -> tuple[object, Failure | None]:
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
             raise UsageError(f"timeout: expected a number of seconds from 0, or None, got {shown(timeout)}")
+        self._claim()
         if not self.done:
             if trio.lowlevel.in_trio_run():
                 raise trio.WouldBlock(
@@ -311,7 +405,9 @@ class Future(Generic[T_co]):
         return self._value, self._failure
 
     def _wake_threads(self) -> None:
-        for ended in self._threads or ():
+        with _LOCK:
+            waiting = list(self._threads or ())
+        for ended in waiting:
             ended.release()
 
     def _call_anywhere(self) -> None:
@@ -327,6 +423,7 @@ class Future(Generic[T_co]):
             for task in waiters:
                 reschedule(task)
         if self._callbacks is not None:
+            self._taken = True
             with _LOCK:
                 callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks or ():
@@ -349,11 +446,14 @@ class Future(Generic[T_co]):
         ended = threading.Lock()  # which is released in the end: nothing that threads can wait for costs less
         ended.acquire()
         with _LOCK:
-            self._threads = [*(self._threads or ()), ended]
+            self._threads = {**(self._threads or {}), ended: None}
         longest = -1 if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
-        return self._done or ended.acquire(
-            timeout=longest
-        )  # settled before it was in the list: nobody would release it
+        # Settled before the lock was among them: nobody would release it.
+        if self._done or ended.acquire(timeout=longest):
+            return True
+        with _LOCK:
+            self._threads.pop(ended, None)
+        return self._done
 
 
 def _missing(name: str) -> property:
@@ -409,6 +509,16 @@ class _Item(Future[object]):
     def _loop_thread(self) -> int | None:
         return self._whole._loop_thread()
 
+    def _source(self) -> Future[object]:
+        return self._whole._source()
+
+    def _claim(self) -> None:
+        self._whole._claim()
+
+    def cancel(self) -> bool:
+        """Withdraw the operation that it is an item of; see `Future.cancel`."""
+        return self._whole.cancel()
+
     def __await__(self) -> Generator[object, object, object]:
         yield from self._whole.__await__()
         return self.result()
@@ -447,14 +557,20 @@ def _await_in_asyncio(future: Future[Any]) -> Generator[object, object, None]:
     """Wait on a loop of asyncio, which another thread wakes."""
     import asyncio  # a program that awaits there has it
 
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop, ended, source = asyncio.get_running_loop(), asyncio.Event(), future._source()
 
     def wake(_: object) -> None:
         with suppress(RuntimeError):  # that loop has been closed meanwhile
             loop.call_soon_threadsafe(ended.set)
 
-    future.add_done_callback(wake)
-    yield from ended.wait().__await__()
+    call_anywhere(source, wake)
+    try:
+        yield from ended.wait().__await__()
+    except BaseException:
+        with _LOCK:
+            source._anywhere = [call for call in source._anywhere or () if call.args[0] is not wake] or None
+        source._await_cancelled_elsewhere()
+        raise
 
 
 def _call_back(callback: Callable[[Future[Any]], object], future: Future[Any]) -> None:
@@ -468,7 +584,8 @@ def _call_back(callback: Callable[[Future[Any]], object], future: Future[Any]) -
 
 
 def outcome(future: Future[Any]) -> tuple[object, Failure | None]:
-    """Return the value and the failure of a settled future."""
+    """Return the value and the failure of a settled future, to an operation that uses it."""
+    future._source()._taken = True
     return future._outcome()
 
 
@@ -492,6 +609,7 @@ def tell(future: Future[Any]) -> None:
 
 def call_when_done(future: Future[Any], callback: Callable[[], None]) -> None:
     """Call `callback` on the loop's thread once a future is settled; at once if it is. The loop's thread only."""
+    future._claim()
     if future.done:
         callback()
         return
@@ -507,6 +625,7 @@ def call_anywhere(future: Future[Any], callback: Callable[[Any], object]) -> Non
     That may be a thread of the program, and then no loop has to be woken for it. The callback must neither block nor
     touch what belongs to the loop. An error that it raises is logged, and changes nothing.
     """
+    future._claim()
     call = partial(_call_back, callback, future)
     with _LOCK:
         waits = not future.done
@@ -523,6 +642,60 @@ def is_elsewhere(future: Future[Any], thread: int) -> bool:
     return not future.done and future._loop_thread() not in (None, thread)
 
 
-def wait_in_thread(future: Future[Any]) -> None:
-    """Wait in a thread that runs no event loop."""
-    future._block()
+def wait_in_thread(future: Future[Any], unless: Future[Any] | None = None) -> None:
+    """Wait in a thread of ours that runs no event loop; not as the program does, see `is_waited_for`.
+
+    Args:
+        future: To be waited for.
+        unless: Its end ends the wait, too.
+    """
+    ended = threading.Lock()
+    ended.acquire()
+
+    def release(_: object) -> None:
+        with suppress(RuntimeError):  # the other one has released it
+            ended.release()
+
+    call_anywhere(future._source(), release)
+    if unless is not None:
+        call_anywhere(unless, release)
+    ended.acquire()
+
+
+def withdraw(future: Future[Any], failure: Failure, begun: Callable[[], bool]) -> bool:
+    """Settle a future with a failure unless it has ended or its work has begun; any thread. `tell` must follow."""
+    with _LOCK:
+        if future._done or begun():
+            return False
+        future._failure, future._done = failure, True
+    future._wake_threads()
+    if future._anywhere is not None:
+        future._call_anywhere()
+    return True
+
+
+def begins(future: Future[Any], begin: Callable[[], None]) -> bool:
+    """Call `begin` unless a future was withdrawn or given up; return whether it was called; any thread."""
+    with _LOCK:
+        if not future._done:
+            begin()
+        return not future._done
+
+
+def is_waited_for(future: Future[Any]) -> bool:
+    """Whether a task or a thread of the program waits for a future itself; the loop's thread only."""
+    failure = future._failure
+    return bool(future._waiters or future._threads or (failure is not None and failure.awaiters))
+
+
+def source_of(future: Future[Any]) -> Future[object]:
+    """Return the future of the operation that settles another one: itself, or the whole of which that is an item."""
+    return future._source()
+
+
+def consumers(future: Future[Any]) -> Iterator[Future[Any]]:
+    """Yield the futures that have asked to be called when another one is done; the loop's thread only."""
+    for callback in future._callbacks or ():
+        consumer = getattr(callback, "__self__", None)
+        if isinstance(consumer, Future):
+            yield consumer

@@ -22,6 +22,7 @@ from .future import Failure, Future, is_elsewhere, settle, tell
 from .match import Key
 from .operation import CollectiveFuture, Lane, Members, Port
 from .outstanding import CallSite, check_timeout
+from .receive import ReceiveFuture
 from .received import Received, Room
 from .stream import MessageLane, Stream, Streams
 from .trees import is_tree, packs, unpacked
@@ -242,14 +243,27 @@ class Issuer:
         out = receive_like(like, self.context.arrays)
         operation: CollectiveFuture[Any]
         if type(out) is Room:
-            operation = Received(P2P, None, out.packed, caller, priority, name)
+            operation = Received(out.packed, caller, priority, name, (self, src, tag, stream))
             operation.expect(out)
             self._prepare(operation, timeout_s)
             operation.call = out.call
         else:
-            operation = CollectiveFuture(P2P, None, out, caller, priority, name)
+            operation = ReceiveFuture(out, caller, priority, name, (self, src, tag, stream))
             self._prepare(operation, timeout_s)
         return self._start_message(operation, True, src, tag, stream)
+
+    def receivers_port(self, operation: ReceiveFuture[object]) -> Port:
+        """Return the port of the messages from the source of a receive, which may have been closed since."""
+        _, _, tag, asked = operation.request
+        stream = cast("Stream | str | None", asked)
+        return self._message_port((True, operation.port.src, tag, stream), self._streams.find(stream))
+
+    def receive_again(self, operation: ReceiveFuture[object]) -> None:
+        """Issue a receive that has given its place back; the loop's thread only."""
+        _, src, tag, asked = operation.request
+        if operation.out is not None and not (type(operation.out) is np.ndarray and operation.out.flags.carray):
+            take_output(operation)
+        self._start_message(operation, True, src, tag, cast("Stream | str | None", asked))
 
     def _start_message(
         self, operation: CollectiveFuture[Any], receives: bool, peer: int | None, tag: int, stream: Stream | str | None

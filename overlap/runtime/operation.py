@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Coroutine, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
 from time import perf_counter
 from types import CodeType, FrameType
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from ..flight.recorder import Known
 from ..timeline.ranklist import listed
 from ..timeline.recording import RawGroup, RawMatch
 from .context import RankContext
+from .derived import sources
 from .event_loop import Cancels, Looks
 from .future import Failure, Future
 from .memory.arrays import read_only
@@ -72,6 +74,25 @@ class Matching(Protocol):
     def missing(self, seq: int) -> list[int]:
         """World ranks that have not come, if some rank has."""
 
+    def withdraw_receive(self, operation: Operation, later: Callable[[], None] | None) -> bool:
+        """Take a receive out of matching; False if a message has met it, see `Communicator.withdraw_receive`."""
+
+    def forget_receive(self, operation: Operation) -> None:
+        """Forget a receive that the transport has taken back."""
+
+    def put_back(self, port: Port, message: ReturnedMessage) -> None:
+        """Keep a message that was received and not taken for the next receive."""
+
+    def has_message(self, port: Port) -> bool:
+        """Whether a receive would meet a message at once, as far as that is known."""
+
+
+class ReturnedMessage(NamedTuple):
+    """A message that was received and that no task has taken: the only task that awaited it was cancelled."""
+
+    call: Call  # Kind, dtype, shape and form
+    data: Array | None  # Flat, and its own memory; None in a simulation without data
+
 
 class Lane(Protocol):
     """The stream of an operation, as operations see it."""
@@ -102,6 +123,9 @@ class Lane(Protocol):
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove an operation that has ended, and start the next."""
 
+    def waiting(self) -> Iterable[Operation]:
+        """Return the operations that wait for room."""
+
 
 class Port:
     """One rank's end of a communicator.
@@ -112,13 +136,16 @@ class Port:
         place: Of the rank among those that meet, which mostly is the same.
         stream: The lane that its operations take.
         next_seq: Number of its next operation.
+        returned: Messages that the next receives get: they were received, and not taken.
         known: The calls that the flight record has words for.
         src: Group rank that sends; None for collectives, and as long as a receive from any source has not chosen.
         towards: The peer of messages, for people to read.
         group: The name and ranks of the group, for the timeline.
     """
 
-    __slots__ = ("communicator", "group", "known", "next_seq", "place", "position", "src", "stream", "towards")
+    __slots__ = (
+        "communicator", "group", "known", "next_seq", "place", "position", "returned", "src", "stream", "towards",
+    )  # fmt: skip
 
     group: RawGroup
     communicator: Matching
@@ -133,6 +160,14 @@ class Port:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
         self.next_seq, self.towards, self.src = 0, towards, None
         self.known: Known = Known()
+        self.returned: deque[ReturnedMessage] = deque()
+
+    def give_back(self, seq: int) -> None:
+        """Give the number of a receive that takes no message of it to the next receive."""
+        for later in self.stream.waiting():
+            if later.seq > seq:
+                later.seq -= 1
+        self.next_seq -= 1
 
 
 class CollectiveFuture(Issued[T_co]):
@@ -197,7 +232,7 @@ class CollectiveFuture(Issued[T_co]):
     ) -> None:
         # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
         # Callers name arguments by position: by keyword, to make an object of a class takes half as long again.
-        self._done = False
+        self._done = self._taken = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
         self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out  # type: ignore[assignment]
@@ -239,6 +274,11 @@ class CollectiveFuture(Issued[T_co]):
         if port is not None:  # where no other rank has such an operation, its number says nothing
             which = f" #{self.seq}{port.towards}" if port.communicator.members else port.towards
         return f"{self.name}{which} on group '{self.group.name}'"
+
+    @property
+    def inputs(self) -> Iterable[Future[object]]:
+        """Operations whose results it sends, as long as it has not taken them."""
+        return sources(self.input)
 
     @property
     def awaits(self) -> Sequence[int]:

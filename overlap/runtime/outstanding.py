@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache
 from math import inf, isfinite
 from types import CodeType, FrameType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import trio
 
 from transports import TransportError
 
-from ..errors import DeadlineError, UsageError, shown
+from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, text_of
 from ..timeline.ranklist import listed
 from ..timeline.recording import call_site
-from .future import Failure, Future, settle
+from .future import Cause, Failure, Future, consumers, is_waited_for, settle
 
 T_co = TypeVar("T_co", covariant=True)
 
 CallSite: TypeAlias = FrameType | str | tuple[CodeType, int]
 """Where something is issued: a frame, "file.py:41", or the `place` of another handle."""
 
+_CAUSES = 64  # of failures elsewhere that a rank remembers: peers, mostly
 _LISTED = 4  # how many unfinished operations of a rank a report names
 
 
@@ -38,6 +39,11 @@ class Issued(Future[T_co]):
     def call_site(self) -> str:
         """Where it was issued, as "file:line"."""
         return call_site(*self.place)
+
+    @property
+    def inputs(self) -> Iterable[Future[object]]:
+        """Operations whose results it uses, as long as it has not taken them."""
+        return ()
 
     @property
     def awaits(self) -> Sequence[int]:
@@ -76,42 +82,95 @@ class Outstanding:
 
     Attributes:
         operations: In the order in which they were issued.
+        daemons: The tasks that end with the program.
         draining: Whether the rank waits for them to end.
         doing: The operations that were unfinished when the rank was abandoned, as text.
     """
 
-    __slots__ = ("_changed", "_cut_off", "_unseen", "doing", "draining", "operations")
+    __slots__ = ("_causes", "_changed", "_cut_off", "_unseen", "daemons", "doing", "draining", "operations")
 
     def __init__(self) -> None:
         self.operations: dict[Issued[object], None] = {}
+        self.daemons: dict[Issued[object], None] = {}
         self.draining: bool = False
         self.doing: list[str] = []
         self._cut_off = ""  # the first operation whose wire broke
-        self._unseen: list[Failure] = []
+        self._unseen: dict[Cause, Failure] = {}  # the first of each cause, oldest cause first
+        self._causes: dict[object, Cause] = {}  # of failures that arose elsewhere, by what tells them apart
         self._changed = trio.Event()
 
     def note_end(self, operation: Issued[T_co], failure: Failure | None) -> None:
         """Keep the failure of an operation that ended, in case it is never awaited, and let `drain` look again."""
         if failure is not None:
-            self._unseen.append(failure)
+            self._share_cause(failure)
+            if not failure.seen:
+                failure.cause.keep_in(self._unseen, failure)
             if isinstance(failure.error, TransportError):
                 self._cut_off = self._cut_off or f"{operation.label} ({operation.call_site})"
         self._changed.set()
 
-    async def drain(self) -> None:
+    async def drain(self, waits: Callable[[Issued[object]], bool] | None = None) -> None:
         """Wait for everything issued.
+
+        Args:
+            waits: Whether an operation, or a daemon, is to be waited for; by default all operations are.
 
         Raises:
             BaseException: The first error that nobody has seen.
         """
         self.draining = True
-        while self.operations and not self._first_unseen():
+        while not self.unseen and (any(map(waits, [*self.operations, *self.daemons])) if waits else self.operations):
             self._changed = trio.Event()
             await self._changed.wait()
-        unseen = self._first_unseen()
+        unseen = self.unseen
         if unseen is not None:
-            unseen.seen = True
+            unseen.note_seen()
             raise unseen.error
+
+    @property
+    def unseen(self) -> Failure | None:
+        """The oldest failure that no task or thread was given."""
+        return next(iter(self._unseen.values()), None) if self._unseen else None
+
+    def is_awaited(self, future: Future[Any], failure: Failure) -> bool:
+        """Whether a task or thread of the program waits for a failed future, or for anything that has it as an input.
+
+        Cost: one pass over the unfinished operations; only for errors of the rank's own code.
+        """
+        users: dict[Future[object], list[Issued[object]]] = {}
+        ahead: list[Future[Any]] = [future]
+        for operation in list(self.operations):
+            if operation._failure is failure:  # it has taken a failed input, and the loop has not heard of that
+                ahead.append(operation)
+            for each in operation.inputs:
+                users.setdefault(each, []).append(operation)
+                if each._failure is failure:  # the input has failed of it and is over
+                    ahead.append(operation)
+        looked: set[Future[Any]] = set()
+        while ahead:
+            each = ahead.pop()
+            if each in looked:
+                continue
+            if is_waited_for(each):
+                return True
+            looked.add(each)
+            ahead += [*users.get(each, ()), *consumers(each)]
+        return False
+
+    def _share_cause(self, failure: Failure) -> None:
+        """Let a failure that arose elsewhere have the cause of earlier ones: one that was seen is enough for all."""
+        key = _what_happened(failure.error)
+        if key is None:
+            return
+        known = self._causes.get(key)
+        if known is None:
+            if len(self._causes) >= _CAUSES:
+                del self._causes[next(iter(self._causes))]
+            self._causes[key] = failure.cause
+        elif failure.seen:
+            known.note_seen()
+        else:
+            failure.cause = known
 
     def abandon(self, error: Callable[[], BaseException]) -> None:
         """Fail everything unfinished."""
@@ -145,8 +204,25 @@ class Outstanding:
         found = waiting or [each for each in operations if each.concerns(ranks)]
         return f"{found[0].label} ({found[0].call_site})" if found else self._cut_off
 
-    def _first_unseen(self) -> Failure | None:
-        return next((failure for failure in self._unseen if not failure.seen), None)
+
+def _what_happened(error: BaseException) -> object:
+    """Return what is equal in errors of one cause that arose elsewhere; None for an error that has its own cause."""
+    if not isinstance(error, PeerError):
+        return None
+    cause = error.__cause__
+    return type(error), error.culprit, "" if cause is None else f"{type(cause).__name__}: {text_of(cause)}"
+
+
+def arose_here(error: BaseException) -> bool:
+    """Whether an error is of a rank's own code, rather than of a peer, a disagreement, a deadline or a lost wire.
+
+    A task that passes on the error of an operation does not make it its own.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(arose_here, error.exceptions))
+    if isinstance(error, OverlapError):
+        return isinstance(error, UsageError) and not error.agreed
+    return not isinstance(error, TransportError)
 
 
 def name_told(name: object, otherwise: str) -> str:

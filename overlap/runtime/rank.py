@@ -21,7 +21,7 @@ from ..timeline.recording import Recorder
 from ..timeline.span import Clock as ClockName
 from .backend import Backend
 from .calls import Calls
-from .compute import ComputeFuture, ComputeStreams, TaskFuture, check_stream
+from .compute import ComputeFuture, ComputeStreams, Errors, TaskFuture, check_errors, check_stream
 from .context import STEP_OF_TASK, RankContext
 from .future import Future
 from .group import Group, Surroundings
@@ -141,6 +141,7 @@ class Rank(Calls):
         flops: float | None = None,
         bytes_moved: float | None = None,
         stream: str | None = None,
+        errors: Errors = "raise",
         call_site: CallSite | None = None,
     ) -> ComputeFuture[T]:
         """Queue `fn(*args)` on this rank's compute stream and return its future at once.
@@ -166,19 +167,24 @@ class Rank(Calls):
             flops: The same as floating-point operations.
             bytes_moved: The same as bytes of memory traffic.
             stream: Name of the compute stream, which is made when it is first used; None for the default one.
+            errors: When an error of `fn` is raised that no task or thread awaits: "raise", at once, and it ends the
+                rank; "await", at the await of its future, and at the end of the rank if there is none. An error counts
+                as awaited while a task or thread waits for the future, or for anything that has it as an input. Work
+                that threads issue, and all work under `overlap.connect`, is "await".
             call_site: On whose behalf it is issued, for errors, verdicts and the timeline: a frame, "file.py:41", or
                 the `place` of another future. By default the line of the call; for adapters, whose callers are to be
                 named.
 
         Raises:
-            UsageError: At the call, if `fn` is not a plain function, `stream` no name, or `call_site` no place; on the
-                virtual clock also if nothing says what it costs, or a cost cannot be meant.
+            UsageError: At the call, if `fn` is not a plain function, `stream` no name, `errors` unknown, or `call_site`
+                no place; on the virtual clock also if nothing says what it costs, or a cost cannot be meant.
         """
         if not callable(fn):
             raise UsageError(f"fn: expected a function, got {type(fn).__name__}; pass its arguments separately")
         if inspect.iscoroutinefunction(fn):
             raise UsageError(f"fn: expected a plain function, got the async function {fn.__name__}; await it instead")
         check_stream(stream)
+        check_errors(errors)
         context = self._context
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
@@ -189,7 +195,7 @@ class Rank(Calls):
             context, fn, args, label, _getframe(1) if call_site is None else call_site
         )
         operation.cost = self._compute.default.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
-        operation.stream = stream
+        operation.stream, operation.prompt = stream, errors == "raise" and context.prompt
         operation.lock_arguments()
         if get_ident() == context.thread:
             self._submit(operation)
@@ -216,23 +222,31 @@ class Rank(Calls):
         fn: Callable[[*Args], Awaitable[T]],
         *args: *Args,
         name: str | None = None,
+        daemon: bool = False,
+        errors: Errors = "raise",
         call_site: CallSite | None = None,
     ) -> Future[T]:
-        """Run an async function beside the program, as a task of this rank, and return its future at once.
+        """Run an async function next to the program, as a task of this rank, and return its future at once.
 
-        It ends with the rank: the rank waits for it, and an error that nobody awaits fails the rank.
+        The rank waits for it at its end, and cancels it first if it is a daemon. `cancel()` of the future cancels the
+        task at any time. An error that nobody awaits at that moment ends the rank at once.
 
         Args:
             fn: An async function; `fn(*args)` is awaited.
             args: Its arguments.
             name: For messages; by default the function's name.
+            daemon: Whether the task ends with the program, as a logger does: it is cancelled when the program and all
+                that it has issued have ended. One that goes on for 5 s after that is named, and closed.
+            errors: When an error that nobody awaits is raised; see `compute`.
             call_site: On whose behalf it is started; see `compute`.
 
         Raises:
-            UsageError: At the call, if `fn` is no function, or not on the thread of the rank's event loop.
+            UsageError: At the call, if `fn` is no function, `errors` unknown, or this is not the thread of the event
+                loop of the rank.
         """
         if not callable(fn):
             raise UsageError(f"fn: expected an async function, got {type(fn).__name__}; pass its arguments separately")
+        check_errors(errors)
         context = self._context
         if get_ident() != context.thread:
             raise UsageError("spawn: only the thread of the rank's event loop starts tasks")
@@ -240,7 +254,13 @@ class Rank(Calls):
             raise context.ending.peer_failed()
         label = str(getattr(fn, "__name__", "task"))
         caller = _getframe(1) if call_site is None else call_site
-        task: TaskFuture[T] = TaskFuture(context, label if name is None else name_told(name, label), caller)
+        task: TaskFuture[T] = TaskFuture(
+            context,
+            label if name is None else name_told(name, label),
+            caller,
+            prompt=errors == "raise" and context.prompt,
+            daemon=bool(daemon),
+        )
         task.start(fn, args)
         return task
 

@@ -19,7 +19,7 @@ from .context import Arrays
 from .forms import Absent, parsed, text_of
 from .future import Failure
 from .memory.foreign import as_output
-from .operation import CollectiveFuture
+from .receive import ReceiveFuture
 from .trees import filled, leaves_of, with_items
 
 
@@ -83,21 +83,21 @@ def _with_arrays(like: object, arrays: Arrays) -> object:
     return with_items(like, lambda item: _with_arrays(item, arrays))
 
 
-class Received(CollectiveFuture[object]):
+class Received(ReceiveFuture[object]):
     """The receive of a tree, or of what the sender sends."""
 
-    __slots__ = ("_form", "_lent", "room")
+    __slots__ = ("_form", "_lent", "_pattern", "room")
 
     room: Room
 
     def expect(self, room: Room) -> None:
         """Say what it fills, before it is issued."""
-        self.room, self._form, self._lent = room, room.call.form, False
+        self.room, self._form, self._lent, self._pattern = room, room.call.form, False, room.call
 
     def fit(self, pattern: Call) -> None:
         """Make the array that arrives, unless there is one, and keep in mind the form of its tree."""
         super().fit(pattern)
-        self._form = pattern.form
+        self._form, self._pattern = pattern.form, pattern
 
     def lock(self) -> None:
         """Make the arrays of the tree read-only for everybody else until it ends."""
@@ -108,6 +108,8 @@ class Received(CollectiveFuture[object]):
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Take apart what has arrived, and hand it over."""
+        if self.puts_back():
+            return
         if not self._done and self._form:
             try:
                 self.given = self._taken_apart()
@@ -115,6 +117,19 @@ class Received(CollectiveFuture[object]):
                 self.fail(Failure(error))
                 return
         super().finish(end_ns, meeting)
+
+    def received(self, value: object) -> tuple[Call, Array | None]:
+        """Return the call and the bytes of the message, as a flat copy."""
+        if value is None or not self._form or self.context.arrays.shapes_only:
+            return self._pattern, super().received(value)[1]
+        flat = np.concatenate([as_output(leaf, "like").reshape(-1).view(np.uint8) for leaf in leaves_of(value)])
+        assert self._pattern.dtype is not None, "a message that was received has a type"
+        return self._pattern, flat.view(self._pattern.dtype)
+
+    def release(self) -> None:
+        """Give the arrays back: nothing moves any more."""
+        super().release()
+        self._lent = False
 
     def _taken_apart(self) -> object:
         room, arrays = self.room, self.context.arrays

@@ -135,6 +135,9 @@ class SpanningCommunicator(Communicator):
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; its program starts as soon as it is known what travels."""
+        if operation.port.returned:
+            self._take_returned(operation)
+            return
         self._note(operation)
         way = self._short_ways.get(operation.call)
         if way is not None and self._calm():
@@ -230,6 +233,18 @@ class SpanningCommunicator(Communicator):
         if not operation.done and isinstance(failure.error, LinkLostError):
             failure.error.evident = True
             self.fail_one(match, operation, failure)
+
+    def forget_receive(self, operation: Operation) -> None:
+        """Forget a receive that the transport has taken back, and its number, which the next receive gets.
+
+        Both ends number messages, so the number of a receive is that of the message that it meets: a receive without a
+        message has taken none. Another process may have been told of it. It cannot be told otherwise in time: see
+        `SpanningMessages.hear`.
+        """
+        super().forget_receive(operation)
+        self.issued[self.members[operation.port.position]] = operation.seq
+        if self.past(operation.seq) is not None:
+            del self._past[operation.seq % _REMEMBERED]
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end, and with it whatever is or comes here or elsewhere."""

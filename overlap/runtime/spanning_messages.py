@@ -18,7 +18,7 @@ from .communicator import BaseEngine, Communicator
 from .communicators import Communicators
 from .future import Failure
 from .match import CALL_BITS, CHANNEL_BITS, Key, Match, Voice, mismatch
-from .operation import Operation
+from .operation import Operation, Port
 from .spanning import Called, SpanningCommunicator, SpanningMatch, Telling
 
 # Of how many tags at rest the number of messages is remembered, so that who waits for a rank that has finished can be
@@ -77,9 +77,20 @@ class SpanningMessages(SpanningCommunicator):
             self.fail_one(match, operation, Failure(_forgotten(self.key, self.name, operation.seq)))
 
     def hear(self, seq: int, said: Voice) -> bool:
-        """Compare another process's call with ours, or answer a receiver; False if ours has not come to it yet."""
+        """Compare another process's call with ours, or answer a receiver; False if ours has not come to it yet.
+
+        The receiver judges: only it knows which of its receives are withdrawn. A sender that hears of another call
+        answers with its own, which the receiver compares with the receive that has this number now.
+        """
         if said.call.dtype is not None:
-            return super().hear(seq, said) if self._counted else True
+            if not self._counted:
+                return True
+            mine = self.past(seq)
+            if self.key.ends[0] in self._local and mine is not None and not mine[1].agrees(said.call):
+                rank, call, place = mine
+                self._others.tell_call(self.id, (seq,), Voice(rank=rank, call=call, call_site=call_site(*place)))
+                return True
+            return super().hear(seq, said)
         if self.key.ends[0] not in self._local:
             self._learn_nothing(seq)
             return True
@@ -110,12 +121,16 @@ class SpanningMessages(SpanningCommunicator):
     @property
     def at_rest(self) -> bool:
         """Whether none is under way."""
-        return not self._matches and all(port.stream.idle for port in self.ports.values())
+        return not self._matches and all(port.stream.idle and not port.returned for port in self.ports.values())
 
     @property
     def count(self) -> int:
         """The number of messages, ever."""
         return max(self.issued.values(), default=self.first_seq)
+
+    def has_message(self, port: Port) -> bool:
+        """Whether a receive would meet a message at once, as far as that is known."""
+        return super().has_message(port) or self._shared.has_announced(self.key)
 
     def _rest(self) -> None:
         if not self.resting and self.at_rest:
@@ -274,6 +289,10 @@ class SpanningCommunicators(Communicators):
             if key.src not in known:
                 known[key.src] = key.ends[0], key.tag_base()
         return [known[key.src] for key in keys]
+
+    def has_announced(self, key: Key) -> bool:
+        """Whether another process has announced a message of a key, whatever its call."""
+        return self.elsewhere(key) and self.announced(key.ends[1], [key]) is not None
 
     def suits(self, receive: Operation, key: Key, message: Envelope) -> bool:
         """Whether the call of a receive is that of a message of a key."""

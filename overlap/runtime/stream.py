@@ -15,7 +15,7 @@ has finished it by sending, it looks whether the others are done with n (`engine
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
 
@@ -69,6 +69,10 @@ class Stream:
     def idle(self) -> bool:
         """Whether all of its operations have ended."""
         return not self._in_flight
+
+    def waiting(self) -> Iterable[Operation]:
+        """Return the operations that wait for room."""
+        return self._waiting
 
     @property
     def last(self) -> Operation | None:

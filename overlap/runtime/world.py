@@ -29,7 +29,7 @@ from .blame.standing import Standing
 from .checking import CheckingIssuer
 from .communicator import BaseEngine
 from .communicators import Communicators
-from .compute import ComputeStreams
+from .compute import ComputeStreams, TaskFuture
 from .context import RankContext
 from .ending import RANK, Ending, ending_forks, kept, stop_loop
 from .event_loop import Handover, InTurn
@@ -48,6 +48,8 @@ T = TypeVar("T")
 
 # How often is looked whether mail has been read.
 _DELIVERED_S = 1e-3
+GRACE_S = 5.0
+"""Seconds in which a cancelled daemon has to end; for longer, people wonder why a program does not end."""
 _TOLD = 16  # lines on who waits for whom, when the user has had enough
 # Errors that end a program from outside; any other is its own failure.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
@@ -224,16 +226,17 @@ class World:
     async def _live_rank(
         self, member: Member, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
-        rank, context = member.rank, member.context
+        context = member.context
         RANK.set((context.rank, self.size))
         try:
             async with trio.open_nursery() as context.nursery:
                 try:
                     try:
                         with ending_forks(self.ending):
-                            results[context.rank] = await begun(main, rank, args)
+                            results[context.rank] = await _run_program(member, main, args)
                     finally:
                         context.end_steps()
+                    await _end_tasks(context)
                     await context.outstanding.drain()
                 except (
                     BaseException
@@ -431,6 +434,55 @@ class World:
         if self.ending.failure is not None or self._scope.cancel_called:
             meta[ENDED] = "failed" if self.ending.failure is not None else "was stopped"
         return Timeline.collect(self.recorders(), world_size=self.size, clock=self.backend.name, meta=meta)
+
+
+async def _run_program(member: Member, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
+    """Run the program of a rank to its end, or until its own code raises where nobody awaits it.
+
+    Raises:
+        BaseException: That error; if the program raises another one while it is cancelled, both in a group, as from a
+            nursery.
+    """
+    context, raised = member.context, None
+    try:
+        with trio.CancelScope() as context.program:
+            result = await begun(main, member.rank, args)
+    except BaseException as error:
+        if context.failure is None or error is context.failure.error:
+            raise
+        failed, stopped = parted(error, stops=_STOPS)
+        if stopped is not None:  # the world ends: its cause is known
+            raise
+        raised = failed
+    finally:
+        context.program = None
+    if context.failure is None:
+        return result
+    if raised is not None:
+        message = "what nobody awaited, and what the program raised when it was cancelled"
+        raise BaseExceptionGroup(message, [context.failure.error, raised]) from None
+    raise context.failure.error
+
+
+async def _end_tasks(context: RankContext) -> None:
+    """Wait for the tasks of a rank whose program has returned, and end its daemons; one that goes on is closed.
+
+    Daemons last as long as tasks, which may need them, and no longer: a daemon that receives for ever would keep the
+    rank waiting for its message.
+
+    Raises:
+        BaseException: The first error that nobody has seen.
+    """
+    outstanding = context.outstanding
+    await outstanding.drain(lambda operation: isinstance(operation, TaskFuture) and not operation.daemon)
+    for daemon in list(outstanding.daemons):
+        daemon.cancel()
+    with trio.move_on_after(GRACE_S):
+        await outstanding.drain(outstanding.daemons.__contains__)
+    for daemon in list(outstanding.daemons):
+        if isinstance(daemon, TaskFuture):
+            daemon.force_end()
+    await outstanding.drain(outstanding.daemons.__contains__)
 
 
 def _told(machine: topology.Cluster) -> str:

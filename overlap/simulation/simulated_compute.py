@@ -12,7 +12,6 @@ from typing import cast
 from ..runtime.compute import ComputeFuture, ComputeStream
 from ..runtime.context import RankContext
 from ..runtime.future import Failure, call_when_done
-from ..runtime.memory.buffer_locks import explain
 from ..timeline.replay.computes import Call, Which
 from . import ComputeCosts, Conditions, Order, Traffic
 from .faulty_world import Doom
@@ -137,10 +136,16 @@ class SimulatedCompute(ComputeStream):
             self._busy = True
             pending = next((future for future in operation.awaited if not future.done), None)
             if pending is not None:
-                call_when_done(pending, partial(self.context.soon, self._next))
+                for end in (pending, operation):  # its own end is a cancellation
+                    call_when_done(end, partial(self.context.soon, partial(self._go_on, operation)))
             else:
                 self._due(self._queue.popleft())
             return
+
+    def _go_on(self, operation: ComputeFuture[object]) -> None:
+        """Look at the queue again, if a function is still its first."""
+        if self._queue and self._queue[0] is operation:
+            self._next()
 
     def _due(self, operation: ComputeFuture[object]) -> None:
         """Start a function, after what lies between it and the one before it if real calls are replayed."""
@@ -167,16 +172,17 @@ class SimulatedCompute(ComputeStream):
             self._end(operation, None, failure)
             return
         value = None
+        operation.begins()
         assert operation.function is not None
         assert operation.cost is not None
         try:
             value = operation.function(*args)
         except (Exception, SystemExit) as error:
-            explain(error)
-            failure = Failure(error)
+            failure = operation.failure_of(error)
         cost_ns, kind = operation.cost
         done = partial(self._done, operation, started_ns, value, failure)
         self._take(self._disturbed(operation, self._jitter.compute_ns(cost_ns)), kind, done)
+        del operation, args, done, failure  # the traceback of an error has this frame: it would keep itself alive
 
     def _disturbed(self, operation: ComputeFuture[object], cost_ns: int) -> int:
         """Return the time of a function under faults, of which its rank may die."""

@@ -63,8 +63,10 @@ def untraced(method: _Method) -> _Method:
 
     @wraps(method)
     def call(*args: Any, **more: Any) -> Any:
-        if not _skipped and "torch._dynamo" in sys.modules:  # a module that takes a second to import
-            sys.modules["torch._dynamo"].eval_frame.skip_code(cast(Any, call).__code__)
+        # A module that takes a second to import, perhaps in another thread now: then nothing is compiled yet.
+        compiler = getattr(sys.modules.get("torch._dynamo"), "eval_frame", None)
+        if not _skipped and hasattr(compiler, "skip_code"):
+            cast(Any, compiler).skip_code(cast(Any, call).__code__)
             _skipped.append(True)
         if get_eval_frame_callback() is None:
             return method(*args, **more)

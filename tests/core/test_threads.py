@@ -178,7 +178,7 @@ def test_a_callback_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture
 
 def test_the_error_of_an_operation_can_be_asked_for() -> None:
     async def main(rank: R) -> list[str]:
-        bad, good = rank.compute(lambda: 1 / 0), rank.compute(lambda: 1)
+        bad, good = rank.compute(lambda: 1 / 0, errors="await"), rank.compute(lambda: 1)
         await good
         return [type(bad.exception()).__name__, type(good.exception()).__name__]
 

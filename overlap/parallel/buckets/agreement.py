@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from ...errors import ReplicaError, UsageError
+from ...errors import ReplicaError, UsageError, agreed
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
@@ -61,7 +61,7 @@ def check_alike(subject: str, mine: Sequence[str], gathered: NDArray[np.int64], 
                 item = "the digests have come damaged"
             else:
                 item = f"one of those after {mine[at - 1]}"
-            raise UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}")
+            raise agreed(UsageError(f"{subject} differ between rank {own} and rank {rank}: {item}"))
 
 
 def agreement(rank: Rank, group: Group, subject: str, mine: Sequence[str], *, name: str = "") -> Future[None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ...errors import NonFiniteError, UsageError
+from ...errors import NonFiniteError, UsageError, agreed
 from ...runtime.checking import first_not_finite
 from ...runtime.group import Group
 from ...timeline.recording import call_site
@@ -104,10 +104,8 @@ def blame(group: Group, name: str, mine: Array | None, view: Array, step: int, p
     for rank, (count, at, kind) in zip(group.ranks, told.tolist(), strict=True):
         if count:
             raise _error(name, view, (count, at, kind), rank, step, place)
-    raise UsageError(
-        f"reduce: the gradients of {name!r} in step {step - 1} are finite, but their sum over the ranks is not; "
-        "scale the loss down"
-    )
+    message = f"reduce: the gradients of {name!r} in step {step - 1} are finite, but their sum over the ranks is not"
+    raise agreed(UsageError(f"{message}; scale the loss down"))
 
 
 def _seen(array: Array) -> tuple[int, int, int]:

@@ -180,7 +180,15 @@ class Checkpoints:
         name = f"checkpoint of step {model.steps}"
         notes = {self._part: dict(model.notes())}
         self._under_way[self._group.ranks] = self._rank.spawn(
-            self._write, place, model.steps, copies, notes, dict(extra or {}), name=name, call_site=place
+            self._write,
+            place,
+            model.steps,
+            copies,
+            notes,
+            dict(extra or {}),
+            name=name,
+            errors="await",
+            call_site=place,
         )
 
     @property

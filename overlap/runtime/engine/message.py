@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import cast
 
 from transports import Call
+from transports.blocking import TaskStarter
 
+from ..event_loop import Withdraws
 from .execution import Execution, Station
 from .laid_out import LaidStep
 
 
-class Message(Execution):
+class Message(Execution, Withdraws):
     """One message, which needs no program.
 
     Args:
@@ -24,6 +26,7 @@ class Message(Execution):
         self._station, self._peer, self._spawn = station, peer, spawn
         self._starter = station.starters[peer]
         self._running, self._waiting = {}, {}
+        self._withdrawn: Callable[[], None] = _nothing
 
     def send(self, tag: int, data: memoryview, priority: int, ended: Callable[[BaseException | None], None]) -> bool:
         """Begin to send; return whether that is over, as `begin` does."""
@@ -44,8 +47,31 @@ class Message(Execution):
             self._give_up_soon()
         return False
 
+    def withdraw(self, later: Callable[[], None] | None) -> bool:
+        """Take the receive back, unless a message has met it.
+
+        Args:
+            later: Called if that takes the transport a task, and the message has not met it before; with None, the
+                transport is not asked then.
+
+        Returns:
+            Whether it is taken back now.
+        """
+        call = self._running.get(_ONLY)
+        if call is None or self._failure is not None or (later is None and isinstance(self._starter, TaskStarter)):
+            return False
+        self._withdrawn = _nothing
+        call.withdraw()
+        if call.ended:
+            return call.withdrawn
+        self._withdrawn = later or _nothing
+        return False
+
     def _told(self, call: Call) -> None:
         self._running.clear()
+        if call.withdrawn and self._failure is None:
+            self._withdrawn()
+            return
         if call.error is None and self._failure is None:
             self._end(None)
         else:
@@ -65,6 +91,10 @@ class Message(Execution):
         """Process messages that have come, unless a task waits for any of them."""
         if self._starter.takes_threads(self._peer):
             self._starter.catch_up(self._peer)
+
+
+def _nothing() -> None:
+    """Do nothing: the caller of `withdraw` is told by its result."""
 
 
 _ONLY = cast("LaidStep", None)  # stands for the step of a message

@@ -1,0 +1,195 @@
+"""Receives: the receiver's end of a message, which can be withdrawn until a message has met it.
+
+A receive whose only awaiting task is cancelled gives its place back, so that no message is lost in it:
+
+* If no message has met it, it leaves the queue of receives at once, and it is *parked*.
+* If a message has met it, that goes on; the message is put back at its end, and the next receive gets it.
+
+A parked receive takes part again, behind all others, once the program asks for it again: by `await`, `result`,
+`exception`, `wait`, `add_done_callback`, as an input, or by `done` where a message has come. None of this depends on
+whether anybody still holds the future: a finalizer would run at an arbitrary time for cycles, kept tracebacks and
+interpreters without a GIL, and a receive that lives on by accident would swallow a message.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import get_ident
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from ..collectives.call import Call
+from ..collectives.kinds import P2P
+from ..collectives.reduce import Array
+from ..errors import FutureCancelledError, PeerFailedError
+from ..timeline.recording import RawMatch
+from .future import Failure, Flag, settle, tell
+from .memory.foreign import as_input
+from .operation import CollectiveFuture, Lane, Port, ReturnedMessage
+from .outstanding import CallSite
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Receives(Protocol):
+    """The issuer of a receive."""
+
+    def receivers_port(self, operation: ReceiveFuture[object]) -> Port:
+        """Return the port of the messages from the source of a receive, which may have been closed since."""
+
+    def receive_again(self, operation: ReceiveFuture[object]) -> None:
+        """Issue a receive that has given its place back."""
+
+
+class ReceiveFuture(CollectiveFuture[T_co]):
+    """The receiver's end of a message.
+
+    Attributes:
+        request: The issuer, and the source, the tag and the stream of the call.
+    """
+
+    __slots__ = ("_abandoned", "_parked", "_place", "request")
+
+    def __init__(
+        self,
+        out: object,
+        caller: CallSite,
+        priority: int,
+        name: str,
+        request: tuple[Receives, int | None, int, Lane | str | None],
+    ) -> None:
+        super().__init__(P2P, None, out, caller, priority, name)
+        self.request = request
+        self._place = out
+        self._parked: bool = False  # it has given its place back
+        self._abandoned: bool = False  # a message has met it, and nobody waits for it any more
+
+    @property
+    def done(self) -> Flag:
+        """Whether the operation has ended, well or badly; `done()` says the same."""
+        if self._parked and get_ident() == self.context.thread and self.port.communicator.has_message(self.port):
+            self._resume()
+        return super().done
+
+    def cancel(self) -> bool:
+        """Withdraw the receive, unless a message has met it; see `Future.cancel`."""
+        return self.cancelled() or self.context.on_loop(self._cancel)
+
+    # -- awaits that are cancelled ---------------------------------------------------------------------------------
+
+    def _await_cancelled(self) -> None:
+        if self._parked or not hasattr(self, "port") or self._has_user():
+            return
+        if not self._done:
+            if self._withdraw(self._withdrawn_late):
+                self._park()
+            else:
+                self._abandoned = True
+        elif self._failure is None:
+            message, port = self._message(self._value), self.request[0].receivers_port(self)
+            self._park()
+            port.communicator.put_back(port, message)
+
+    def _await_cancelled_elsewhere(self) -> None:
+        with suppress(PeerFailedError):  # there is no loop any more
+            self.context.from_thread(self._await_cancelled)
+
+    def _has_user(self) -> bool:
+        """Whether a task, a thread, a callback or another operation waits for it, or was given its result."""
+        if self._taken or self._waiters or self._threads or self._callbacks or self._anywhere:
+            return True
+        return any(self in operation.inputs for operation in self.context.outstanding.operations)
+
+    def _claim(self) -> None:
+        if self._parked:
+            if get_ident() == self.context.thread:
+                self._resume()
+            else:
+                self.context.from_thread(self._resume)
+
+    def _ends_at_once(self) -> bool:
+        self._claim()
+        self._abandoned = False
+        return super()._ends_at_once()
+
+    def _resume(self) -> None:
+        """Take part again, behind the receives that were issued in the meantime."""
+        if not self._parked:
+            return
+        self._parked = False
+        if self.context.closed:
+            settle(self, None, Failure(self.context.ending.peer_failed(), seen=True))
+            tell(self)
+            return
+        self.out = self._place  # type: ignore[assignment]
+        self.request[0].receive_again(self)
+
+    # -- leaving the queue -------------------------------------------------------------------------------------------
+
+    def _withdraw(self, later: object) -> bool:
+        """Take it out of the queue of receives; False if a message has met it, or the transport needs a task for it."""
+        if self.active and not self.port.communicator.withdraw_receive(self, later):  # type: ignore[arg-type]
+            return False
+        self._leave_queue()
+        return True
+
+    def _withdrawn_late(self) -> None:
+        """Give the place back after all: the transport has taken the receive back."""
+        if self._done:
+            return
+        self.port.communicator.forget_receive(self)
+        self._leave_queue()
+        self._park()
+        if self._has_user():
+            self._resume()
+
+    def _leave_queue(self) -> None:
+        self.context.flight.ended(self.record, self.context.now_ns())
+        self.port.give_back(self.seq)
+        self.port.stream.finished(self, None)
+
+    def _park(self) -> None:
+        if self.deadline_s is not None:
+            self.context.deadlines.drop(self, self.deadline_s)
+        self.release()
+        self._parked, self._abandoned, self._done, self._value = True, False, False, None
+        self.active = self._input_locked = False
+        self.priority -= self.port.stream.priority
+
+    def _cancel(self) -> bool:
+        if self._done or not (self._parked or self._withdraw(None)):
+            return self.cancelled()
+        if not self._parked:
+            self._park()
+        self._parked = False
+        settle(self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True))
+        tell(self)
+        return True
+
+    # -- messages that nobody takes ------------------------------------------------------------------------------------
+
+    def finish(self, end_ns: int, meeting: RawMatch) -> None:
+        """Hand the message over, or put it back for the next receive: see the module."""
+        if not self.puts_back():
+            super().finish(end_ns, meeting)
+
+    def puts_back(self) -> bool:
+        """Put the message that has arrived back, if nobody waits for it any more."""
+        if self._done or not self._abandoned or self._has_user():
+            return False
+        communicator, port, stream = self.port.communicator, self.port, self.port.stream
+        communicator.put_back(port, self._message(None))
+        stream.finished(self, None)  # the next receive, if there is one, takes it
+        self._park()
+        return True
+
+    def _message(self, value: object) -> ReturnedMessage:
+        """Return the message that it has received: `value`, or what has arrived if there is no value yet."""
+        return ReturnedMessage(*self.received(value))
+
+    def received(self, value: object) -> tuple[Call, Array | None]:
+        """Return the call and the bytes of the message, as a flat copy."""
+        if self.context.arrays.shapes_only:
+            return self.call, None
+        return self.call, np.array(as_input(value) if value is not None else self.out).reshape(-1)
