@@ -93,7 +93,8 @@ class Outstanding:
     def note_end(self, operation: Issued[T_co], failure: Failure | None) -> None:
         """Keep the failure of an operation that ended, in case it is never awaited, and let `drain` look again."""
         if failure is not None:
-            self._unseen.append(failure)
+            # errors that were seen keep the frames of the program, and what these have
+            self._unseen = [*(each for each in self._unseen if not each.seen), failure]
             if isinstance(failure.error, TransportError):
                 self._cut_off = self._cut_off or f"{operation.label} ({operation.call_site})"
         self._changed.set()
