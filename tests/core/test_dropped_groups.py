@@ -116,6 +116,31 @@ def test_nothing_is_kept_of_ten_thousand_groups(clock: Any, turns: int) -> None:
         overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
 
 
+def test_nothing_is_kept_where_ranks_stand_for_others() -> None:
+    """All groups like that of a rank which runs are one communicator, closed with the last of these ranks."""
+
+    async def some(rank: overlap.Rank, x: Any) -> None:
+        mesh = rank.mesh(a=4, b=2)
+        for group in (mesh["a"], mesh["b"], mesh["a", "b"]):
+            await group.all_reduce(x)
+            sent = group.send(x, (group.rank + 1) % group.size)
+            await group.recv(x, src=(group.rank - 1) % group.size)
+            await sent
+
+    async def main(rank: overlap.Rank) -> None:
+        x = overlap.shape_only((4,), "float32")
+        await rank.barrier()
+        before = kept(rank)
+        await quiet(rank)
+        for _ in range(20):
+            await some(rank, x)
+        await quiet(rank)
+        assert kept(rank) == before
+
+    with no_collector():
+        overlap.run(main, ranks=8, clock=overlap.Virtual(shapes_only=True, alike=1), timeout_s=TIMEOUT_S)
+
+
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_operations_of_a_dropped_group_end_first(clock: Any) -> None:
     """Rank 0 keeps nothing but the future: the operation takes place, and then the group is closed."""
