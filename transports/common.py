@@ -110,6 +110,10 @@ class Board(ABC):
         """Open the board for a rank of this process; `when_ready` is called later, unless all have already."""
 
     @abstractmethod
+    def close(self) -> None:
+        """Give back this process's part of the board, once no rank of any process uses the board any more."""
+
+    @abstractmethod
     def arrive(
         self, position: int, number: int, tag: int, *, where: int = 0, mode: int = 0, payload: memoryview | None = None,
         result: int = 0,

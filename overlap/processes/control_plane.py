@@ -8,7 +8,7 @@ is checked field by field before it is believed.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter_ns
@@ -54,6 +54,7 @@ from .messages import (
     Saying,
     Stopped,
     Told,
+    Unused,
     decode_saying,
     encode_saying,
 )
@@ -65,8 +66,8 @@ _LONG_NS = 50_000_000
 # How long a broken wire waits for the name of the rank that broke it, and a stalled world for the others' reports.
 _VERDICT_S = 0.5
 _MOST_SAID = 100_000  # calls that are kept for operations to which no rank here has come yet
-# Operations that one message speaks of, and communicators.
-_MOST_ALIKE, _MOST_COUNTS = 4096, 1000
+# Operations that one message speaks of, communicators, and groups with their communicators.
+_MOST_ALIKE, _MOST_COUNTS, _MOST_IDS = 4096, 1000, 1000
 LINE_BYTES = 500  # of a line that is told, at most, in UTF-8
 
 
@@ -97,6 +98,8 @@ class ControlPlane:
         self._communicators: SpanningCommunicators
         self._announced: dict[tuple[int, Voice], list[int]] = {}  # operations that are not told yet
         self._asked: set[int] = set()  # communicators in which a rank here asks for calls
+        self._spoken: set[int] = set()  # communicators and groups of which the others have been told something
+        self._unused: list[tuple[int, int, int, list[int]]] = []  # groups of which the others must be told
         self._said: OrderedDict[tuple[int, int], list[Voice]] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
@@ -187,6 +190,7 @@ class ControlPlane:
     def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
         """Tell the call of a rank here in some operations. A call without a dtype asks for the root's."""
         call = pack_call(said.call)
+        self._spoken.add(communicator_id)
         self._tell(Called(channel=communicator_id, seqs=list(seqs), rank=said.rank, call=call, site=said.call_site))
 
     def announce_call(self, communicator_id: int, seq: int, said: Voice) -> None:
@@ -227,7 +231,39 @@ class ControlPlane:
     def tell_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
         """Say that nothing of a communicator, or of a group, goes on because of a rank here."""
         aborted = isinstance(error, GroupAbortedError)
+        self._spoken.add(communicator_id)
         self._tell(Broken(channel=communicator_id, rank=culprit, text=cut(text_of(error)), aborted=aborted))
+
+    def tell_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
+        """Say within `_WATCH_S` that the ranks here use a group no more."""
+        self._tell_announced()
+        spoken = [each for each in communicator_ids if each in self._spoken]
+        while len(spoken) > _MOST_IDS:
+            self._unused.append((group_id, 0, size, spoken[-_MOST_IDS:]))
+            del spoken[-_MOST_IDS:]
+        if ranks < size or spoken:  # otherwise no other process knows of the group
+            self._unused.append((group_id, ranks, size, spoken))
+
+    def _tell_unused(self) -> None:
+        unused, self._unused = self._unused, []
+        part: list[tuple[int, int, int, list[int]]] = []
+        ids = 0
+        for group in unused:
+            ids += 1 + len(group[3])
+            if part and ids > _MOST_IDS:
+                self._tell(Unused(groups=part))
+                part, ids = [], 1 + len(group[3])
+            part.append(group)
+        if part:
+            self._tell(Unused(groups=part))
+
+    def forget(self, ids: Collection[int]) -> None:
+        """Forget what was said of a group that no rank uses any more, and of its communicators."""
+        self._asked.difference_update(ids)
+        self._spoken.difference_update(ids)
+        if self._said:
+            for each in [each for each in self._said if each[0] in ids]:
+                del self._said[each]
 
     def tell_quiet(self, standings: Sequence[Standing]) -> None:
         """Let the others know which ranks here make no progress."""
@@ -284,12 +320,16 @@ class ControlPlane:
         while True:
             await trio.sleep(_WATCH_S)
             self._tell_announced()
+            self._tell_unused()
             while self._broken_ends and self._broken_ends[0][0] <= trio.current_time():
                 self._broken_ends.popleft()[1]()
-            before_ns = perf_counter_ns() - _LONG_NS
-            for communicator in self._communicators.spanning.values():
-                for seq, said in communicator.waiting(before_ns):
-                    self.tell_call(communicator.id, (seq,), said)
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        before_ns = perf_counter_ns() - _LONG_NS
+        for communicator in self._communicators.spanning.values():
+            for seq, said in communicator.waiting(before_ns):
+                self.tell_call(communicator.id, (seq,), said)
 
     async def _listen(self) -> None:
         async for news in self._membership.messages():
@@ -370,6 +410,13 @@ class ControlPlane:
         kind = GroupAbortedError if said.aborted else PeerFailedError
         self._communicators.break_off(said.channel, partial(kind, said.text, culprit=said.rank))
 
+    def _hear_unused(self, member: int, said: Unused) -> None:
+        for group_id, ranks, size, ids in said.groups:
+            if not 0 <= ranks <= len(self._placement[member]) or not self._communicators.end_elsewhere(
+                group_id, ranks, size, ids
+            ):
+                raise OverlapError(f"it speaks of {ranks} ranks of its own in a group of {size}")
+
     def _hear_busy(self, member: int, said: Busy) -> None:
         if said.place:
             self._busy[member] = (said.rank, said.place)
@@ -427,6 +474,7 @@ _HANDLERS: dict[type[Saying], Callable[[ControlPlane, int, Any], None]] = {
     Disagreed: ControlPlane._hear_disagreed,
     EndFailed: ControlPlane._hear_end_failed,
     Broken: ControlPlane._hear_broken,
+    Unused: ControlPlane._hear_unused,
     Busy: ControlPlane._hear_busy,
     Quiet: ControlPlane._hear_quiet,
     Stopped: ControlPlane._hear_stopped,

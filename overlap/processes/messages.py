@@ -278,6 +278,14 @@ class Broken(Tagged):
     aborted: bool  # Whether its program has aborted the group
 
 
+class Unused(Tagged):
+    """Groups that the ranks of a process use no more; nothing more is said of them."""
+
+    # Of each: its id; how many of its ranks are in the process, and in all; and the ids, also of its communicators, of
+    # which the process has spoken.
+    groups: list[tuple[int, int, int, list[int]]]
+
+
 class Busy(Tagged):
     """A rank keeps the event loop of its process, or no longer does."""
 
@@ -298,7 +306,9 @@ class Stopped(Tagged):
     reason: str  # Ends the other worlds as well, unless it is empty
 
 
-Saying: TypeAlias = Failed | Finished | Issued | Called | Disagreed | EndFailed | Broken | Busy | Quiet | Stopped
+Saying: TypeAlias = (
+    Failed | Finished | Issued | Called | Disagreed | EndFailed | Broken | Unused | Busy | Quiet | Stopped
+)  # fmt: skip
 
 # -- as bytes --------------------------------------------------------------------------------------------------------
 

@@ -54,16 +54,16 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
     operation.source = x if x.flags.carray else _readable(operation, x)
     if out is not None and (out is not x or kind not in _ELEMENTWISE):
         if out.shape != asked.result_shape or out.dtype is not asked.dtype or asked.counts:
-            check_result(out, asked, operation.group.rank)
-        check_overlap(asked, operation.group.rank, out, x)
+            check_result(out, asked, operation.member.rank)
+        check_overlap(asked, operation.member.rank, out, x)
 
 
 def _call_with(operation: CollectiveFuture[Any], x: Array) -> Call:
     """Return the call of a rank that passes an array to a collective."""
-    kind, shape, size = operation.kind, x.shape, operation.group.size
+    kind, shape, size = operation.kind, x.shape, operation.member.size
     counts: Counts = ()
     if operation.counts is not None:
-        shape, counts = normal(kind, shape, cast(Counts, operation.counts), size, operation.group.rank)
+        shape, counts = normal(kind, shape, cast(Counts, operation.counts), size, operation.member.rank)
     try:
         return (uneven_call if counts else call)(
             kind.text, operation.reduction, x.dtype, shape, size, operation.root, operation.pairs, counts,
@@ -82,7 +82,7 @@ def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
     if not kind.traits.rooted and kind is not BARRIER:
         raise UsageError(f"x: {operation.op} needs an array, got None")
     return call(
-        kind.text, None, None, None, operation.group.size, operation.root, operation.pairs, (), operation.exact,
+        kind.text, None, None, None, operation.member.size, operation.root, operation.pairs, (), operation.exact,
         operation.shared, operation.insisted,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def call_by_out(operation: CollectiveFuture[Any]) -> Call | None:
     out = operation.out
     if not isinstance(out, np.ndarray) or out.ndim == 0:
         return None
-    shape, size, asked = out.shape, operation.group.size, operation.call
+    shape, size, asked = out.shape, operation.member.size, operation.call
     shape = (shape[0] * size, *shape[1:]) if operation.kind is SCATTER else shape
     return call(
         asked.kind.text, None, out.dtype, shape, size, asked.root, asked.pairs, (), asked.exact, asked.shared,

@@ -21,7 +21,7 @@ from .communicators import Communicators
 from .compute import ComputeStream, ThreadedCompute
 from .context import RankContext
 from .engine.real_engine import RealEngine
-from .event_loop import Turns
+from .event_loop import Handover, Turns
 from .interpreter import BlasLimit
 from .memory.buffer_pool import BufferPool
 
@@ -49,6 +49,10 @@ class Backend(ABC):
 
     def __init__(self) -> None:
         self.buffers: BufferPool = BufferPool()
+
+    def later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
+        """Return the `Communicators.later` of a world."""
+        return handover.post_if_open
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array."""

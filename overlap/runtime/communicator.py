@@ -68,6 +68,9 @@ class BaseEngine(ABC):
         """Call `look` when it is time for a receive from any source to choose among messages."""
         context.soon(look)
 
+    def close(self, communicator: Communicator) -> None:  # noqa: B027 - an engine may have nothing to give back
+        """Give back what a communicator has; no rank, of any process, uses it any more."""
+
     @abstractmethod
     async def aclose(self) -> None:
         """Wait for the work at hand and end all threads."""
@@ -170,6 +173,15 @@ class Communicator:
             and all(port.stream.idle for port in ports)
         ):
             self._shared.close(self)
+
+    def close(self) -> None:
+        """Be forgotten: drop what refers back to this communicator."""
+        self.closed = True
+        for port in self.ports.values():
+            if isinstance(port.stream, MessageLane):
+                port.stream.rests = None
+        self.ports.clear()
+        self._short_ways.clear()
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
@@ -429,7 +441,7 @@ class Communicator:
         for end in match.arrived:
             if end is not None and match.error is None:
                 try:
-                    check_result(end.out, match.pattern, end.group.rank)
+                    check_result(end.out, match.pattern, end.member.rank)
                 except UsageError as error:
                     self.fail_one(match, end, Failure(error))
 

@@ -12,9 +12,10 @@ from transports import Envelope
 from ..errors import GroupAbortedError, RankLeftError
 from .communicator import BaseEngine, Communicator
 from .context import RankContext
-from .future import Failure
+from .future import Failure, call_when_done
 from .match import Key
-from .operation import Operation, Port, ReturnedMessage
+from .operation import CollectiveFuture, Operation, Port, ReturnedMessage
+from .outstanding import Issued
 from .stream import MessageLane, Stream
 
 # Of how many ranks and tags is remembered whether the last receive from any source took a message of this process.
@@ -29,15 +30,22 @@ class Communicators:
         left: World ranks that have finished their program.
         unheard: Makers of errors of operations that were over on all ranks when it became known that they differ, by
             id of the communicator, as long as no later operation has failed with them.
+        later: Calls a function on the loop's thread at an instant that programs cannot notice, unless the loop has
+            ended; any thread, and at any point of a program.
+        over: Whether the world has ended, and its transport with it.
     """
 
     engine: BaseEngine
     left: set[int]
+    later: Callable[[Callable[[], None]], None]
+    over = False
 
     def __init__(self, engine: BaseEngine) -> None:
         self.engine, self.left = engine, set[int]()
         self.unheard: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
+        self._of_group: dict[Key, dict[Key, None]] = {}  # keys of the communicators of each group
+        self._unused: dict[Key, int] = {}  # groups that some ranks here use no more: how many ranks
         self._any: dict[Key, AnySource] = {}  # receives from any source that are under way
         self._ours: dict[Key, None] = {}  # receives from any source of which the last took a message of this process
         # Groups and communicators of which nothing goes on, by the id of their keys.
@@ -80,7 +88,9 @@ class Communicators:
 
     def keep(self, communicator: Communicator) -> Communicator:
         """Keep a communicator for later operations."""
-        self._open[communicator.key] = communicator
+        key = communicator.key
+        self._open[key] = communicator
+        self._of_group.setdefault(key.group, {})[key] = None
         return communicator
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
@@ -91,7 +101,64 @@ class Communicators:
         """Forget a communicator of messages that is idle."""
         if self._open.get(communicator.key) is communicator:
             del self._open[communicator.key]
-            communicator.closed = True
+            communicator.close()
+            self._unlist(communicator.key)
+
+    def _unlist(self, key: Key) -> None:
+        """Remove a communicator from those of its group."""
+        keys = self._of_group.get(key.group)
+        if keys is not None:
+            keys.pop(key, None)
+            if not keys:
+                del self._of_group[key.group]
+
+    # -- groups that come to their end ---------------------------------------------------------------------------------
+
+    def end_use(self, context: RankContext, key: Key) -> None:
+        """Note that a rank issues nothing more on a group, once its operations there have ended. On the loop's thread.
+
+        When all ranks have done that, the communicators of the group are closed.
+
+        Args:
+            context: Of the rank.
+            key: Of the group.
+        """
+        if self.over or context.ending.failure is not None:  # abandoned operations may still move bytes
+            return
+        unfinished = [each for each in context.outstanding.operations if _is_of(each, key)]
+        if unfinished:  # later, for an operation that ends is not yet out of its communicator
+            call_when_done(unfinished[-1], partial(self.later, partial(self.end_use, context, key)))
+            return
+        shared, here = self._ranks_here(key)
+        count = self._unused.pop(shared, 0) + 1
+        if count < here:
+            self._unused[shared] = count
+        else:
+            self._end_here(shared)
+
+    def _ranks_here(self, key: Key) -> tuple[Key, int]:
+        """Return the key that a group's communicators have, and how many ranks here use it."""
+        return key, len(key.ranks)
+
+    def _end_here(self, group: Key) -> None:
+        """Close a group that no rank here uses any more."""
+        self.close_group(group)
+
+    def close_group(self, group: Key) -> None:
+        """Forget a group, and its communicators, that no rank uses any more."""
+        for key in list(self._of_group.get(group, ())):
+            communicator = self._open.get(key)
+            if communicator is not None:
+                self.engine.close(communicator)
+                del self._open[key]
+                communicator.close()
+            if self._off:
+                self._off.pop(key.id, None)
+        self._of_group.pop(group, None)
+        if self._off:
+            self._off.pop(group.id, None)
+        for anyone in [each for each in self._ours if each.group == group]:
+            del self._ours[anyone]
 
     def rank_left(self, rank: int) -> None:
         """Fail all operations that wait for a rank that has finished its program."""
@@ -131,8 +198,9 @@ class Communicators:
         return waiting.port
 
     def _forget_any(self, anyone: Key) -> None:
-        if self._any[anyone].at_rest:
+        if (waiting := self._any[anyone]).at_rest:
             del self._any[anyone]
+            waiting.close()
 
     def took_ours(self, anyone: Key) -> bool:
         """Whether the last receive from any source took a message of this process."""
@@ -194,6 +262,10 @@ class Communicators:
         return len(self._open)
 
 
+def _is_of(operation: Issued[object], group: Key) -> bool:
+    return isinstance(operation, CollectiveFuture) and operation.member.key == group
+
+
 class AnySource:
     """Where the receives of one rank that accept one tag from any source are matched, one after the other.
 
@@ -234,6 +306,10 @@ class AnySource:
         self._unsuited: Operation | None = None  # it has chosen a message of another call, and is about to fail
         self._free = self._elsewhere  # those whose messages no other receive waits for
         self._scope: trio.CancelScope | None = None  # of the task that listens to other processes
+
+    def close(self) -> None:
+        """Drop the port, which refers back to this object, and the group, which may end."""
+        del self.port, self._take
 
     def arrive(self, operation: Operation) -> None:
         """Choose a message for a receive, now or when the first one is sent."""

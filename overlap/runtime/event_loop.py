@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from time import perf_counter
 from typing import Protocol, TypeVar
 
@@ -122,6 +123,11 @@ class Handover:
                 self._called = False  # so that the next one hears of it too
                 self._queue.clear()
                 raise
+
+    def post_if_open(self, function: Callable[..., object]) -> None:
+        """Let the loop call a function, soon, if there is one; any thread, and at any point of a program."""
+        with suppress(trio.RunFinishedError):
+            self.post(function)
 
     def _look(self) -> None:
         self._called = False  # first: later posts call again, or are seen below

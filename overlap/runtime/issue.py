@@ -20,7 +20,7 @@ from .context import STEP_OF_TASK, RankContext
 from .derived import Derived
 from .future import Failure, Future, is_elsewhere, settle, tell
 from .match import Key
-from .operation import CollectiveFuture, Lane, Members, Port
+from .operation import CollectiveFuture, Lane, Member, Port
 from .outstanding import CallSite, check_timeout
 from .receive import ReceiveFuture
 from .received import Received, Room
@@ -49,9 +49,10 @@ class Issuer:
         context: Of the rank.
         communicators: Of the world.
         streams: Of the rank.
-        group: The group of the operations.
+        group: The rank's place in the group of the operations.
         ranks: World ranks of the group, in its order.
         occurrence: Tells apart groups of the same ranks.
+        use: Kept as long as the rank may issue on the group.
 
     Attributes:
         context: As given.
@@ -59,18 +60,19 @@ class Issuer:
     """
 
     context: RankContext
-    group: Members
+    group: Member
 
     def __init__(
         self,
         context: RankContext,
         communicators: Communicators,
         streams: Streams,
-        group: Members,
+        group: Member,
         ranks: tuple[int, ...],
         occurrence: int,
+        use: object,
     ) -> None:
-        self.context, self.group = context, group
+        self.context, self.group, self._use = context, group, use
         self._communicators, self._streams = communicators, streams
         self._ranks, self._occurrence = ranks, occurrence
         self._ports: dict[Stream | str | None, Port] = {}
@@ -78,10 +80,10 @@ class Issuer:
         self._messages: dict[_Ends, Known] = {}  # the calls that the flight record has words for
         self._lasting: dict[_Asked, tuple[Port, Lane]] = {}  # the port of a message call, and the lane it had
 
-    def preferring(self, stream: Stream) -> Self:
-        """Return an issuer of the same group whose default stream is another one."""
+    def preferring(self, stream: Stream, group: Member) -> Self:
+        """Return an issuer of the same group, as another object has it, whose default stream is another one."""
         other = copy(self)
-        other._streams, other._ports, other._lasting = self._streams.preferring(stream), {}, {}
+        other.group, other._streams, other._ports, other._lasting = group, self._streams.preferring(stream), {}, {}
         return other
 
     # -- collectives ---------------------------------------------------------------------------------------------
@@ -342,7 +344,7 @@ class Issuer:
         if timeout_s is not None:
             check_timeout(timeout_s)
             operation.deadline_s = timeout_s
-        operation.group, operation.context, operation.step = self.group, context, context.step
+        operation.member, operation.context, operation.step = self.group, context, context.step
         rank, step = STEP_OF_TASK.get()
         if rank is context:
             operation.step = step

@@ -76,6 +76,7 @@ class Mail:
         name: Of the group.
         ranks: World ranks of the group, in its order.
         occurrence: Tells apart groups of the same ranks.
+        use: Kept as long as letters of the group may be under way.
     """
 
     context: RankContext
@@ -94,9 +95,10 @@ class Mail:
         name: str,
         ranks: tuple[int, ...],
         occurrence: int,
+        use: object,
     ) -> None:
         self.context, self.communicators, self.mailbox = context, communicators, post.mailbox
-        self._post = post
+        self._post, self._use = post, use
         self.name, self.ranks, self.size, self.rank = name, ranks, len(ranks), ranks.index(context.rank)
         self.label: tuple[str, tuple[int, ...]] = name, ranks
         self.key: Key = Key(ranks, occurrence, "")

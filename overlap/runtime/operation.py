@@ -43,6 +43,18 @@ class Members(Protocol):
     size: int  # How many ranks it has
 
 
+class Member(Members, Protocol):
+    """One rank's place in a group, which operations keep: they do not keep the group itself."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The name of the group, the same on every rank; see `match.Key`."""
+
+    @property
+    def group(self) -> Members:
+        """The group, as long as the program has it; then this object."""
+
+
 class Matching(Protocol):
     """A communicator, as operations see it."""
 
@@ -179,7 +191,7 @@ class CollectiveFuture(Issued[T_co]):
 
     __slots__ = (
         "_input_locked", "active", "algorithm", "awaited_ns", "call", "changed", "context", "counts", "deadline_s",
-        "exact", "given", "group", "input", "insisted", "issued_ns", "kind", "locked", "look", "out", "pairs", "port",
+        "exact", "given", "input", "insisted", "issued_ns", "kind", "locked", "look", "member", "out", "pairs", "port",
         "priority", "record", "reduction", "root", "running", "scope", "seq", "shared", "source", "started_ns", "step",
         "target",
     )  # fmt: skip
@@ -187,7 +199,7 @@ class CollectiveFuture(Issued[T_co]):
     # -- its arguments
     kind: Collective
     context: RankContext
-    group: Members  # The group it was issued on
+    member: Member  # The rank's place in the group it was issued on
     call: Call  # What all ranks must agree on; known once the input is there
     reduction: str | None
     root: int
@@ -256,6 +268,11 @@ class CollectiveFuture(Issued[T_co]):
         return str(self.kind.value)
 
     @property
+    def group(self) -> Members:
+        """The group it was issued on; once the program has dropped the group, its name, size and ranks."""
+        return self.member.group
+
+    @property
     def src(self) -> int | None:
         """Group rank that the message of a receive comes from; None as long as it is not known, and for collectives."""
         port = getattr(self, "port", None)  # a thread may have issued it a moment ago
@@ -273,7 +290,7 @@ class CollectiveFuture(Issued[T_co]):
         which = ""
         if port is not None:  # where no other rank has such an operation, its number says nothing
             which = f" #{self.seq}{port.towards}" if port.communicator.members else port.towards
-        return f"{self.name}{which} on group '{self.group.name}'"
+        return f"{self.name}{which} on group '{self.member.name}'"
 
     @property
     def inputs(self) -> Iterable[Future[object]]:
@@ -303,7 +320,7 @@ class CollectiveFuture(Issued[T_co]):
             "name": self.name,
             "what": "" if call is None else str(call),
             "kind": self.op,
-            "group": self.group.name,
+            "group": self.member.name,
             "towards": self.port.towards,
             "members": listed(self.port.communicator.members),
             "key": self.port.communicator.identity,

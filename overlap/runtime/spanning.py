@@ -8,7 +8,7 @@ an operation that differs from its own fails it everywhere, with both calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType, MappingProxyType
 from typing import Protocol, TypeAlias
@@ -75,6 +75,12 @@ class Telling(Protocol):
 
     def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
         """Whether a rank elsewhere, which has finished, is known to have sent no more than so many messages."""
+
+    def tell_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
+        """Say that the ranks here, so many of the group, use it no more; nothing is said of it afterwards."""
+
+    def forget(self, ids: Collection[int]) -> None:
+        """Forget what was said of a group that no rank uses any more, and of its communicators."""
 
 
 class SpanningMatch(Match):

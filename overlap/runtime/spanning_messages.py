@@ -167,6 +167,9 @@ class SpanningCommunicators(Communicators):
             OrderedDict()
         )  # of messages at rest: those before the last
         self._any_call: dict[Key, dict[int, tuple[int, int]]] = {}  # of receives from any source: senders and tags
+        self._ended_here: dict[int, Key] = {}  # groups that no rank here uses any more, but ranks elsewhere may
+        # By group: how many of its ranks use it no more, and the communicators of which their processes have spoken.
+        self._ended: dict[int, tuple[int, frozenset[int]]] = {}
         self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
@@ -233,11 +236,70 @@ class SpanningCommunicators(Communicators):
                 last=communicator.last,
             )
             self._earlier.update(((communicator.id, seq), called) for seq, called in communicator.earlier())
+            self._of_group.setdefault(communicator.key.group, {})[communicator.key] = None
             while len(self._earlier) > _COUNTED:
                 self._earlier.popitem(last=False)
             if len(self._at_rest) > _COUNTED:
-                self._at_rest.popitem(last=False)
+                _, oldest = self._at_rest.popitem(last=False)
+                self._unlist(oldest.key)
                 self.lost_count = True
+
+    # -- groups that come to their end ---------------------------------------------------------------------------------
+
+    def _ranks_here(self, key: Key) -> tuple[Key, int]:
+        return key, len(self._local.intersection(key.ranks))
+
+    def _end_here(self, group: Key) -> None:
+        """Tell the other processes that no rank here uses a group any more, and close it if none elsewhere does.
+
+        Until then others may still need to know what ranks here have called, and read the memory of this process. All
+        that a process says of a group reaches everybody before the word that it does not use the group any more.
+        """
+        ids = [group.id, *(key.id for key in self._of_group.get(group, ()))]
+        here, size = len(self._local.intersection(group.ranks)), len(group.ranks)
+        self._ended_here[ids[0]] = group
+        self._others.tell_unused(ids[0], here, size, ids)
+        self.end_elsewhere(ids[0], here, size, ids)
+
+    def end_elsewhere(self, group_id: int, ranks: int, size: int, ids: Sequence[int]) -> bool:
+        """Note that so many more ranks of a group use it no more; with the last of them, forget it.
+
+        Args:
+            group_id: Of the group's key.
+            ranks: How many.
+            size: Ranks of the group.
+            ids: Of the group and its communicators, as far as the process of these ranks has spoken of them.
+
+        Returns:
+            Whether that can be: False if the group would have more ranks than its size.
+        """
+        count, known = self._ended.pop(group_id, (0, frozenset[int]()))
+        count, known = count + ranks, known.union(ids)
+        if count < size:
+            self._ended[group_id] = count, known
+            return True
+        group = self._ended_here.pop(group_id, None)
+        if group is not None:
+            self.close_group(group)
+        for each in known if self._off else ():
+            self._off.pop(each, None)
+        self._others.forget(known)
+        return count == size
+
+    def close_group(self, group: Key) -> None:
+        """Forget a group, its communicators, and what is known of its messages at rest."""
+        keys = list(self._of_group.get(group, ()))
+        super().close_group(group)
+        ids = {key.id for key in keys}
+        for each in ids:
+            self.spanning.pop(each, None)
+            self._at_rest.pop(each, None)
+        if any(key.messages for key in keys):
+            self._resting = deque(each for each in self._resting if not each.closed)
+            for earlier in [each for each in self._earlier if each[0] in ids]:
+                del self._earlier[earlier]
+        for anyone in [each for each in self._any_call if each.group == group]:
+            del self._any_call[anyone]
 
     def hear(self, communicator_id: int, seq: int, said: Voice) -> bool:
         """Compare another process's call with ours; False if none of ours has come to it yet."""

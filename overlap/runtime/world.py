@@ -127,6 +127,7 @@ class World:
         self.communicators: Communicators = (
             others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
         )
+        self.communicators.later = self.backend.later(self._handover)
         self._cluster, self._others, self._flight = cluster, others, flight
         self._survival, self._steps = (restart, state_dir), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
@@ -179,6 +180,8 @@ class World:
                 if is_interrupt(error):
                     await self.reports.note_on(error)
                 raise
+            finally:
+                self.communicators.over = True
             if self._scope.cancelled_caught and self.ending.failure is None:
                 await self.reports.gather()
         if self.ending.failure is not None:

@@ -8,6 +8,7 @@ different ranks must not race within an instant: what depends on several of them
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -88,6 +89,7 @@ class Kernel:
         on_idle: called when every task is blocked and nothing is due but deadlines of Trio. It returns whether it has
             set things moving.
         on_instant: called when the clock has jumped to where something is due.
+        unnoticed: Functions that are called once every task is blocked, and wake none; any thread may append.
     """
 
     clock: VirtualClock
@@ -98,6 +100,7 @@ class Kernel:
         self.on_stall = on_stall
         self.on_idle: Callable[[], bool] = _no_more
         self.on_instant: Callable[[], None] = _nothing
+        self.unnoticed: deque[Callable[[], None]] = deque()
         self._due: dict[int, list[Timer]] = {}  # by instant and order
         self._keys: list[int] = []  # a heap
         self._limit_ns: int | None = None
@@ -184,6 +187,8 @@ class Kernel:
         try:
             while True:
                 await trio.testing.wait_all_tasks_blocked()
+                while self.unnoticed:
+                    self.unnoticed.popleft()()
                 outside.check(trio.lowlevel.current_statistics())
                 self._advance_until_woken()
         except Exception as error:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 import trio
@@ -27,6 +28,7 @@ from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.compute import ComputeStream
 from ..runtime.context import RankContext
+from ..runtime.event_loop import Handover
 from ..runtime.memory.arrays import shape_only
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
@@ -100,6 +102,12 @@ class Virtual:
         }
 
 
+class _Page(dict[int, list[int]]):
+    """Values by rank of a group; other dicts cannot be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
 class SimulatedBackend(Backend):
     """Virtual time, and who works in it.
 
@@ -127,7 +135,7 @@ class SimulatedBackend(Backend):
         self._size = cluster.world_size
         self._newest_step: int | None = None  # That a rank has begun
         self._pulse: Callable[[int, int | None], None] | None = None
-        self._notes: dict[tuple[object, int], dict[int, list[int]]] = {}
+        self._notes = WeakValueDictionary[tuple[object, int], _Page]()  # a page is there while a rank has it
         fabric = Fabric(
             cluster,
             peer_direct=assumptions.peer_direct,
@@ -143,9 +151,13 @@ class SimulatedBackend(Backend):
         """Return a new array, or the shape of one."""
         return shape_only(shape, dtype) if self.shapes_only else super().empty(shape, dtype)
 
+    def later(self, handover: Handover) -> Callable[[Callable[[], None]], None]:
+        """Return what calls a function once every task is blocked: to wake Trio could change the order of tasks."""
+        return self.kernel.unnoticed.append
+
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
         """Return one page that all ranks share."""
-        return self._notes.setdefault((key, seq), {})
+        return self._notes.setdefault((key, seq), _Page())
 
     def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
         """Call a function at an instant, unless everybody is blocked for ever before."""

@@ -97,6 +97,11 @@ class SymmetricCommunicators(Communicators):
         shared = Key(tuple(rows[0].tolist()), key.occurrence, key.stream)
         return self._found(shared, name, rows, [self._simulated(rows)])
 
+    def _ranks_here(self, key: Key) -> tuple[Key, int]:
+        """Return the key of all groups like one, and how many ranks run that are in them."""
+        rows = self._alike.rows(key.ranks)
+        return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated(rows))
+
     def check_any_source(self, ranks: tuple[int, ...], *, told: bool) -> None:
         """Raise `UsageError`: those who do not run send nothing that could be waited for."""
         raise UsageError("src: where ranks stand for others, a receive must name its source")

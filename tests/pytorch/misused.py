@@ -5,12 +5,14 @@ Each is run on two forked ranks. Rank 0's value is printed as JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-import overlap.torch  # noqa: F401  (registers the backend)
+from overlap.torch.backend import world
 
 from .forked import on_ranks
 
@@ -63,6 +65,44 @@ def groups_destroyed_while_used() -> Any:
     for work in works:
         work.wait()
     return [float(x[-1]), float(y[0]), total()]
+
+
+def groups_destroyed() -> Any:
+    """Many groups, one after the other: once they are destroyed, communicators and shared memory are given back."""
+
+    def kept() -> list[int]:
+        joined = world()
+        assert joined is not None
+        shared: Any = joined.rank._around.communicators
+        parts = [shared._transport]
+        while not hasattr(parts[-1], "_boards"):
+            parts += getattr(parts.pop(), "parts", ())[::-1]
+        boards = parts[-1]._boards
+        with boards.shelf._lock:
+            boards.shelf._sort_in()
+        return [len(shared), len(shared.spanning), len(boards._open), boards.shelf._heap.lent_bytes]
+
+    total()
+    before, most = kept(), 0
+    gc.collect()
+    gc.disable()
+    for turn in range(30):
+        pair = dist.new_group([0, 1])
+        for x in (torch.ones(4), torch.ones(1 << 20)):
+            dist.all_reduce(x, group=pair)
+            assert float(x[-1]) == 2.0
+        y, peer = torch.full((2,), float(turn)), 1 - dist.get_rank()
+        works = [dist.isend(y, peer, group=pair), dist.irecv(z := torch.empty(2), peer, group=pair)]
+        for work in works:
+            work.wait()
+        assert float(z[0]) == turn
+        most = max(most, kept()[0])
+        dist.destroy_process_group(pair)
+    del pair, works, work
+    until = time.monotonic() + 20
+    while kept() != before and time.monotonic() < until:
+        time.sleep(0.001)
+    return [kept() == before, most > before[0], total()]
 
 
 def initialised_twice() -> Any:
@@ -183,8 +223,9 @@ def negative_tensors() -> Any:
 RANKS = {
     program.__name__: program
     for program in (
-        other_devices, groups_destroyed_while_used, initialised_twice, one_after_the_other, loader_workers,
-        loader_workers_that_communicate, remote_calls, beside_another_backend, handlers_that_raise, negative_tensors,
+        other_devices, groups_destroyed, groups_destroyed_while_used, initialised_twice, one_after_the_other,
+        loader_workers, loader_workers_that_communicate, remote_calls, beside_another_backend, handlers_that_raise,
+        negative_tensors,
     )
 }  # fmt: skip
 

@@ -53,6 +53,10 @@ def test_groups_that_are_destroyed_while_used_finish_what_was_issued() -> None:
     assert end("groups_destroyed_while_used") == [2.0, 2.0, 2.0]
 
 
+def test_groups_that_are_destroyed_give_back_what_they_had() -> None:
+    assert end("groups_destroyed") == [True, True, 2.0]
+
+
 def test_default_groups_one_after_the_other() -> None:
     assert end("one_after_the_other") == [2.0, 2.0, 2.0]
 

@@ -29,6 +29,7 @@ _LAST = PHASES - 1  # the phase of a rank that is done
 _MODE_BITS, _MODE = 8, 0xFF
 _ROOM, _READS = 1, 2  # flags that a rank tells beside the place of its rows
 _TOLD_BITS = 2
+_CLOSED = 1 << 63  # told instead: nothing more is told of the rank's rows
 
 
 class Boards:
@@ -77,10 +78,16 @@ class Boards:
     def hear(self, fields: Sequence[int]) -> None:
         """Take in where a rank elsewhere has its rows."""
         key, rank, told = fields
-        if key in self._open:
+        if told == _CLOSED:
+            self._told.pop((key, rank), None)
+        elif key in self._open:
             self._open[key].hear(rank, told)
         else:
             self._told[key, rank] = told
+
+    def close(self, key: int) -> None:
+        """Forget the board of a group."""
+        self._open.pop(key, None)
 
     def place_of(self, address: int, nbytes: int) -> int | None:
         """Return where something of this process lies in its segment, if it does."""
@@ -120,6 +127,8 @@ class _SharedBoard(Board):
         self._rung = (*self._others, local[0]) if len(local) > 1 else self._others
         self.waiting, self._when_ready = boards.waiting, list[Callable[[], None]]()
         self._starts: list[int] = [-1] * len(ranks)
+        self._taken: set[int] = set()  # where ranks of this process have their rows
+        self._rows: list[memoryview] = []
         self._words: list[memoryview] = []
 
     # -- opening ------------------------------------------------------------------------------------------------------
@@ -134,8 +143,23 @@ class _SharedBoard(Board):
                 self._links[other].tell(self._key, rank, told)
             self.hear(rank, told)
 
+    def close(self) -> None:
+        shelf = self._boards.shelf
+        for position, start in enumerate(self._starts):
+            if self._homes[position] in self._links:
+                continue
+            for other in self._others:  # it may hear only now where the rows are, or keep that for a board to come
+                self._links[other].tell(self._key, self._ranks[position], _CLOSED)
+            if start in self._taken:
+                shelf.give_back(start)
+        self._rows, self._words, self._when_ready = [], [], []
+        self._boards.close(self._key)
+
     def _tell_start(self) -> int:
         start = self._boards.shelf.take(BOARD_BYTES)
+        if start is not None:  # whoever had this memory before has left something there
+            self._taken.add(start)
+            self._here.view[start : start + _FAR] = bytes(_FAR)
         reads = _READS if all(self._links[other].peer.readable for other in self._others) else 0
         return reads if start is None else (start << _TOLD_BITS) | _ROOM | reads
 

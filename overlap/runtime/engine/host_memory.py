@@ -45,6 +45,12 @@ class HostMemory:
                 _run(meeting, match, operation).start()
         return True
 
+    def close(self, communicator: Communicator) -> None:
+        """Give back the memory of a communicator; no rank, of any process, uses it any more."""
+        meeting = self._meetings.pop(communicator, None)
+        if meeting is not None:
+            meeting.close()
+
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
         """Whether one end of an operation starts, and may go on, without a task that is started or woken."""
         meeting = self._meetings.get(communicator)

@@ -89,6 +89,12 @@ class Meeting:
         if operation.scope is not None:
             begin()
 
+    def close(self) -> None:
+        """Give back all memory of the meeting; no rank uses it any more."""
+        while self._lent:
+            self.board.take_back(self._lent.popleft()[2])
+        self.board.close()
+
     def lend(self, nbytes: int) -> Place | None:
         """Return mapped memory, after taking back the places that nobody reads any more."""
         lent = self._lent

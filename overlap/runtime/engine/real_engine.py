@@ -108,6 +108,11 @@ class RealEngine(BaseEngine):
         )
         return HostMemory(self._transport, common)
 
+    def close(self, communicator: Communicator) -> None:
+        """Give back the shared memory of a communicator."""
+        if not (communicator.direct or communicator.key.messages):
+            self._host_memory.close(communicator)
+
     async def aclose(self) -> None:
         """Wait for the reductions at hand and end the worker threads."""
         with trio.CancelScope(shield=True):

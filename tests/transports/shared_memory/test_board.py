@@ -16,6 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
 from transports.shared_memory import waiting
+from transports.shared_memory.board import BOARD_BYTES
 from transports.shared_memory.peer_memory import WORDS, Word
 from transports.shared_memory.waiting import fence, let_threads_run, looking
 
@@ -30,14 +31,7 @@ async def boards(**settings: object) -> AsyncIterator[list[Board]]:
     """The board of ranks 0 and 1, as each of two processes sees it, opened by both."""
     host = Host(**settings)
     async with opened(host.transports):
-        found = [transport.board(5, (0, 1)) for transport in host.transports]
-        ready = [trio.Event(), trio.Event()]
-        for position, board in enumerate(found):
-            assert board is not None
-            board.open(position, ready[position].set)
-        for event in ready:
-            await event.wait()
-        yield [board for board in found if board is not None]
+        yield await _opened(host, 5)
 
 
 @pytest.mark.parametrize("nbytes", [0, 8, 32, 33, PAYLOAD_BYTES])
@@ -80,6 +74,59 @@ def test_another_operation_of_the_same_number_is_not_taken_for_it() -> None:
             assert not there.reached(3, TAG + 256, 1)
 
     run(main)
+
+
+@pytest.mark.parametrize("before", ["a board", "a loan"])
+def test_a_board_is_as_new_whoever_had_its_memory(before: str) -> None:
+    async def main() -> None:
+        host = Host()
+        async with opened(host.transports):
+            used = await _opened(host, 5)
+            loans = [board.lend(BOARD_BYTES) for board in used]
+            for position, (board, loan) in enumerate(zip(used, loans, strict=True)):
+                assert loan is not None
+                board.arrive(position, 3 + OPERATIONS, TAG)
+                loan.view[:] = b"x" * BOARD_BYTES
+                board.close()
+                if before == "a loan":  # what came back last is lent first
+                    board.take_back(loan)
+            for position, board in enumerate(await _opened(host, 6)):
+                assert board.free(position, 3)
+                assert not board.came(3)
+
+    run(main)
+
+
+def test_a_closed_board_leaves_nothing() -> None:
+    """Its memory is lent again, and what another process tells late is not kept."""
+
+    async def main() -> None:
+        host = Host()
+        async with opened(host.transports):
+            boards_of = [transport._boards for transport in host.transports]
+            lent = [each.shelf._heap.lent_bytes for each in boards_of]
+            here, there = await _opened(host, 5)
+            unopened = [transport.board(6, (0, 1)) for transport in host.transports]
+            unopened[0].open(0, lambda: None)
+            for board in (here, there, *unopened):
+                board.close()
+            await wait_all_tasks_blocked()
+            for each, before in zip(boards_of, lent, strict=True):
+                each.shelf._sort_in()
+                assert (each._open, each._told, each.shelf._heap.lent_bytes) == ({}, {}, before)
+
+    run(main)
+
+
+async def _opened(host: Host, key: int) -> list[Board]:
+    found = [transport.board(key, (0, 1)) for transport in host.transports]
+    ready = [trio.Event(), trio.Event()]
+    for position, board in enumerate(found):
+        assert board is not None
+        board.open(position, ready[position].set)
+    for event in ready:
+        await event.wait()
+    return [board for board in found if board is not None]
 
 
 def test_memory_comes_back_when_all_have_gone_on() -> None:
