@@ -42,7 +42,7 @@ HOUSE = (
     ("overlap.runtime.context",),
     ("overlap.runtime.forms",),
     ("overlap.runtime.operation", "overlap.runtime.trees"),
-    ("overlap.runtime.received",),
+    ("overlap.runtime.received", "overlap.runtime.tree_operation"),
     ("overlap.runtime.arguments",),
     ("overlap.runtime.compute", "overlap.runtime.stream"),
     ("overlap.runtime.match",),

@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from sys import _getframe
 from threading import get_ident
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -17,14 +17,15 @@ from ..flight.recorder import Known
 from .arguments import check_options, check_pairs, check_peer, check_root, prepare, receive_like, take_output
 from .communicators import Communicators
 from .context import STEP_OF_TASK, RankContext
-from .derived import Derived
-from .future import Failure, Future, is_elsewhere, settle, tell
+from .derived import Resolved, check_here
+from .future import Failure, Future, settle, tell
 from .match import Key
 from .operation import CollectiveFuture, Lane, Members, Port
 from .outstanding import CallSite, check_timeout
 from .received import Received, Room
 from .stream import MessageLane, Stream, Streams
-from .trees import is_tree, packs, unpacked
+from .tree_operation import PartLane, TreeOperation, check_tree, resolved
+from .trees import is_tree
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -36,6 +37,7 @@ _Asked: TypeAlias = "tuple[bool, int | None, int, Stream | str | None]"
 # Peers and tags whose ports are kept. A program may use a new tag for each message: the oldest ports are dropped.
 _PEERS = 256
 _FORMS = (list, tuple, dict)
+_MAY_BE_TREES = (*_FORMS, Future)
 
 
 class Issuer:
@@ -74,6 +76,7 @@ class Issuer:
         self._ranks, self._occurrence = ranks, occurrence
         self._ports: dict[Stream | str | None, Port] = {}
         self._opened: dict[Stream, Port] = {}
+        self._part_ports: dict[tuple[Port, int], Port] = {}  # of parts, by port of the whole and place
         self._messages: dict[_Ends, Known] = {}  # the calls that the flight record has words for
         self._lasting: dict[_Asked, tuple[Port, Lane]] = {}  # the port of a message call, and the lane it had
 
@@ -109,7 +112,10 @@ class Issuer:
         The call site is the caller of a method that calls this one, unless it is given.
         """
         caller = _getframe(2) if call_site is None else call_site
-        operation: CollectiveFuture[Any] = CollectiveFuture(
+        made: type[CollectiveFuture[Any]] = CollectiveFuture
+        if type(x) is not np.ndarray and isinstance(x, _MAY_BE_TREES) and (isinstance(x, Future) or is_tree(x)):
+            made, x = TreeOperation, resolved(x, self.context)
+        operation = made(
             kind,
             x,
             out,
@@ -124,8 +130,10 @@ class Issuer:
             shared,
             pairs,  # type: ignore[arg-type]  # `start` checks the pairs
         )
-        if type(x) is not np.ndarray and isinstance(x, _FORMS) and is_tree(x):
-            return self._issue_tree(operation, stream, timeout_s)
+        if type(operation) is TreeOperation:
+            operation.issue_part = self._issue_part
+            if isinstance(x, Resolved):
+                check_tree(operation)
         return self.start(operation, stream, timeout_s)
 
     def start(
@@ -152,23 +160,22 @@ class Issuer:
                 self._enqueue_soon(operation, partial(self._open_port, known))
         return operation
 
-    def _issue_tree(
-        self, operation: CollectiveFuture[Any], stream: Stream | str | None, timeout_s: float | None
-    ) -> CollectiveFuture[Any]:
-        """Issue one operation for the arrays of a tree, or one for each dtype that is reduced."""
-        if operation.out is not None or operation.counts is not None:
-            raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays")
-        if operation.shared:
-            raise UsageError("x: a list or dict of arrays cannot be shared; issue a call with shared=True for each")
-        tree, arrays = operation.input, self.context.arrays
-        made = packs(operation.kind, tree, self.group.size, arrays)
-        parts = [operation, *(copy(operation) for _ in made[1:])]
-        for part, pack in zip(parts, made, strict=True):
-            part.input = pack.packed
-        found: Derived[object] = Derived(parts, unpacked(tree, made, arrays), self.context.thread)
-        for part in parts:
-            self.start(part, stream, timeout_s)
-        return cast("CollectiveFuture[Any]", found)
+    def _issue_part(self, operation: TreeOperation, place: int) -> None:
+        """Issue a part of an operation, with its number."""
+        key = operation.port, place
+        port = self._part_ports.get(key)
+        if port is None:
+            port = self._part_ports[key] = self._open_part_port(operation.port, place)
+        port.next_seq = operation.seq
+        self._enqueue(operation.parts[place], port)
+
+    def _open_part_port(self, whole: Port, place: int) -> Port:
+        name, window = whole.stream.name, whole.stream.window
+        key = Key(self._ranks, self._occurrence, name, tag=place)
+        communicator = self._communicators.open(key, self.group.name, self._ranks)
+        port = communicator.port(self.context, PartLane(name, window, self.context.outstanding), self.group.rank)
+        port.group = self.group.label
+        return port
 
     def _open_port(self, stream: Stream | str | None) -> Port:
         known = self._streams.find(stream)
@@ -217,6 +224,8 @@ class Issuer:
         if x is None:
             raise UsageError("x: send needs an array or a tree of arrays, got None")
         caller = _getframe(2) if call_site is None else call_site
+        if type(x) is not np.ndarray and isinstance(x, _FORMS):
+            x = resolved(x, self.context)
         operation: CollectiveFuture[Any] = CollectiveFuture(
             P2P, x, None, caller, priority, "send" if name is None else name
         )
@@ -337,8 +346,8 @@ class Issuer:
             take_output(operation)
         if not isinstance(x, Future):
             prepare(operation)
-        elif is_elsewhere(x, context.thread):
-            raise UsageError(f"x: {x.label} belongs to another world; pass its result")
+        else:
+            check_here(x, context.thread)
 
     def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
         operation.port, lane = port, port.stream
@@ -358,7 +367,7 @@ class Issuer:
 
     def _enqueue_here(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port | None]) -> bool:
         """Issue from another thread an operation that starts no task, if the loop sleeps; False: the loop must."""
-        if isinstance(operation.input, Future):
+        if isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts):
             return False
         return self.context.handover.in_place(partial(self._enqueue_in_place, operation, find_port), False)
 

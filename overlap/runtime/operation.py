@@ -294,6 +294,10 @@ class CollectiveFuture(Issued[T_co]):
 
     # -- life --------------------------------------------------------------------------------------------------
 
+    def arrive(self) -> None:
+        """Let it meet those of the other ranks, now that its input is there; `Stream.enqueue` does so itself."""
+        self.port.communicator.arrive(self)
+
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape.
 

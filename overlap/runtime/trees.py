@@ -59,21 +59,18 @@ class Pack:
                 begin += width
 
 
-def packs(kind: Collective, tree: object, size: int, arrays: Arrays) -> list[Pack]:
+def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) -> list[Pack]:
     """Pack the arrays of a tree: all together if they are only moved, by dtype if they are reduced.
 
     Args:
         kind: The collective.
-        tree: Of arrays, or of what exports its memory or is a number. It is copied.
+        leaves: The arrays, which are copied.
         size: Ranks in the group.
         arrays: Where new arrays come from.
 
     Raises:
-        UsageError: If it is empty, holds futures, or an array cannot be cut into the blocks of the ranks.
+        UsageError: If an array cannot be cut into the blocks of the ranks.
     """
-    leaves = [_array(leaf) for leaf in _leaves(tree)]
-    if not leaves:
-        raise UsageError("x: there is no array in it")
     for leaf in leaves:
         check_input(kind, leaf.shape, size)
     alike: dict[object, list[int]] = {}
@@ -107,10 +104,11 @@ def message_of(tree: object, arrays: Arrays) -> tuple[Array, str]:
     """Return the arrays of a tree as the array of a message, and the form of the tree.
 
     Raises:
-        UsageError: If it is empty, holds futures, or cannot travel.
+        UsageError: If it is empty, or cannot travel.
     """
-    (pack,) = packs(P2P, tree, 2, arrays)
-    return pack.packed, text_of(tree, [_array(leaf) for leaf in _leaves(tree)])
+    leaves = arrays_of(tree)
+    (pack,) = packs(P2P, leaves, 2, arrays)
+    return pack.packed, text_of(tree, leaves)
 
 
 def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
@@ -127,10 +125,35 @@ def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[li
     return make
 
 
-def _array(leaf: object) -> Array:
-    if isinstance(leaf, Future):
-        raise UsageError("x: a list or dict of arrays cannot hold futures; await them, or issue a call for each")
-    return leaf if type(leaf) is np.ndarray else as_input(leaf)
+def arrays_of(tree: object) -> list[Array]:
+    """Return the leaves of a tree as arrays; each is an array, exports its memory, or is a number.
+
+    Raises:
+        UsageError: If there is none, or one is no array.
+    """
+    leaves = [leaf if type(leaf) is np.ndarray else as_input(leaf) for leaf in _leaves(tree)]
+    if not leaves:
+        raise UsageError("x: there is no array in it")
+    return leaves
+
+
+def futures_in(tree: object) -> list[Future[object]]:
+    """Return the leaves of a tree that are futures."""
+    return [leaf for leaf in _leaves(tree) if isinstance(leaf, Future)]
+
+
+def copied(tree: object, arrays: Arrays) -> object:
+    """Return a tree with copies of its arrays; its futures and numbers as they are.
+
+    Raises:
+        UsageError: If a leaf can be no array.
+    """
+    if isinstance(tree, _FORMS):
+        return with_items(tree, lambda item: copied(item, arrays))
+    if isinstance(tree, Future):
+        return tree
+    array = as_input(tree)
+    return tree if not _holds(tree) or arrays.shapes_only else arrays.copy(array)
 
 
 def leaves_of(tree: object) -> list[object]:

@@ -1,5 +1,6 @@
 """Lists, tuples and dicts of arrays in one call."""
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,10 +136,6 @@ def test_from_threads_and_between_processes() -> None:
             "x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays",
         ),
         (
-            lambda r: r.all_reduce([np.ones(1), r.all_reduce(np.ones(1))]),
-            "x: a list or dict of arrays cannot hold futures; await them, or issue a call for each",
-        ),
-        (
             lambda r: r.reduce_scatter([np.ones(2), np.ones(3)]),
             "x: reduce_scatter needs axis 0 divisible by the group's 2 ranks, got shape (3,)",
         ),
@@ -158,33 +155,34 @@ def test_trees_that_cannot_be_meant(wrong: Any, text: str) -> None:
     assert run(main, 2) == [text] * 2
 
 
-def test_a_future_that_becomes_a_dict_is_told_with_the_line_of_the_call() -> None:
-    async def main(rank: R) -> str:
-        total = rank.all_reduce(rank.compute(lambda: {"w": np.ones(2)}))
-        with pytest.raises(overlap.UsageError) as caught:
-            await total
-        return str(caught.value).replace("tests/core/", "")  # where the tests run in that folder, it is not there
-
-    line = main.__code__.co_firstlineno + 1
-    told = f"x: the future that all_reduce at test_trees.py:{line} was given has become a dict"
-    assert run(main, 2) == [f"{told}; give it an item, such as future['w'], one call for each, or await it first"] * 2
-
-
-def test_a_future_that_becomes_a_tuple_of_equal_arrays_is_an_array_of_them() -> None:
-    async def main(rank: R) -> bool:
-        total = await rank.all_reduce(rank.compute(lambda: (np.ones(2), np.full(2, 3.0))))
-        return bool(np.array_equal(total, [[2, 2], [6, 6]]))
-
-    assert run(main, 2) == [True, True]
-
-
 def test_trees_that_differ_between_ranks_are_noticed() -> None:
     async def main(rank: R) -> str:
         with pytest.raises(overlap.CollectiveMismatchError) as caught:
             await rank.all_reduce([np.ones(2), np.ones(2 + rank.rank)])
         return " ".join(sorted(caught.value.calls))
 
-    assert run(main, 2) == ["all_reduce(float64 (4,), op='sum') all_reduce(float64 (5,), op='sum')"] * 2
+    first, second = ("[float64 (2,), float64 (2,)]", "[float64 (2,), float64 (3,)]")
+    assert run(main, 2) == [f"all_reduce({first}, op='sum') all_reduce({second}, op='sum')"] * 2
+
+
+def test_the_same_arrays_under_other_names_are_noticed() -> None:
+    async def main(rank: R) -> list[str]:
+        w, b = np.ones(2), np.ones((2, 1))
+        with pytest.raises(overlap.CollectiveMismatchError) as caught:
+            await rank.all_reduce({"w": w, "b": b} if rank.rank else {"b": b, "w": w})
+        return sorted(caught.value.calls)
+
+    first, second = "{'b': float64 (2, 1), 'w': float64 (2,)}", "{'w': float64 (2,), 'b': float64 (2, 1)}"
+    assert run(main, 2) == [[f"all_reduce({form}, op='sum')" for form in (first, second)]] * 2
+
+
+def test_large_trees_that_differ_at_their_end_are_noticed() -> None:
+    async def main(rank: R) -> list[str]:
+        with pytest.raises(overlap.CollectiveMismatchError) as caught:
+            await rank.broadcast({f"w{i}": np.ones(2 if i < 999 or rank.rank else (1, 2)) for i in range(1000)})
+        return sorted(re.sub(r".*(\.\.\. 1000 arrays, crc) \w{8}", r"\1", call) for call in caught.value.calls)
+
+    assert run(main, 2) == [["... 1000 arrays, crc, root=0)"] * 2] * 2
 
 
 def test_one_error_of_a_tree_stands_for_all_of_its_parts() -> None:

@@ -1,0 +1,225 @@
+"""Collectives whose input is a tree of arrays, or a future that may become one.
+
+Such a collective has one number on its stream, whatever the tree holds, because ranks count operations at the call, and
+a future says only later which arrays there are. Arrays that are only moved travel packed in one array. Of a reduction,
+the arrays of the first dtype travel so; the arrays of each further dtype travel as a `Part`, at the same time, on a
+communicator that belongs to the stream and to the place of the dtype in the tree. Parts have the number of their
+operation, which is unfinished, and takes room in the window of its stream, until all of its parts have ended. So the
+window bounds the numbers under way on those communicators too (see `stream`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any
+
+from ..collectives.call import Call
+from ..collectives.reduce import Array
+from ..errors import CollectiveMismatchError, NonFiniteError, PeerError, UsageError
+from ..timeline.recording import RawMatch
+from .context import RankContext
+from .derived import Resolved, check_here
+from .forms import outline_of
+from .future import Failure, Future
+from .operation import CollectiveFuture, Operation
+from .outstanding import Outstanding
+from .trees import arrays_of, copied, futures_in, packs, unpacked
+
+# Errors that fail an operation on all of its ranks: no rank goes on with its parts.
+_OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
+
+
+class PartLane:
+    """Lane of parts: each starts at once, as it takes no room besides that of its operation.
+
+    Args:
+        name: Of the stream of the operations.
+        window: Of that stream.
+        outstanding: The unfinished operations of the rank.
+    """
+
+    idle, last, has_room, listens = True, None, True, True
+    priority = 0
+
+    def __init__(self, name: str, window: int, outstanding: Outstanding) -> None:
+        self.name: str = name
+        self.window: int = window
+        self._outstanding = outstanding
+
+    def enqueue(self, operation: Operation) -> None:
+        """Start a part."""
+        self._outstanding.operations[operation] = None
+        operation.active = True
+        operation.port.communicator.arrive(operation)
+
+    def finished(self, operation: Operation, failure: Failure | None) -> None:
+        """Remove a part that has ended; its operation has the failure."""
+        del self._outstanding.operations[operation]
+        self._outstanding.note_end(operation, None)
+
+
+class Part(CollectiveFuture[Any]):
+    """The arrays of one dtype of a tree that is reduced, other than the first dtype."""
+
+    __slots__ = ()
+
+    def finish(self, end_ns: int, meeting: RawMatch) -> None:
+        """Keep the result; the timeline shows the operation that it is part of."""
+        if not self._done:
+            self.context.flight.carried(self.record, self.started_ns, end_ns)
+            self._value = self.out
+            self.release()
+            self._conclude()
+
+
+class TreeOperation(CollectiveFuture[Any]):
+    """The handle of a collective of a tree of arrays, or of what a future becomes.
+
+    Attributes:
+        parts: The arrays of further dtypes, of a reduction.
+        issue_part: Issues the part at a place among them.
+    """
+
+    __slots__ = ("_left", "_make", "_meeting", "issue_part", "parts")
+
+    parts: Sequence[Part]
+    issue_part: Callable[[TreeOperation, int], None]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.parts, self._left = (), 0
+        self._make: Callable[[list[Any]], object] | None = None  # Makes the tree of results
+        self._meeting: RawMatch | None = None  # How its own arrays met, once they have arrived
+
+    def pack(self, tree: object, call_with: Callable[[CollectiveFuture[Any], Array, str], Call]) -> None:
+        """Pack the arrays of a tree, which sets `call` and `source`, here and in new parts.
+
+        Args:
+            tree: Of arrays. It is copied.
+            call_with: Makes the call of an operation, given its array and the outline of the tree.
+
+        Raises:
+            UsageError: If the tree is empty, or cannot travel in this call.
+        """
+        check_tree(self)
+        arrays = self.context.arrays
+        leaves = arrays_of(tree)
+        made = packs(self.kind, leaves, self.group.size, arrays)
+        outline = outline_of(tree, leaves)
+        self.source, self.call = made[0].packed, call_with(self, made[0].packed, outline)
+        self._make = unpacked(tree, made, arrays)
+        if len(made) > 1:
+            self.parts = [self._part(pack.packed, call_with(self, pack.packed, outline)) for pack in made[1:]]
+            self._left = len(self.parts)
+
+    def _part(self, packed: Array, call: Call) -> Part:
+        part = Part(
+            self.kind, None, None, self.place, self.priority, f"{self.name}: {packed.dtype}", self.reduction, self.root,
+            self.insisted, None, self.exact,
+        )  # fmt: skip
+        part.context, part.group, part.step = self.context, self.group, self.step
+        part.source, part.call = packed, call
+        part._callbacks = [self._part_ended]
+        return part
+
+    @property
+    def heard(self) -> bool:
+        """Whether its end is for the loop alone, as the ends of parts are."""
+        return bool(self.parts) or super().heard
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """Let it and its parts meet those of the other ranks."""
+        for place in range(len(self.parts)):
+            self.issue_part(self, place)
+        failure = self._failure_of_parts
+        if failure is None:
+            super().arrive()
+        elif not self._done:
+            self.port.communicator.withdraw(self, failure)
+
+    def finish(self, end_ns: int, meeting: RawMatch) -> None:
+        """Hand over the tree of results, once the parts have ended as well."""
+        if self._make is None or self._done:
+            super().finish(end_ns, meeting)
+        elif self._left:
+            self._meeting = meeting
+        else:
+            self._hand_over(end_ns, meeting)
+
+    @property
+    def _failure_of_parts(self) -> Failure | None:
+        """Failure of the first part that has failed, perhaps while its bytes still move."""
+        return next((part._failure for part in self.parts if part._failure is not None), None)
+
+    def _part_ended(self) -> None:
+        self._left -= 1
+        if self._meeting is not None and not self._left and not self._done:
+            self._hand_over(self.context.now_ns(), self._meeting)
+
+    def _hand_over(self, end_ns: int, meeting: RawMatch) -> None:
+        """Take apart the results, or fail with the failure of a part."""
+        failure = self._failure_of_parts
+        if failure is None:
+            try:
+                assert self._make is not None
+                self.given = self._make([self.out, *(part._value for part in self.parts)])
+            except Exception as error:  # no memory for the arrays
+                failure = Failure(error)
+        if failure is not None:
+            super().fail(failure)
+            return
+        kind, algorithm, group, seq, nbytes, dtype, met_ns = meeting
+        nbytes += sum(part.call.nbytes for part in self.parts)
+        super().finish(end_ns, (kind, algorithm, group, seq, nbytes, dtype, met_ns))
+        self.parts = ()  # and their results
+
+    def fail(self, failure: Failure) -> None:
+        """End with an error, that of the first part that has failed if one has, and with it the parts under way.
+
+        Where only this rank has failed, others may need its parts: they hear that it gave up.
+        """
+        if not self._done:
+            failure = self._failure_of_parts or failure
+            super().fail(failure)
+            for part in self.parts:
+                if hasattr(part, "port") and not part.done:
+                    if isinstance(failure.error, _OF_ALL_RANKS):
+                        part.port.communicator.forget(part.seq)
+                        part.fail(failure)
+                    else:
+                        part.port.communicator.give_up(part, failure)
+
+    def release(self) -> None:
+        """Give the arrays back, and drop the packed ones."""
+        super().release()
+        self._make = None
+
+
+def resolved(x: object, context: RankContext) -> object:
+    """Return the future of a tree that holds futures, with copies of its arrays; anything else as it is.
+
+    Raises:
+        UsageError: If a leaf can be no array, or is a future of another world.
+    """
+    futures = () if isinstance(x, Future) else futures_in(x)
+    if not futures:
+        return x
+    for future in futures:
+        check_here(future, context.thread)
+    tree = Resolved(copied(x, context.arrays), futures, context.thread)
+    if get_ident() == context.thread:
+        tree.begin()
+    else:
+        context.from_thread(tree.begin)
+    return tree
+
+
+def check_tree(operation: CollectiveFuture[Any]) -> None:
+    """Raise `UsageError` if an operation has arguments that are for single arrays."""
+    if operation.out is not None or operation.counts is not None:
+        raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays")
+    if operation.shared:
+        raise UsageError("x: a list or dict of arrays cannot be shared; issue a call with shared=True for each")
