@@ -39,8 +39,11 @@ class PartLane:
         outstanding: The unfinished operations of the rank.
     """
 
-    idle, last, has_room, listens = True, None, True, True
-    priority = 0
+    idle: bool = True
+    last: Operation | None = None
+    has_room: bool = True
+    listens: bool = True
+    priority: int = 0
 
     def __init__(self, name: str, window: int, outstanding: Outstanding) -> None:
         self.name: str = name
@@ -83,6 +86,9 @@ class TreeOperation(CollectiveFuture[Any]):
 
     __slots__ = ("_left", "_make", "_meeting", "issue_part", "parts")
 
+    call: Call
+    given: object
+    source: Array | None
     parts: Sequence[Part]
     issue_part: Callable[[TreeOperation, int], None]
 

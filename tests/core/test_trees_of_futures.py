@@ -398,3 +398,38 @@ def test_a_rank_that_leaves_ends_all_dtypes_of_a_tree() -> None:
                 await rank.all_reduce({"w": compute(rank, np.ones(2)), "n": np.ones(2, np.int64)})
 
     assert run(main, 2) == [None, None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", "efa"])
+def test_errors_between_processes(transport: str) -> None:
+    """Each case is a group of its own: what failed there leaves the others alone."""
+
+    async def main(rank: R) -> list[str]:
+        x = {"w": compute(rank, np.ones(2, np.float32)), "n": np.ones(1, np.int64)}
+        lost = {"w": rank.compute(failing), "n": x["n"]} if rank.rank else x
+        other = {"n": x["n"], "w": x["w"]} if rank.rank else x
+        seen: list[str] = []
+        for name, given in (("good", x), ("lost", lost), ("other", other), ("late", x)):
+            late_s = 0.05 if name == "late" and rank.rank == 0 else None
+            group = rank.group([0, 1], name=name)
+            if name == "late" and rank.rank:
+                await rank.group([0, 1], name="after").recv(src=0)
+            try:
+                found = await group.all_reduce(given, timeout_s=late_s)
+                seen.append(f"{found['w'].tolist()} {found['n'].tolist()}")
+            except Exception as error:
+                seen.append(type(error).__name__)
+            if name == "late" and not rank.rank:
+                await rank.group([0, 1], name="after").send(np.ones(1), 1)
+        seen.append(str((await rank.all_reduce(x))["n"].tolist()))
+        return seen
+
+    def program(world: overlap.Connection) -> list[str]:
+        return world.run(main, world.rank)
+
+    good, mismatch = "[2.0, 2.0] [2]", "CollectiveMismatchError"
+    assert connected(program, 2, transport=transport) == [
+        [good, "PeerFailedError", mismatch, "DeadlineError", "[2]"],
+        [good, "ZeroDivisionError", mismatch, "PeerFailedError", "[2]"],
+    ]
