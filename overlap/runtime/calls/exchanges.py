@@ -231,7 +231,7 @@ class Exchanges(Issues):
 
         Args:
             x: An array of any shape; or a dict, list or tuple of arrays, at any depth, which is copied at the call; or
-                a future of either.
+                a future of either. Leaves may be futures.
             dst: Group rank of the receiver.
             tag: From 0 to 2**24 - 1.
 
