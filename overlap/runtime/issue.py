@@ -37,7 +37,6 @@ _Asked: TypeAlias = "tuple[bool, int | None, int, Stream | str | None]"
 # Peers and tags whose ports are kept. A program may use a new tag for each message: the oldest ports are dropped.
 _PEERS = 256
 _FORMS = (list, tuple, dict)
-_MAY_BE_TREES = (*_FORMS, Future)
 
 
 class Issuer:
@@ -113,8 +112,11 @@ class Issuer:
         """
         caller = _getframe(2) if call_site is None else call_site
         made: type[CollectiveFuture[Any]] = CollectiveFuture
-        if type(x) is not np.ndarray and isinstance(x, _MAY_BE_TREES) and (isinstance(x, Future) or is_tree(x)):
-            made, x = TreeOperation, resolved(x, self.context)
+        if type(x) is not np.ndarray:
+            if isinstance(x, Future):
+                made = TreeOperation
+            elif isinstance(x, _FORMS) and is_tree(x):
+                made, x = TreeOperation, resolved(x, self.context)
         operation = made(
             kind,
             x,
@@ -130,10 +132,8 @@ class Issuer:
             shared,
             pairs,  # type: ignore[arg-type]  # `start` checks the pairs
         )
-        if type(operation) is TreeOperation:
-            operation.issue_part = self._issue_part
-            if isinstance(x, Resolved):
-                check_tree(operation)
+        if made is TreeOperation and type(x) is Resolved:
+            check_tree(operation)
         return self.start(operation, stream, timeout_s)
 
     def start(
@@ -160,14 +160,13 @@ class Issuer:
                 self._enqueue_soon(operation, partial(self._open_port, known))
         return operation
 
-    def _issue_part(self, operation: TreeOperation, place: int) -> None:
-        """Issue a part of an operation, with its number."""
-        key = operation.port, place
-        port = self._part_ports.get(key)
+    def _issue_part(self, part: CollectiveFuture[Any], place: int, whole: Port, seq: int) -> None:
+        """Issue a part of a tree, with the number of its operation."""
+        port = self._part_ports.get((whole, place))
         if port is None:
-            port = self._part_ports[key] = self._open_part_port(operation.port, place)
-        port.next_seq = operation.seq
-        self._enqueue(operation.parts[place], port)
+            port = self._part_ports[whole, place] = self._open_part_port(whole, place)
+        port.next_seq = seq
+        self._enqueue(part, port)
 
     def _open_part_port(self, whole: Port, place: int) -> Port:
         name, window = whole.stream.name, whole.stream.window
@@ -184,7 +183,7 @@ class Issuer:
             key = Key(self._ranks, self._occurrence, known.name)
             communicator = self._communicators.open(key, self.group.name, self._ranks)
             port = communicator.port(self.context, known, self.group.rank)
-            port.group = self.group.label
+            port.group, port.issue_part = self.group.label, self._issue_part
             self._opened[known] = port
         self._ports[stream] = self._ports[known] = port
         return port

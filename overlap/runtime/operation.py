@@ -116,12 +116,25 @@ class Port:
         src: Group rank that sends; None for collectives, and as long as a receive from any source has not chosen.
         towards: The peer of messages, for people to read.
         group: The name and ranks of the group, for the timeline.
+        issue_part: Issues a part of a tree at its place, for this port and with a number (see `tree_operation`).
     """
 
-    __slots__ = ("communicator", "group", "known", "next_seq", "place", "position", "src", "stream", "towards")
+    __slots__ = (
+        "communicator",
+        "group",
+        "issue_part",
+        "known",
+        "next_seq",
+        "place",
+        "position",
+        "src",
+        "stream",
+        "towards",
+    )
 
     group: RawGroup
     communicator: Matching
+    issue_part: Callable[[CollectiveFuture[object], int, Port, int], None]
     next_seq: int
     place: int
     position: int

@@ -21,7 +21,7 @@ from ..timeline.recording import RawMatch
 from .context import RankContext
 from .derived import Resolved, check_here
 from .forms import outline_of
-from .future import Failure, Future
+from .future import Failure
 from .operation import CollectiveFuture, Operation
 from .outstanding import Outstanding
 from .trees import arrays_of, copied, futures_in, packs, unpacked
@@ -81,22 +81,16 @@ class TreeOperation(CollectiveFuture[Any]):
 
     Attributes:
         parts: The arrays of further dtypes, of a reduction.
-        issue_part: Issues the part at a place among them.
     """
 
-    __slots__ = ("_left", "_make", "_meeting", "issue_part", "parts")
-
+    # No slots: most hold no tree of several dtypes, and read the values here.
     call: Call
     given: object
     source: Array | None
-    parts: Sequence[Part]
-    issue_part: Callable[[TreeOperation, int], None]
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.parts, self._left = (), 0
-        self._make: Callable[[list[Any]], object] | None = None  # Makes the tree of results
-        self._meeting: RawMatch | None = None  # How its own arrays met, once they have arrived
+    parts: Sequence[Part] = ()
+    _left: int = 0  # Parts that have not ended
+    _make: Callable[[list[Any]], object] | None = None  # Makes the tree of results
+    _meeting: RawMatch | None = None  # How its own arrays met, once they have arrived
 
     def pack(self, tree: object, call_with: Callable[[CollectiveFuture[Any], Array, str], Call]) -> None:
         """Pack the arrays of a tree, which sets `call` and `source`, here and in new parts.
@@ -138,13 +132,17 @@ class TreeOperation(CollectiveFuture[Any]):
 
     def arrive(self) -> None:
         """Let it and its parts meet those of the other ranks."""
-        for place in range(len(self.parts)):
-            self.issue_part(self, place)
+        port = self.port
+        if not self.parts:
+            port.communicator.arrive(self)
+            return
+        for place, part in enumerate(self.parts):
+            port.issue_part(part, place, port, self.seq)
         failure = self._failure_of_parts
         if failure is None:
-            super().arrive()
+            port.communicator.arrive(self)
         elif not self._done:
-            self.port.communicator.withdraw(self, failure)
+            port.communicator.withdraw(self, failure)
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Hand over the tree of results, once the parts have ended as well."""
@@ -205,12 +203,12 @@ class TreeOperation(CollectiveFuture[Any]):
 
 
 def resolved(x: object, context: RankContext) -> object:
-    """Return the future of a tree that holds futures, with copies of its arrays; anything else as it is.
+    """Return the future of a tree that holds futures, with copies of its arrays; any other tree as it is.
 
     Raises:
         UsageError: If a leaf can be no array, or is a future of another world.
     """
-    futures = () if isinstance(x, Future) else futures_in(x)
+    futures = futures_in(x)
     if not futures:
         return x
     for future in futures:
