@@ -32,7 +32,7 @@ def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
         UsageError: Naming `argument`, if a key or the dtype of an array does not travel, or the tree is too large.
     """
     text = repr(_named(tree, iter(leaves), argument))
-    if len(text) > _LONGEST or (len(text) > _LIMIT_BYTES and len(pack_form(text)) > _LIMIT_BYTES):
+    if not _travels(text):
         raise UsageError(f"{argument}: a tree of {len(leaves)} arrays is too large for one message; send its parts")
     return text
 
@@ -48,12 +48,22 @@ def _named(tree: object, leaves: Iterator[Array], argument: str) -> object:
     return f"{leaf.dtype.name} {tuple(map(int, leaf.shape))}"
 
 
-def outline_of(tree: object, leaves: Sequence[Array]) -> str:
-    """Return the form of a tree for ranks to compare: that of a large tree is cut, and has a checksum."""
+def outline_of(tree: object, leaves: Sequence[Array], *, whole: bool) -> str:
+    """Return the form of a tree for ranks to compare: that of a large tree is cut, and has a checksum.
+
+    Args:
+        tree: The tree.
+        leaves: Its arrays, in its order.
+        whole: Whether ranks make a tree of it, see `parsed`; then it is cut only if it is too large for a message.
+    """
     text = repr(_outlined(tree, iter(leaves)))
-    if len(text) <= _OUTLINE:
+    if len(text) <= _OUTLINE or (whole and _travels(text)):
         return text
     return f"{text[:_OUTLINE]} ... {len(leaves)} arrays, crc {zlib.crc32(text.encode(errors='replace')):08x}"
+
+
+def _travels(text: str) -> bool:
+    return len(text) <= _LONGEST and (len(text) <= _LIMIT_BYTES or len(pack_form(text)) <= _LIMIT_BYTES)
 
 
 def _outlined(tree: object, leaves: Iterator[Array]) -> object:
@@ -66,9 +76,18 @@ def _outlined(tree: object, leaves: Iterator[Array]) -> object:
     return _array_outlined(leaf.dtype, leaf.shape)
 
 
+class _Foreign:
+    """Key of a class that does not travel; its text is the same in every process, and no literal."""
+
+    def __init__(self, key: object) -> None:
+        self._name = type(key).__name__
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"
+
+
 def _key_outlined(key: object) -> object:
-    """Return a key, or what has the same text in every process."""
-    return key if type(key) in _KEYS or (type(key) is tuple and all(map(_key_travels, key))) else type(key).__name__
+    return key if type(key) in _KEYS or (type(key) is tuple and all(map(_key_travels, key))) else _Foreign(key)
 
 
 @lru_cache(maxsize=1024)

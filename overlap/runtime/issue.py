@@ -117,6 +117,8 @@ class Issuer:
                 made = TreeOperation
             elif isinstance(x, _FORMS) and is_tree(x):
                 made, x = TreeOperation, resolved(x, self.context)
+            elif x is None and out is None and kind.traits.rooted:  # the root may have a tree
+                made = TreeOperation
         operation = made(
             kind,
             x,

@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import Any
 
 from ..collectives.call import Call
+from ..collectives.kinds import BROADCAST, SCATTER
 from ..collectives.reduce import Array
 from ..errors import CollectiveMismatchError, NonFiniteError, PeerError, UsageError
 from ..timeline.recording import RawMatch
@@ -24,7 +25,7 @@ from .forms import outline_of
 from .future import Failure
 from .operation import CollectiveFuture, Operation
 from .outstanding import Outstanding
-from .trees import arrays_of, copied, futures_in, packs, unpacked
+from .trees import arrays_of, copied, futures_in, packs, unpacked, unpacked_as
 
 # Errors that fail an operation on all of its ranks: no rank goes on with its parts.
 _OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
@@ -106,7 +107,7 @@ class TreeOperation(CollectiveFuture[Any]):
         arrays = self.context.arrays
         leaves = arrays_of(tree)
         made = packs(self.kind, leaves, self.group.size, arrays)
-        outline = outline_of(tree, leaves)
+        outline = outline_of(tree, leaves, whole=self.kind is BROADCAST or self.kind is SCATTER)
         self.source, self.call = made[0].packed, call_with(self, made[0].packed, outline)
         self._make = unpacked(tree, made, arrays)
         if len(made) > 1:
@@ -143,6 +144,12 @@ class TreeOperation(CollectiveFuture[Any]):
             port.communicator.arrive(self)
         elif not self._done:
             port.communicator.withdraw(self, failure)
+
+    def fit(self, pattern: Call) -> None:
+        """Make the result's array; on a rank that has passed no tree, take the form of the root's."""
+        super().fit(pattern)
+        if pattern.form and self._make is None:
+            self._make = unpacked_as(self.kind, pattern.form, self.group.size, self.context.arrays)
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Hand over the tree of results, once the parts have ended as well."""

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..collectives.kinds import P2P, Collective, Shape, check_input, result_shape
 from ..collectives.reduce import Array
-from ..errors import UsageError
+from ..errors import OverlapError, UsageError
 from .context import Arrays
-from .forms import text_of
+from .forms import Absent, parsed, text_of
 from .future import Future
 from .memory.foreign import as_input
 
@@ -123,6 +123,27 @@ def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[li
         return None if all(value is None for value in values.values()) else _rebuilt(form, iter(sorted(values.items())))
 
     return make
+
+
+def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Callable[[list[Any]], object]:
+    """Return a function that makes a tree of the result of a rank that has passed none, given the form of the root's.
+
+    Raises:
+        UsageError: If the form is not known: the tree is too large, or has keys of classes that do not travel.
+    """
+    try:
+        tree = parsed(form)
+    except OverlapError as error:
+        raise UsageError(
+            "x: the form of the root's tree is too large for a message, or has keys other than texts, integers and "
+            "tuples of these; pass a tree of that form on all ranks"
+        ) from error
+    leaves = cast("list[Absent]", leaves_of(tree))
+    shapes, dtypes = [result_shape(kind, leaf.shape, size) for leaf in leaves], [leaf.dtype for leaf in leaves]
+    pack = Pack(
+        places=range(len(leaves)), shapes=shapes, dtypes=dtypes, rows=1, packed=arrays.empty((0,), np.dtype(np.uint8))
+    )
+    return unpacked(tree, [pack], arrays)
 
 
 def arrays_of(tree: object) -> list[Array]:

@@ -179,10 +179,10 @@ def test_the_same_arrays_under_other_names_are_noticed() -> None:
 def test_large_trees_that_differ_at_their_end_are_noticed() -> None:
     async def main(rank: R) -> list[str]:
         with pytest.raises(overlap.CollectiveMismatchError) as caught:
-            await rank.broadcast({f"w{i}": np.ones(2 if i < 999 or rank.rank else (1, 2)) for i in range(1000)})
+            await rank.all_gather({f"w{i}": np.ones(2 if i < 999 or rank.rank else (1, 2)) for i in range(1000)})
         return sorted(re.sub(r".*(\.\.\. 1000 arrays, crc) \w{8}", r"\1", call) for call in caught.value.calls)
 
-    assert run(main, 2) == [["... 1000 arrays, crc, root=0)"] * 2] * 2
+    assert run(main, 2) == [["... 1000 arrays, crc)"] * 2] * 2
 
 
 def test_one_error_of_a_tree_stands_for_all_of_its_parts() -> None:
@@ -192,3 +192,40 @@ def test_one_error_of_a_tree_stands_for_all_of_its_parts() -> None:
                 await rank.all_reduce({"a": np.ones(2, np.float32), "b": np.ones(2, np.int64)})
 
     assert run(main, 2) == [None, None]  # the error of the other dtype's part fails no rank at the end
+
+
+@pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
+def test_ranks_that_pass_nothing_get_the_tree_of_the_root(path: str) -> None:
+    async def main(rank: R) -> list[bool]:
+        mine, wide = tree(0), {f"w{i}": np.full((2, 1), float(i)) for i in range(1000)}
+        root = rank.rank == 0
+        found = [await rank.broadcast(mine if root else None), await rank.broadcast(wide if root else None)]
+        found.append(await rank.scatter(rank.compute(lambda: mine, name="tree") if root else None))
+        plain = {"layer": tuple(mine["layer"]), "list": mine["list"]}  # classes do not travel
+        part = each(lambda x: np.split(x, 2)[rank.rank], mine if root else plain)
+        return [same(a, b) for a, b in zip(found, [mine if root else plain, wide, part], strict=True)]
+
+    assert run(main, 2, path=path) == [[True] * 3] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", "efa"])
+def test_ranks_of_other_processes_that_pass_nothing_get_it_too(transport: str) -> None:
+    def program(world: overlap.Connection) -> list[bool]:
+        rank, mine = world.rank, {f"w{i}": [np.full(2, float(i)), np.full((2, 1), i)] for i in range(300)}
+        whole = rank.broadcast(mine if rank.rank == 0 else None).result(TIMEOUT_S)
+        part = rank.scatter(mine if rank.rank == 0 else None).result(TIMEOUT_S)
+        return [same(whole, mine), same(part, each(lambda x: np.split(x, 2)[rank.rank], mine))]
+
+    assert connected(program, 2, transport=transport) == [[True, True]] * 2
+
+
+def test_the_form_of_a_tree_may_be_unknown_to_ranks_that_pass_nothing() -> None:
+    async def main(rank: R) -> str:
+        try:
+            await rank.broadcast({range(1): np.ones(2)} if rank.rank == 0 else None)
+        except (overlap.UsageError, overlap.PeerFailedError) as error:
+            return str(error).split("; ")[-1].split(" (")[0]
+        return "no error"
+
+    assert run(main, 2) == ["pass a tree of that form on all ranks"] * 2
