@@ -116,7 +116,7 @@ class TreeOperation(CollectiveFuture[Any]):
 
     def _part(self, packed: Array, call: Call) -> Part:
         part = Part(
-            self.kind, None, None, self.place, self.priority, f"{self.name}: {packed.dtype}", self.reduction, self.root,
+            self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}", self.reduction, self.root,
             self.insisted, None, self.exact,
         )  # fmt: skip
         part.context, part.group, part.step = self.context, self.group, self.step
@@ -138,6 +138,7 @@ class TreeOperation(CollectiveFuture[Any]):
             port.communicator.arrive(self)
             return
         for place, part in enumerate(self.parts):
+            part.priority = self.priority  # with that of the stream
             port.issue_part(part, place, port, self.seq)
         failure = self._failure_of_parts
         if failure is None:
