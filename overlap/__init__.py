@@ -14,7 +14,8 @@
 #     calls/      collectives and messages as methods, which return futures at once, and the types of these (shapes)
 #     objects     collectives of Python objects
 #     issue       from a call to an operation under way: checks, numbers, ports;  arguments: its checks of arguments
-#     trees       trees of arrays in one operation;  forms: trees as text;  received: receives that take them apart
+#     trees       trees of arrays, packed;  tree_operation: collectives of these;  forms: trees as text;  received:
+#                 receives that take them apart
 #     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
 #     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread
 #     match       the operations of all ranks that belong together, and where they disagree

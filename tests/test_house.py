@@ -43,7 +43,7 @@ HOUSE = (
     ("overlap.runtime.forms",),
     ("overlap.runtime.operation", "overlap.runtime.trees"),
     ("overlap.runtime.receive",),
-    ("overlap.runtime.received",),
+    ("overlap.runtime.received", "overlap.runtime.tree_operation"),
     ("overlap.runtime.arguments",),
     ("overlap.runtime.compute", "overlap.runtime.stream"),
     ("overlap.runtime.match",),

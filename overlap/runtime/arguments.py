@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,11 +16,8 @@ from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_input, as_output, changes
 from .operation import CollectiveFuture, Members
 from .received import NO_ROOM, new_array, room_for
+from .tree_operation import TreeOperation
 from .trees import is_tree, message_of
-
-if TYPE_CHECKING:
-    pass
-
 
 _ELEMENTWISE = (ALL_REDUCE, REDUCE, BROADCAST)
 _TAGS = 1 << 24
@@ -38,16 +35,15 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
         operation.call = _receivers_call(operation)
         return
     if type(x) is not np.ndarray:
-        if kind is P2P and isinstance(x, (dict, list, tuple)) and is_tree(x):
-            operation.source, form = message_of(x, operation.context.arrays)
-            dtype, shape = operation.source.dtype, operation.source.shape
-            operation.call = call(kind.text, None, dtype, shape, 2, 0, (), (), False, False, None, form)
-            return
-        if isinstance(x, dict):  # known only now: it was a future
-            raise UsageError(
-                f"x: the future that {operation.op} at {operation.call_site} was given has become a dict; give it an "
-                f"item, such as future[{next(iter(x), 'w')!r}], one call for each, or await it first"
-            )
+        if isinstance(x, (dict, list, tuple)) and is_tree(x):
+            if kind is P2P:
+                operation.source, form = message_of(x, operation.context.arrays)
+                dtype, shape = operation.source.dtype, operation.source.shape
+                operation.call = call(kind.text, None, dtype, shape, 2, 0, (), (), False, False, None, form)
+                return
+            if isinstance(operation, TreeOperation):
+                operation.pack(x, _call_with)
+                return
         operation.changed = changes(x)
         x = as_input(x)
     operation.call = asked = call(kind.text, None, x.dtype, x.shape, 2) if kind is P2P else _call_with(operation, x)
@@ -58,8 +54,35 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
         check_overlap(asked, operation.member.rank, out, x)
 
 
-def _call_with(operation: CollectiveFuture[Any], x: Array) -> Call:
-    """Return the call of a rank that passes an array to a collective."""
+def prepare_late(operation: CollectiveFuture[Any]) -> None:
+    """Prepare an operation whose input was a future, now that there is a value.
+
+    Raises:
+        UsageError: As `prepare`, with the line of the call, and what the future has become.
+    """
+    x, kind = operation.input, operation.kind
+    try:
+        if x is None and kind is P2P:
+            raise UsageError("x: send needs an array or a tree of arrays, got None")
+        if x is None and kind.traits.rooted:
+            check_root(operation.member, operation)
+        prepare(operation)
+    except UsageError as error:
+        which = f"{operation.name} at {operation.call_site}"
+        raise UsageError(f"{error} (the future that {which} was given has become {described(x)})") from error
+
+
+def described(x: object) -> str:
+    """Return what a value is, for people: the outline of an array or a tree, else its type."""
+    if isinstance(x, np.ndarray):
+        return f"{x.dtype} {x.shape}"
+    if x is None or not isinstance(x, (dict, list, tuple)):
+        return "None" if x is None else f"an object of type {type(x).__name__}"
+    return f"a {type(x).__name__} of {len(x)}"
+
+
+def _call_with(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Call:
+    """Return the call of a rank that passes an array to a collective, or a tree of some form that is packed in it."""
     kind, shape, size = operation.kind, x.shape, operation.member.size
     counts: Counts = ()
     if operation.counts is not None:
@@ -67,7 +90,7 @@ def _call_with(operation: CollectiveFuture[Any], x: Array) -> Call:
     try:
         return (uneven_call if counts else call)(
             kind.text, operation.reduction, x.dtype, shape, size, operation.root, operation.pairs, counts,
-            operation.exact, operation.shared, operation.insisted,
+            operation.exact, operation.shared, operation.insisted, form,
         )  # fmt: skip
     except TypeError as error:  # not hashable
         raise UsageError(f"op: {shown(operation.reduction)} is unknown; known are {', '.join(OPS)}") from error

@@ -24,7 +24,7 @@ from .context import RankContext
 from .event_loop import Withdraws
 from .future import Failure
 from .match import Key, Match, Unfit, Voice, few_and_many, mismatch
-from .operation import Operation, Port, ReturnedMessage
+from .operation import Lane, Operation, Port, ReturnedMessage
 from .stream import MessageLane, Stream
 
 # How long two that differ wait for a third to tell which of them is the odd one out.
@@ -141,7 +141,7 @@ class Communicator:
         self._moving: dict[int, Match] = {}  # matches whose ends are all here and not all over
         self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
 
-    def port(self, context: RankContext, stream: Stream, position: int) -> Port:
+    def port(self, context: RankContext, stream: Lane, position: int) -> Port:
         """Make the end of a rank that has a position in the group."""
         return Port(self, stream, position=position, place=self.place(position, context.rank))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from .future import Failure, Future, call_when_done, outcome, settle, source_of, tell
+from ..errors import UsageError
+from .future import Failure, Future, call_when_done, is_elsewhere, outcome, settle, source_of, tell
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -54,6 +56,47 @@ class Derived(Future[T_co]):
                 failure = Failure(error)
         if settle(self, value, failure):
             tell(self)
+
+
+class Resolved(Future[object]):
+    """The future of a tree some of whose leaves are futures. It fails as soon as one of them does.
+
+    Args:
+        tree: The tree.
+        leaves: The futures in it.
+        thread: Of the event loop.
+    """
+
+    __slots__ = ("_leaves", "_left", "_thread", "_tree")
+
+    def __init__(self, tree: object, leaves: Sequence[Future[object]], thread: int) -> None:
+        super().__init__()
+        self._tree, self._leaves, self._thread, self._left = tree, leaves, thread, len(leaves)
+
+    def begin(self) -> None:
+        """Wait for the leaves; the loop's thread only."""
+        for leaf in self._leaves:
+            call_when_done(leaf, partial(self._leaf_done, leaf))
+
+    def _loop_thread(self) -> int | None:
+        return self._thread
+
+    def _leaf_done(self, leaf: Future[object]) -> None:
+        self._left -= 1
+        value, failure = None, outcome(leaf)[1]
+        if failure is None:
+            if self._left:
+                return
+            value, failure = resolve(self._tree)
+        if settle(self, value, failure):
+            self._tree, self._leaves = None, ()
+            tell(self)
+
+
+def check_here(x: Future[Any], thread: int) -> None:
+    """Raise `UsageError` if a future belongs to a world on another event loop than that of a thread."""
+    if is_elsewhere(x, thread):
+        raise UsageError(f"x: {x.label} belongs to another world; pass its result")
 
 
 def resolve(value: object) -> tuple[object, Failure | None]:

@@ -20,6 +20,7 @@ from ..errors import OverlapError, UsageError
 
 _LIMIT_BYTES = 32 * 1024  # of a packed form: half of what a control message takes
 _LONGEST = 4 << 20  # characters of a form, about 100,000 arrays: what is packed well is bounded too
+_OUTLINE = 2_000  # characters of a form that ranks compare, and that messages show
 _LEAF = re.compile(r"(\w+) \(([\d, ]*)\)")
 _KEYS = (str, int, bool, bytes, type(None))
 
@@ -31,7 +32,7 @@ def text_of(tree: object, leaves: Sequence[Array], argument: str = "x") -> str:
         UsageError: Naming `argument`, if a key or the dtype of an array does not travel, or the tree is too large.
     """
     text = repr(_named(tree, iter(leaves), argument))
-    if len(text) > _LONGEST or (len(text) > _LIMIT_BYTES and len(pack_form(text)) > _LIMIT_BYTES):
+    if not _travels(text):
         raise UsageError(f"{argument}: a tree of {len(leaves)} arrays is too large for one message; send its parts")
     return text
 
@@ -45,6 +46,53 @@ def _named(tree: object, leaves: Iterator[Array], argument: str) -> object:
     leaf = next(leaves)
     check_dtype(leaf.dtype, argument)
     return f"{leaf.dtype.name} {tuple(map(int, leaf.shape))}"
+
+
+def outline_of(tree: object, leaves: Sequence[Array], *, whole: bool) -> str:
+    """Return the form of a tree for ranks to compare: that of a large tree is cut, and has a checksum.
+
+    Args:
+        tree: The tree.
+        leaves: Its arrays, in its order.
+        whole: Whether ranks make a tree of it, see `parsed`; then it is cut only if it is too large for a message.
+    """
+    text = repr(_outlined(tree, iter(leaves)))
+    if len(text) <= _OUTLINE or (whole and _travels(text)):
+        return text
+    return f"{text[:_OUTLINE]} ... {len(leaves)} arrays, crc {zlib.crc32(text.encode(errors='replace')):08x}"
+
+
+def _travels(text: str) -> bool:
+    return len(text) <= _LONGEST and (len(text) <= _LIMIT_BYTES or len(pack_form(text)) <= _LIMIT_BYTES)
+
+
+def _outlined(tree: object, leaves: Iterator[Array]) -> object:
+    if isinstance(tree, dict):
+        return {key if type(key) is str else _key_outlined(key): _outlined(item, leaves) for key, item in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        items = [_outlined(item, leaves) for item in tree]
+        return tuple(items) if isinstance(tree, tuple) else items
+    leaf = next(leaves)
+    return _array_outlined(leaf.dtype, leaf.shape)
+
+
+class _Foreign:
+    """Key of a class that does not travel; its text is the same in every process, and no literal."""
+
+    def __init__(self, key: object) -> None:
+        self._name = type(key).__name__
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"
+
+
+def _key_outlined(key: object) -> object:
+    return key if type(key) in _KEYS or (type(key) is tuple and all(map(_key_travels, key))) else _Foreign(key)
+
+
+@lru_cache(maxsize=1024)
+def _array_outlined(dtype: np.dtype[np.generic], shape: Shape) -> str:
+    return f"{dtype.name} {shape}"  # numpy makes the name anew each time, in Python
 
 
 def _key(key: object, argument: str) -> object:

@@ -17,15 +17,16 @@ from ..flight.recorder import Known
 from .arguments import check_options, check_pairs, check_peer, check_root, prepare, receive_like, take_output
 from .communicators import Communicators
 from .context import STEP_OF_TASK, RankContext
-from .derived import Derived
-from .future import Failure, Future, is_elsewhere, settle, tell
+from .derived import Resolved, check_here
+from .future import Failure, Future, settle, tell
 from .match import Key
 from .operation import CollectiveFuture, Lane, Member, Port
 from .outstanding import CallSite, check_timeout
 from .receive import ReceiveFuture
 from .received import Received, Room
 from .stream import MessageLane, Stream, Streams
-from .trees import is_tree, packs, unpacked
+from .tree_operation import PartLane, TreeOperation, check_tree, resolved
+from .trees import is_tree
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -77,6 +78,7 @@ class Issuer:
         self._ranks, self._occurrence = ranks, occurrence
         self._ports: dict[Stream | str | None, Port] = {}
         self._opened: dict[Stream, Port] = {}
+        self._part_ports: dict[tuple[Port, int], Port] = {}  # of parts, by port of the whole and place
         self._messages: dict[_Ends, Known] = {}  # the calls that the flight record has words for
         self._lasting: dict[_Asked, tuple[Port, Lane]] = {}  # the port of a message call, and the lane it had
 
@@ -112,7 +114,15 @@ class Issuer:
         The call site is the caller of a method that calls this one, unless it is given.
         """
         caller = _getframe(2) if call_site is None else call_site
-        operation: CollectiveFuture[Any] = CollectiveFuture(
+        made: type[CollectiveFuture[Any]] = CollectiveFuture
+        if type(x) is not np.ndarray:
+            if isinstance(x, Future):
+                made = TreeOperation
+            elif isinstance(x, _FORMS) and is_tree(x):
+                made, x = TreeOperation, resolved(x, self.context)
+            elif x is None and out is None and kind.traits.rooted:  # the root may have a tree
+                made = TreeOperation
+        operation = made(
             kind,
             x,
             out,
@@ -127,8 +137,10 @@ class Issuer:
             shared,
             pairs,  # type: ignore[arg-type]  # `start` checks the pairs
         )
-        if type(x) is not np.ndarray and isinstance(x, _FORMS) and is_tree(x):
-            return self._issue_tree(operation, stream, timeout_s)
+        if isinstance(operation, TreeOperation):
+            operation.issue_part = self._issue_part
+        if made is TreeOperation and type(x) is Resolved:
+            check_tree(operation)
         return self.start(operation, stream, timeout_s)
 
     def start(
@@ -155,23 +167,21 @@ class Issuer:
                 self._enqueue_soon(operation, partial(self._open_port, known))
         return operation
 
-    def _issue_tree(
-        self, operation: CollectiveFuture[Any], stream: Stream | str | None, timeout_s: float | None
-    ) -> CollectiveFuture[Any]:
-        """Issue one operation for the arrays of a tree, or one for each dtype that is reduced."""
-        if operation.out is not None or operation.counts is not None:
-            raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays")
-        if operation.shared:
-            raise UsageError("x: a list or dict of arrays cannot be shared; issue a call with shared=True for each")
-        tree, arrays = operation.input, self.context.arrays
-        made = packs(operation.kind, tree, self.group.size, arrays)
-        parts = [operation, *(copy(operation) for _ in made[1:])]
-        for part, pack in zip(parts, made, strict=True):
-            part.input = pack.packed
-        found: Derived[object] = Derived(parts, unpacked(tree, made, arrays), self.context.thread)
-        for part in parts:
-            self.start(part, stream, timeout_s)
-        return cast("CollectiveFuture[Any]", found)
+    def _issue_part(self, part: CollectiveFuture[Any], place: int, whole: Port, seq: int) -> None:
+        """Issue a part of a tree, with the number of its operation."""
+        port = self._part_ports.get((whole, place))
+        if port is None:
+            port = self._part_ports[whole, place] = self._open_part_port(whole, place)
+        port.next_seq = seq
+        self._enqueue(part, port)
+
+    def _open_part_port(self, whole: Port, place: int) -> Port:
+        name, window = whole.stream.name, whole.stream.window
+        key = Key(self._ranks, self._occurrence, name, tag=place)
+        communicator = self._communicators.open(key, self.group.name, self._ranks)
+        port = communicator.port(self.context, PartLane(name, window, self.context.outstanding), self.group.rank)
+        port.group = self.group.label
+        return port
 
     def _open_port(self, stream: Stream | str | None) -> Port:
         known = self._streams.find(stream)
@@ -220,6 +230,8 @@ class Issuer:
         if x is None:
             raise UsageError("x: send needs an array or a tree of arrays, got None")
         caller = _getframe(2) if call_site is None else call_site
+        if type(x) is not np.ndarray and isinstance(x, _FORMS):
+            x = resolved(x, self.context)
         operation: CollectiveFuture[Any] = CollectiveFuture(
             P2P, x, None, caller, priority, "send" if name is None else name
         )
@@ -256,12 +268,14 @@ class Issuer:
 
     def receivers_port(self, operation: ReceiveFuture[object]) -> Port:
         """Return the port of the messages from the source of a receive, which may have been closed since."""
+        assert operation.request is not None, "nobody has taken the message"
         _, _, tag, asked = operation.request
         stream = cast("Stream | str | None", asked)
         return self._message_port((True, operation.port.src, tag, stream), self._streams.find(stream))
 
     def receive_again(self, operation: ReceiveFuture[object]) -> None:
         """Issue a receive that has given its place back; the loop's thread only."""
+        assert operation.request is not None, "nobody has taken the message"
         _, src, tag, asked = operation.request
         if operation.out is not None and not (type(operation.out) is np.ndarray and operation.out.flags.carray):
             take_output(operation)
@@ -353,8 +367,8 @@ class Issuer:
             take_output(operation)
         if not isinstance(x, Future):
             prepare(operation)
-        elif is_elsewhere(x, context.thread):
-            raise UsageError(f"x: {x.label} belongs to another world; pass its result")
+        else:
+            check_here(x, context.thread)
 
     def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
         operation.port, lane = port, port.stream
@@ -374,7 +388,7 @@ class Issuer:
 
     def _enqueue_here(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port | None]) -> bool:
         """Issue from another thread an operation that starts no task, if the loop sleeps; False: the loop must."""
-        if isinstance(operation.input, Future):
+        if isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts):
             return False
         return self.context.handover.in_place(partial(self._enqueue_in_place, operation, find_port), False)
 

@@ -25,7 +25,7 @@ class Key(NamedTuple):
     stream: str  # Name of the stream; "" for messages
     src: int = -1  # Group rank that sends, of messages
     dst: int = -1  # Group rank that receives, of messages
-    tag: int = -1  # Of messages
+    tag: int = -1  # Of messages; of parts of trees, their place (see `tree_operation`)
 
     @property
     def messages(self) -> bool:

@@ -156,7 +156,8 @@ class Port:
     """
 
     __slots__ = (
-        "communicator", "group", "known", "next_seq", "place", "position", "returned", "src", "stream", "towards",
+        "communicator", "group", "known", "next_seq", "place", "position", "returned", "src", "stream",
+        "towards",
     )  # fmt: skip
 
     group: RawGroup
@@ -350,6 +351,10 @@ class CollectiveFuture(Issued[T_co]):
         return self.context.pause()
 
     # -- life --------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """Let it meet those of the other ranks, now that its input is there; `Stream.enqueue` does so itself."""
+        self.port.communicator.arrive(self)
 
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape.

@@ -46,10 +46,13 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     """The receiver's end of a message.
 
     Attributes:
-        request: The issuer, and the source, the tag and the stream of the call.
+        request: The issuer, and the source, the tag and the stream of the call; None once the message is taken, lest a
+            future that is kept keeps its group.
     """
 
-    __slots__ = ("_abandoned", "_parked", "_place", "request")
+    __slots__ = ("_abandoned", "_parked", "_place", "_was_taken", "request")
+
+    request: tuple[Receives, int | None, int, Lane | str | None] | None
 
     def __init__(
         self,
@@ -64,6 +67,16 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         self._place = out
         self._parked: bool = False  # it has given its place back
         self._abandoned: bool = False  # a message has met it, and nobody waits for it any more
+
+    @property
+    def _taken(self) -> bool:
+        return self._was_taken
+
+    @_taken.setter
+    def _taken(self, taken: bool) -> None:
+        self._was_taken = taken
+        if taken:
+            self.request = None
 
     @property
     def done(self) -> Flag:
@@ -87,6 +100,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
             else:
                 self._abandoned = True
         elif self._failure is None:
+            assert self.request is not None, "nobody has taken the message"
             message, port = self._message(self._value), self.request[0].receivers_port(self)
             self._park()
             port.communicator.put_back(port, message)
@@ -123,6 +137,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
             tell(self)
             return
         self.out = self._place  # type: ignore[assignment]
+        assert self.request is not None, "nobody has taken a message"
         self.request[0].receive_again(self)
 
     # -- leaving the queue -------------------------------------------------------------------------------------------

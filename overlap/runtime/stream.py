@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
 
+from numpy import ndarray
+
 from ..errors import UsageError, shown
-from .arguments import prepare
+from .arguments import prepare_late
 from .context import RankContext
 from .derived import resolve
 from .future import Failure, Future, call_when_done
@@ -99,7 +101,7 @@ class Stream:
         if not in_flight or (len(in_flight) < self.window and self.has_room):
             in_flight[operation] = self._started
             self._started += 1
-            if isinstance(operation.input, Future):
+            if type(operation.input) is not ndarray:  # a future, a tree, a number, or none
                 activate(operation)
             else:  # as `activate` does, without the call: short latencies count here
                 operation.active = True
@@ -139,7 +141,7 @@ def activate(operation: Operation) -> None:
         settled = partial(_input_settled, operation)
         call_when_done(operation.input, lambda: operation.context.soon(settled))
     else:
-        operation.port.communicator.arrive(operation)
+        operation.arrive()
 
 
 def activate_late(operation: Operation) -> None:
@@ -155,7 +157,7 @@ def _input_settled(operation: Operation) -> None:
     operation.input, failure = resolve(operation.input)
     if failure is None:
         try:
-            prepare(operation)
+            prepare_late(operation)
         except Exception as error:  # no memory for a copy, or arguments that cannot be meant
             failure = Failure(error)
     if failure is not None:
@@ -163,7 +165,7 @@ def _input_settled(operation: Operation) -> None:
         return
     operation.context.flight.described(operation.record, operation, operation.port.known, operation.call)
     operation.started_ns = operation.context.now_ns()
-    operation.port.communicator.arrive(operation)
+    operation.arrive()
 
 
 class MessageLane(Stream):

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..collectives.kinds import P2P, Collective, Shape, check_input, result_shape
 from ..collectives.reduce import Array
-from ..errors import UsageError
+from ..errors import OverlapError, UsageError
 from .context import Arrays
-from .forms import text_of
+from .forms import Absent, parsed, text_of
 from .future import Future
 from .memory.foreign import as_input
 
@@ -59,21 +59,18 @@ class Pack:
                 begin += width
 
 
-def packs(kind: Collective, tree: object, size: int, arrays: Arrays) -> list[Pack]:
+def packs(kind: Collective, leaves: Sequence[Array], size: int, arrays: Arrays) -> list[Pack]:
     """Pack the arrays of a tree: all together if they are only moved, by dtype if they are reduced.
 
     Args:
         kind: The collective.
-        tree: Of arrays, or of what exports its memory or is a number. It is copied.
+        leaves: The arrays, which are copied.
         size: Ranks in the group.
         arrays: Where new arrays come from.
 
     Raises:
-        UsageError: If it is empty, holds futures, or an array cannot be cut into the blocks of the ranks.
+        UsageError: If an array cannot be cut into the blocks of the ranks.
     """
-    leaves = [_array(leaf) for leaf in _leaves(tree)]
-    if not leaves:
-        raise UsageError("x: there is no array in it")
     for leaf in leaves:
         check_input(kind, leaf.shape, size)
     alike: dict[object, list[int]] = {}
@@ -107,10 +104,11 @@ def message_of(tree: object, arrays: Arrays) -> tuple[Array, str]:
     """Return the arrays of a tree as the array of a message, and the form of the tree.
 
     Raises:
-        UsageError: If it is empty, holds futures, or cannot travel.
+        UsageError: If it is empty, or cannot travel.
     """
-    (pack,) = packs(P2P, tree, 2, arrays)
-    return pack.packed, text_of(tree, [_array(leaf) for leaf in _leaves(tree)])
+    leaves = arrays_of(tree)
+    (pack,) = packs(P2P, leaves, 2, arrays)
+    return pack.packed, text_of(tree, leaves)
 
 
 def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
@@ -127,10 +125,56 @@ def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[li
     return make
 
 
-def _array(leaf: object) -> Array:
-    if isinstance(leaf, Future):
-        raise UsageError("x: a list or dict of arrays cannot hold futures; await them, or issue a call for each")
-    return leaf if type(leaf) is np.ndarray else as_input(leaf)
+def unpacked_as(kind: Collective, form: str, size: int, arrays: Arrays) -> Callable[[list[Any]], object]:
+    """Return a function that makes a tree of the result of a rank that has passed none, given the form of the root's.
+
+    Raises:
+        UsageError: If the form is not known: the tree is too large, or has keys of classes that do not travel.
+    """
+    try:
+        tree = parsed(form)
+    except OverlapError as error:
+        raise UsageError(
+            "x: the form of the root's tree is too large for a message, or has keys other than texts, integers and "
+            "tuples of these; pass a tree of that form on all ranks"
+        ) from error
+    leaves = cast("list[Absent]", leaves_of(tree))
+    shapes, dtypes = [result_shape(kind, leaf.shape, size) for leaf in leaves], [leaf.dtype for leaf in leaves]
+    pack = Pack(
+        places=range(len(leaves)), shapes=shapes, dtypes=dtypes, rows=1, packed=arrays.empty((0,), np.dtype(np.uint8))
+    )
+    return unpacked(tree, [pack], arrays)
+
+
+def arrays_of(tree: object) -> list[Array]:
+    """Return the leaves of a tree as arrays; each is an array, exports its memory, or is a number.
+
+    Raises:
+        UsageError: If there is none, or one is no array.
+    """
+    leaves = [leaf if type(leaf) is np.ndarray else as_input(leaf) for leaf in _leaves(tree)]
+    if not leaves:
+        raise UsageError("x: there is no array in it")
+    return leaves
+
+
+def futures_in(tree: object) -> list[Future[object]]:
+    """Return the leaves of a tree that are futures."""
+    return [leaf for leaf in _leaves(tree) if isinstance(leaf, Future)]
+
+
+def copied(tree: object, arrays: Arrays) -> object:
+    """Return a tree with copies of its arrays; its futures and numbers as they are.
+
+    Raises:
+        UsageError: If a leaf can be no array.
+    """
+    if isinstance(tree, _FORMS):
+        return with_items(tree, lambda item: copied(item, arrays))
+    if isinstance(tree, Future):
+        return tree
+    array = as_input(tree)
+    return tree if not _holds(tree) or arrays.shapes_only else arrays.copy(array)
 
 
 def leaves_of(tree: object) -> list[object]:

@@ -94,7 +94,7 @@ class SymmetricCommunicators(Communicators):
         rows = self._alike.rows(key.ranks)
         if key.messages:
             return self._messages(rows, key, name, members)
-        shared = Key(tuple(rows[0].tolist()), key.occurrence, key.stream)
+        shared = key._replace(ranks=tuple(rows[0].tolist()))
         return self._found(shared, name, rows, [self._simulated(rows)])
 
     def _ranks_here(self, key: Key) -> tuple[Key, int]:

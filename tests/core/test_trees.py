@@ -1,5 +1,6 @@
 """Lists, tuples and dicts of arrays in one call."""
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,10 +136,6 @@ def test_from_threads_and_between_processes() -> None:
             "x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays",
         ),
         (
-            lambda r: r.all_reduce([np.ones(1), r.all_reduce(np.ones(1))]),
-            "x: a list or dict of arrays cannot hold futures; await them, or issue a call for each",
-        ),
-        (
             lambda r: r.reduce_scatter([np.ones(2), np.ones(3)]),
             "x: reduce_scatter needs axis 0 divisible by the group's 2 ranks, got shape (3,)",
         ),
@@ -158,33 +155,34 @@ def test_trees_that_cannot_be_meant(wrong: Any, text: str) -> None:
     assert run(main, 2) == [text] * 2
 
 
-def test_a_future_that_becomes_a_dict_is_told_with_the_line_of_the_call() -> None:
-    async def main(rank: R) -> str:
-        total = rank.all_reduce(rank.compute(lambda: {"w": np.ones(2)}))
-        with pytest.raises(overlap.UsageError) as caught:
-            await total
-        return str(caught.value).replace("tests/core/", "")  # where the tests run in that folder, it is not there
-
-    line = main.__code__.co_firstlineno + 1
-    told = f"x: the future that all_reduce at test_trees.py:{line} was given has become a dict"
-    assert run(main, 2) == [f"{told}; give it an item, such as future['w'], one call for each, or await it first"] * 2
-
-
-def test_a_future_that_becomes_a_tuple_of_equal_arrays_is_an_array_of_them() -> None:
-    async def main(rank: R) -> bool:
-        total = await rank.all_reduce(rank.compute(lambda: (np.ones(2), np.full(2, 3.0))))
-        return bool(np.array_equal(total, [[2, 2], [6, 6]]))
-
-    assert run(main, 2) == [True, True]
-
-
 def test_trees_that_differ_between_ranks_are_noticed() -> None:
     async def main(rank: R) -> str:
         with pytest.raises(overlap.CollectiveMismatchError) as caught:
             await rank.all_reduce([np.ones(2), np.ones(2 + rank.rank)])
         return " ".join(sorted(caught.value.calls))
 
-    assert run(main, 2) == ["all_reduce(float64 (4,), op='sum') all_reduce(float64 (5,), op='sum')"] * 2
+    first, second = ("[float64 (2,), float64 (2,)]", "[float64 (2,), float64 (3,)]")
+    assert run(main, 2) == [f"all_reduce({first}, op='sum') all_reduce({second}, op='sum')"] * 2
+
+
+def test_the_same_arrays_under_other_names_are_noticed() -> None:
+    async def main(rank: R) -> list[str]:
+        w, b = np.ones(2), np.ones((2, 1))
+        with pytest.raises(overlap.CollectiveMismatchError) as caught:
+            await rank.all_reduce({"w": w, "b": b} if rank.rank else {"b": b, "w": w})
+        return sorted(caught.value.calls)
+
+    first, second = "{'b': float64 (2, 1), 'w': float64 (2,)}", "{'w': float64 (2,), 'b': float64 (2, 1)}"
+    assert run(main, 2) == [[f"all_reduce({form}, op='sum')" for form in (first, second)]] * 2
+
+
+def test_large_trees_that_differ_at_their_end_are_noticed() -> None:
+    async def main(rank: R) -> list[str]:
+        with pytest.raises(overlap.CollectiveMismatchError) as caught:
+            await rank.all_gather({f"w{i}": np.ones(2 if i < 999 or rank.rank else (1, 2)) for i in range(1000)})
+        return sorted(re.sub(r".*(\.\.\. 1000 arrays, crc) \w{8}", r"\1", call) for call in caught.value.calls)
+
+    assert run(main, 2) == [["... 1000 arrays, crc)"] * 2] * 2
 
 
 def test_one_error_of_a_tree_stands_for_all_of_its_parts() -> None:
@@ -194,3 +192,40 @@ def test_one_error_of_a_tree_stands_for_all_of_its_parts() -> None:
                 await rank.all_reduce({"a": np.ones(2, np.float32), "b": np.ones(2, np.int64)})
 
     assert run(main, 2) == [None, None]  # the error of the other dtype's part fails no rank at the end
+
+
+@pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
+def test_ranks_that_pass_nothing_get_the_tree_of_the_root(path: str) -> None:
+    async def main(rank: R) -> list[bool]:
+        mine, wide = tree(0), {f"w{i}": np.full((2, 1), float(i)) for i in range(1000)}
+        root = rank.rank == 0
+        found = [await rank.broadcast(mine if root else None), await rank.broadcast(wide if root else None)]
+        found.append(await rank.scatter(rank.compute(lambda: mine, name="tree") if root else None))
+        plain = {"layer": tuple(mine["layer"]), "list": mine["list"]}  # classes do not travel
+        part = each(lambda x: np.split(x, 2)[rank.rank], mine if root else plain)
+        return [same(a, b) for a, b in zip(found, [mine if root else plain, wide, part], strict=True)]
+
+    assert run(main, 2, path=path) == [[True] * 3] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", "efa"])
+def test_ranks_of_other_processes_that_pass_nothing_get_it_too(transport: str) -> None:
+    def program(world: overlap.Connection) -> list[bool]:
+        rank, mine = world.rank, {f"w{i}": [np.full(2, float(i)), np.full((2, 1), i)] for i in range(300)}
+        whole = rank.broadcast(mine if rank.rank == 0 else None).result(TIMEOUT_S)
+        part = rank.scatter(mine if rank.rank == 0 else None).result(TIMEOUT_S)
+        return [same(whole, mine), same(part, each(lambda x: np.split(x, 2)[rank.rank], mine))]
+
+    assert connected(program, 2, transport=transport) == [[True, True]] * 2
+
+
+def test_the_form_of_a_tree_may_be_unknown_to_ranks_that_pass_nothing() -> None:
+    async def main(rank: R) -> str:
+        try:
+            await rank.broadcast({range(1): np.ones(2)} if rank.rank == 0 else None)
+        except (overlap.UsageError, overlap.PeerFailedError) as error:
+            return str(error).split("; ")[-1].split(" (")[0]
+        return "no error"
+
+    assert run(main, 2) == ["pass a tree of that form on all ranks"] * 2

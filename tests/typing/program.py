@@ -13,6 +13,8 @@ import overlap
 from overlap import parallel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 F32: NDArray[np.float32] = np.zeros(4, np.float32)
@@ -76,6 +78,26 @@ async def trees(rank: overlap.Rank) -> None:
     assert_type(await rank.reduce([F32, F32]), "list[NDArray[np.float32]] | None")
 
 
+def gradients_of(w: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    return {"w": w, "b": w[:1]}
+
+
+async def trees_of_futures(rank: overlap.Rank) -> None:
+    gradients = rank.compute(gradients_of, F32)
+    mean = rank.all_reduce(gradients, "mean")
+    assert_type(mean, "overlap.CollectiveFuture[dict[str, NDArray[np.float32]]]")
+    assert_type(mean["w"], "overlap.Future[NDArray[np.float32]]")
+    assert (await mean).keys() == {"w", "b"}
+    named = await rank.all_reduce({"w": gradients["w"], "b": gradients["b"]})
+    assert_type(named, "dict[str, NDArray[np.float32]]")
+    assert named.keys() == {"w", "b"}
+    assert_type(await rank.reduce(gradients), "dict[str, NDArray[np.float32]] | None")
+    listed: Sequence[NDArray[np.float32]] = await rank.all_gather([gradients["w"], gradients["b"]])
+    assert [each.shape for each in listed] == [(4 * rank.world_size,), (rank.world_size,)]
+    pair = await rank.broadcast(rank.compute(lambda: (F32, I64), name="pair"))
+    assert_type(pair, "tuple[NDArray[np.float32], NDArray[np.int64]]")
+
+
 async def outputs(rank: overlap.Rank) -> None:
     out: NDArray[np.float32] = np.zeros(4, np.float32)
     assert_type(await rank.all_reduce(F32, out=out), "NDArray[np.float32]")
@@ -129,7 +151,7 @@ async def training(rank: overlap.Rank) -> None:
 
 
 async def main(rank: overlap.Rank, steps: int) -> dict[str, int]:
-    for part in (reductions, copies, exchanges, trees, outputs, futures, objects, groups, training):
+    for part in (reductions, copies, exchanges, trees, trees_of_futures, outputs, futures, objects, groups, training):
         await part(rank)
     return {"steps": steps}
 

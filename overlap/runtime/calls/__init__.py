@@ -17,9 +17,10 @@ class Calls(Reductions, Copies, Exchanges, Objects):
     * `x` is an array, something `numpy.asarray` understands, or a future of an array. It is read-only and belongs to
       the operation until its future is done; `out` likewise. The result belongs to the caller. Only these very array
       objects are locked: data written through other views of their memory meanwhile may or may not be sent.
-    * `x` may also be a list, tuple or dict of arrays, at any depth, on all ranks alike: they travel as one operation
-      (a reduction: as one for each dtype), and the result has the same form. They are copied at the call. `send` takes
-      such trees as well, and `recv` returns them.
+    * `x` may also be a tree: a list, tuple or dict of arrays, at any depth, on all ranks alike. It is one operation,
+      whatever its dtypes, and the result has the same form. The arrays are copied at the call. Leaves may be futures,
+      and `x` may be the future of a tree; ranks may differ in that. `send` takes such trees as well, and `recv` returns
+      trees.
     * What exports its memory is used without a copy: CPU tensors (bfloat16 and float8 included), `array.array`,
       `bytearray`, DLPack. As `out`, the result is that very object. Such objects cannot be locked: a tensor that is
       changed while an operation reads it makes the operation fail, others are to be left alone meanwhile.

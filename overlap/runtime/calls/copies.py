@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, overload
 
 from ...collectives.kinds import ALL_GATHER, BROADCAST, GATHER, SCATTER
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...collectives.reduce import Array
+    from ..future import Future
     from ..outstanding import CallSite
     from ..stream import Stream
-    from .shapes import Arrays, Chosen, Exports, Input, Numbers, Of, Out, Output, Rows, S
+    from .shapes import Arrays, Chosen, Exports, Input, Numbers, Of, Out, Output, Rows, S, V
 
 
 @plainly_named
@@ -35,9 +37,22 @@ class Copies(Issues):
     ) -> CollectiveFuture[Array]: ...
 
     @overload
+    def all_gather(self, x: Future[Arrays], out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
+
+    @overload
     def all_gather(
         self, x: Exports, out: None = ..., *, counts: Rows | None = ..., shared: bool = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def all_gather(
+        self, x: Mapping[str, Future[V]], out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[dict[str, V]]: ...
+
+    @overload
+    def all_gather(
+        self, x: Sequence[Future[V]], out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def all_gather(self, x: Arrays, out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
@@ -105,8 +120,23 @@ class Copies(Issues):
 
     @overload
     def gather(
+        self, x: Future[Arrays], root: int = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays | None]: ...
+
+    @overload
+    def gather(
         self, x: Exports, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array | None]: ...
+
+    @overload
+    def gather(
+        self, x: Mapping[str, Future[V]], root: int = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[dict[str, V] | None]: ...
+
+    @overload
+    def gather(
+        self, x: Sequence[Future[V]], root: int = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Sequence[V] | None]: ...
 
     @overload
     def gather(
@@ -169,8 +199,23 @@ class Copies(Issues):
 
     @overload
     def broadcast(
+        self, x: Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def broadcast(
         self, x: Exports | None, root: int = ..., out: None = ..., *, shared: bool = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def broadcast(
+        self, x: Mapping[str, Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[dict[str, V]]: ...
+
+    @overload
+    def broadcast(
+        self, x: Sequence[Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def broadcast(
@@ -237,8 +282,23 @@ class Copies(Issues):
 
     @overload
     def scatter(
+        self, x: Future[Arrays] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def scatter(
         self, x: Exports | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def scatter(
+        self, x: Mapping[str, Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[dict[str, V]]: ...
+
+    @overload
+    def scatter(
+        self, x: Sequence[Future[V]] | None, root: int = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def scatter(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...collectives.reduce import Array
+    from ..future import Future
     from ..outstanding import CallSite
     from ..stream import Stream
     from .shapes import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         S,
         Shape,
         Tree,
+        V,
     )
 
 
@@ -52,9 +54,22 @@ class Exchanges(Issues):
     ) -> CollectiveFuture[Array]: ...
 
     @overload
+    def all_to_all(self, x: Future[Arrays], out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
+
+    @overload
     def all_to_all(
         self, x: Exports, out: None = ..., *, counts: RowTable | None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def all_to_all(
+        self, x: Mapping[str, Future[V]], out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[dict[str, V]]: ...
+
+    @overload
+    def all_to_all(
+        self, x: Sequence[Future[V]], out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def all_to_all(self, x: Arrays, out: None = ..., **options: Unpack[Chosen]) -> CollectiveFuture[Arrays]: ...
@@ -120,8 +135,23 @@ class Exchanges(Issues):
 
     @overload
     def permute(
+        self, x: Future[Arrays], pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def permute(
         self, x: Exports, pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
     ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def permute(
+        self, x: Mapping[str, Future[V]], pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[dict[str, V]]: ...
+
+    @overload
+    def permute(
+        self, x: Sequence[Future[V]], pairs: Sequence[tuple[int, int]], out: None = ..., **options: Unpack[Options]
+    ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def permute(
@@ -201,7 +231,7 @@ class Exchanges(Issues):
 
         Args:
             x: An array of any shape; or a dict, list or tuple of arrays, at any depth, which is copied at the call; or
-                a future of either.
+                a future of either. Leaves may be futures.
             dst: Group rank of the receiver.
             tag: From 0 to 2**24 - 1.
 

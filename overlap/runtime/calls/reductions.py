@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, overload
 
 from ...collectives.kinds import ALL_REDUCE, REDUCE, REDUCE_SCATTER
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...collectives.reduce import Array
+    from ..future import Future
     from ..outstanding import CallSite
     from ..stream import Stream
-    from .shapes import Arrays, Chosen, Exports, Input, Numbers, Of, Op, Out, Output, Rows, S
+    from .shapes import Arrays, Chosen, Exports, Input, Numbers, Of, Op, Out, Output, Rows, S, V
 
 
 @plainly_named
@@ -50,6 +52,11 @@ class Reductions(Issues):
 
     @overload
     def all_reduce(
+        self, x: Future[Arrays], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def all_reduce(
         self,
         x: Exports,
         op: Op = ...,
@@ -59,6 +66,16 @@ class Reductions(Issues):
         shared: bool = ...,
         **options: Unpack[Chosen],
     ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def all_reduce(
+        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[dict[str, V]]: ...
+
+    @overload
+    def all_reduce(
+        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def all_reduce(
@@ -151,6 +168,11 @@ class Reductions(Issues):
 
     @overload
     def reduce_scatter(
+        self, x: Future[Arrays], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays]: ...
+
+    @overload
+    def reduce_scatter(
         self,
         x: Exports,
         op: Op = ...,
@@ -160,6 +182,16 @@ class Reductions(Issues):
         exact: bool = ...,
         **options: Unpack[Chosen],
     ) -> CollectiveFuture[Array]: ...
+
+    @overload
+    def reduce_scatter(
+        self, x: Mapping[str, Future[V]], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[dict[str, V]]: ...
+
+    @overload
+    def reduce_scatter(
+        self, x: Sequence[Future[V]], op: Op = ..., out: None = ..., *, exact: bool = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Sequence[V]]: ...
 
     @overload
     def reduce_scatter(
@@ -249,8 +281,23 @@ class Reductions(Issues):
 
     @overload
     def reduce(
+        self, x: Future[Arrays], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Arrays | None]: ...
+
+    @overload
+    def reduce(
         self, x: Exports, root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
     ) -> CollectiveFuture[Array | None]: ...
+
+    @overload
+    def reduce(
+        self, x: Mapping[str, Future[V]], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[dict[str, V] | None]: ...
+
+    @overload
+    def reduce(
+        self, x: Sequence[Future[V]], root: int = ..., op: Op = ..., out: None = ..., **options: Unpack[Chosen]
+    ) -> CollectiveFuture[Sequence[V] | None]: ...
 
     @overload
     def reduce(

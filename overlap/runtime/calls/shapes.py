@@ -39,7 +39,7 @@ S = TypeVar("S", bound="np.generic")
 Arrays = TypeVar("Arrays", bound="Tree")
 # The `out` of a call, which is its result
 Out = TypeVar("Out", bound="Output")
-# An object, which travels to other ranks
+# An object, which travels to other ranks; of a dict or sequence of futures, what each becomes
 V = TypeVar("V")
 
 Of: TypeAlias = "NDArray[S] | S | Future[NDArray[S]] | Future[S]"
@@ -52,7 +52,7 @@ Memory: TypeAlias = "Buffer | SupportsArray | SupportsDLPack"
 """An object whose memory is used without a copy."""
 
 Tree: TypeAlias = "Mapping[str, object] | Mapping[int, object] | Sequence[object]"
-"""A dict, list or tuple of arrays, at any depth."""
+"""A dict, list or tuple of arrays or futures of them, at any depth."""
 
 Exports: TypeAlias = "Memory | Future[object]"
 """An array of unknown element type, or a future of anything that may be passed."""

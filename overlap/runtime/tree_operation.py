@@ -1,0 +1,244 @@
+"""Collectives whose input is a tree of arrays, or a future that may become one.
+
+Such a collective has one number on its stream, whatever the tree holds, because ranks count operations at the call, and
+a future says only later which arrays there are. Arrays that are only moved travel packed in one array. Of a reduction,
+the arrays of the first dtype travel so; the arrays of each further dtype travel as a `Part`, at the same time, on a
+communicator that belongs to the stream and to the place of the dtype in the tree. Parts have the number of their
+operation, which is unfinished, and takes room in the window of its stream, until all of its parts have ended. So the
+window bounds the numbers under way on those communicators too (see `stream`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any
+
+from ..collectives.call import Call
+from ..collectives.kinds import BROADCAST, SCATTER
+from ..collectives.reduce import Array
+from ..errors import CollectiveMismatchError, NonFiniteError, PeerError, UsageError
+from ..timeline.recording import RawMatch
+from .context import RankContext
+from .derived import Resolved, check_here
+from .forms import outline_of
+from .future import Failure
+from .operation import CollectiveFuture, Operation, Port
+from .outstanding import Outstanding
+from .trees import arrays_of, copied, futures_in, packs, unpacked, unpacked_as
+
+# Errors that fail an operation on all of its ranks: no rank goes on with its parts.
+_OF_ALL_RANKS = (PeerError, CollectiveMismatchError, NonFiniteError, UsageError)
+
+
+class PartLane:
+    """Lane of parts: each starts at once, as it takes no room besides that of its operation.
+
+    Args:
+        name: Of the stream of the operations.
+        window: Of that stream.
+        outstanding: The unfinished operations of the rank.
+    """
+
+    idle: bool = True
+    last: Operation | None = None
+    has_room: bool = True
+    listens: bool = True
+    priority: int = 0
+
+    def __init__(self, name: str, window: int, outstanding: Outstanding) -> None:
+        self.name: str = name
+        self.window: int = window
+        self._outstanding = outstanding
+
+    def waiting(self) -> Sequence[Operation]:
+        """Return the operations that wait for room: none."""
+        return ()
+
+    def enqueue(self, operation: Operation) -> None:
+        """Start a part."""
+        self._outstanding.operations[operation] = None
+        operation.active = True
+        operation.port.communicator.arrive(operation)
+
+    def finished(self, operation: Operation, failure: Failure | None) -> None:
+        """Remove a part that has ended; its operation has the failure."""
+        del self._outstanding.operations[operation]
+        self._outstanding.note_end(operation, None)
+
+
+class Part(CollectiveFuture[Any]):
+    """The arrays of one dtype of a tree that is reduced, other than the first dtype."""
+
+    __slots__ = ()
+
+    def finish(self, end_ns: int, meeting: RawMatch) -> None:
+        """Keep the result; the timeline shows the operation that it is part of."""
+        if not self._done:
+            self.context.flight.carried(self.record, self.started_ns, end_ns)
+            self._value = self.out
+            self.release()
+            self._conclude()
+
+
+class TreeOperation(CollectiveFuture[Any]):
+    """The handle of a collective of a tree of arrays, or of what a future becomes.
+
+    Attributes:
+        parts: The arrays of further dtypes, of a reduction.
+    """
+
+    # No slots: most hold no tree of several dtypes, and read the values here.
+    call: Call
+    given: object
+    source: Array | None
+    parts: Sequence[Part] = ()
+    # Issues a part at its place, for a port and with a number; None once it has: the group may be dropped then.
+    issue_part: Callable[[CollectiveFuture[Any], int, Port, int], None] | None = None
+    _left: int = 0  # Parts that have not ended
+    _make: Callable[[list[Any]], object] | None = None  # Makes the tree of results
+    _meeting: RawMatch | None = None  # How its own arrays met, once they have arrived
+
+    def pack(self, tree: object, call_with: Callable[[CollectiveFuture[Any], Array, str], Call]) -> None:
+        """Pack the arrays of a tree, which sets `call` and `source`, here and in new parts.
+
+        Args:
+            tree: Of arrays. It is copied.
+            call_with: Makes the call of an operation, given its array and the outline of the tree.
+
+        Raises:
+            UsageError: If the tree is empty, or cannot travel in this call.
+        """
+        check_tree(self)
+        arrays = self.context.arrays
+        leaves = arrays_of(tree)
+        made = packs(self.kind, leaves, self.member.size, arrays)
+        outline = outline_of(tree, leaves, whole=self.kind is BROADCAST or self.kind is SCATTER)
+        self.source, self.call = made[0].packed, call_with(self, made[0].packed, outline)
+        self._make = unpacked(tree, made, arrays)
+        if len(made) > 1:
+            self.parts = [self._part(pack.packed, call_with(self, pack.packed, outline)) for pack in made[1:]]
+            self._left = len(self.parts)
+
+    def _part(self, packed: Array, call: Call) -> Part:
+        part = Part(
+            self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}", self.reduction, self.root,
+            self.insisted, None, self.exact,
+        )  # fmt: skip
+        part.context, part.member, part.step = self.context, self.member, self.step
+        part.source, part.call = packed, call
+        part._callbacks = [self._part_ended]
+        return part
+
+    @property
+    def heard(self) -> bool:
+        """Whether its end is for the loop alone, as the ends of parts are."""
+        return bool(self.parts) or super().heard
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """Let it and its parts meet those of the other ranks."""
+        port, issue_part, self.issue_part = self.port, self.issue_part, None
+        if not self.parts:
+            port.communicator.arrive(self)
+            return
+        for place, part in enumerate(self.parts):
+            part.priority = self.priority  # with that of the stream
+            assert issue_part is not None, "it arrives once"
+            issue_part(part, place, port, self.seq)
+        failure = self._failure_of_parts
+        if failure is None:
+            port.communicator.arrive(self)
+        elif not self._done:
+            port.communicator.withdraw(self, failure)
+
+    def fit(self, pattern: Call) -> None:
+        """Make the result's array; on a rank that has passed no tree, take the form of the root's."""
+        super().fit(pattern)
+        if pattern.form and self._make is None:
+            self._make = unpacked_as(self.kind, pattern.form, self.member.size, self.context.arrays)
+
+    def finish(self, end_ns: int, meeting: RawMatch) -> None:
+        """Hand over the tree of results, once the parts have ended as well."""
+        if self._make is None or self._done:
+            super().finish(end_ns, meeting)
+        elif self._left:
+            self._meeting = meeting
+        else:
+            self._hand_over(end_ns, meeting)
+
+    @property
+    def _failure_of_parts(self) -> Failure | None:
+        """Failure of the first part that has failed, perhaps while its bytes still move."""
+        return next((part._failure for part in self.parts if part._failure is not None), None)
+
+    def _part_ended(self) -> None:
+        self._left -= 1
+        if self._meeting is not None and not self._left and not self._done:
+            self._hand_over(self.context.now_ns(), self._meeting)
+
+    def _hand_over(self, end_ns: int, meeting: RawMatch) -> None:
+        """Take apart the results, or fail with the failure of a part."""
+        failure = self._failure_of_parts
+        if failure is None:
+            try:
+                assert self._make is not None
+                self.given = self._make([self.out, *(part._value for part in self.parts)])
+            except Exception as error:  # no memory for the arrays
+                failure = Failure(error)
+        if failure is not None:
+            super().fail(failure)
+            return
+        kind, algorithm, group, seq, nbytes, dtype, met_ns = meeting
+        nbytes += sum(part.call.nbytes for part in self.parts)
+        super().finish(end_ns, (kind, algorithm, group, seq, nbytes, dtype, met_ns))
+        self.parts = ()  # and their results
+
+    def fail(self, failure: Failure) -> None:
+        """End with an error, that of the first part that has failed if one has, and with it the parts under way.
+
+        Where only this rank has failed, others may need its parts: they hear that it gave up.
+        """
+        if not self._done:
+            failure = self._failure_of_parts or failure
+            super().fail(failure)
+            for part in self.parts:
+                if hasattr(part, "port") and not part.done:
+                    if isinstance(failure.error, _OF_ALL_RANKS):
+                        part.port.communicator.forget(part.seq)
+                        part.fail(failure)
+                    else:
+                        part.port.communicator.give_up(part, failure)
+
+    def release(self) -> None:
+        """Give the arrays back, and drop the packed ones."""
+        super().release()
+        self._make = None
+
+
+def resolved(x: object, context: RankContext) -> object:
+    """Return the future of a tree that holds futures, with copies of its arrays; any other tree as it is.
+
+    Raises:
+        UsageError: If a leaf can be no array, or is a future of another world.
+    """
+    futures = futures_in(x)
+    if not futures:
+        return x
+    for future in futures:
+        check_here(future, context.thread)
+    tree = Resolved(copied(x, context.arrays), futures, context.thread)
+    if get_ident() == context.thread:
+        tree.begin()
+    else:
+        context.from_thread(tree.begin)
+    return tree
+
+
+def check_tree(operation: CollectiveFuture[Any]) -> None:
+    """Raise `UsageError` if an operation has arguments that are for single arrays."""
+    if operation.out is not None or operation.counts is not None:
+        raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays")
+    if operation.shared:
+        raise UsageError("x: a list or dict of arrays cannot be shared; issue a call with shared=True for each")
