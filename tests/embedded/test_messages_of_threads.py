@@ -297,7 +297,7 @@ def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     post = Handover.post
 
     def posting(handover: Handover, function: Callable[..., object], *args: object) -> None:
-        asked.append(function.__name__)
+        asked.append(getattr(function, "__name__", ""))
         post(handover, function, *args)
 
     def program(world: overlap.Connection) -> None:
