@@ -207,9 +207,13 @@ class Outstanding:
 
 def _what_happened(error: BaseException) -> object:
     """Return what is equal in errors of one cause that arose elsewhere; None for an error that has its own cause."""
+    if isinstance(error, DeadlineError):
+        return text_of(error)
     if not isinstance(error, PeerError):
         return None
     cause = error.__cause__
+    if isinstance(cause, DeadlineError):  # a later operation, which fails of the one that took too long
+        return text_of(cause)
     return type(error), error.culprit, "" if cause is None else f"{type(cause).__name__}: {text_of(cause)}"
 
 
