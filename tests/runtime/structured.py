@@ -10,6 +10,8 @@ import logging
 import sys
 import threading
 import weakref
+from contextlib import suppress
+from itertools import count
 
 import numpy as np
 import trio
@@ -122,7 +124,7 @@ async def daemon(rank: overlap.Rank) -> None:
 
     async def log_for_ever() -> None:
         try:
-            while True:
+            for _ in count():
                 await trio.sleep(0.01)
         finally:
             ended.append("ended")
@@ -161,10 +163,8 @@ async def errors_that_were_seen(rank: overlap.Rank) -> None:
     try:
         for _ in range(50):
             for issue in (lambda: rank.compute(fail, seconds=1e-3), lambda: rank.spawn(fail_in_task)):
-                try:
+                with suppress(ValueError):
                     await issue()
-                except ValueError:
-                    pass
         await rank.compute(int, seconds=1e-3)  # its thread has left the last of them
         await wait_all_tasks_blocked()
         print(len(references), sum(reference() is not None for reference in references))

@@ -69,9 +69,7 @@ def test_in_one_process_a_program_goes_on(program: Program, clock: Any, capfd: p
 
 @clocks
 @failing
-def test_in_one_process_an_error_comes_at_once(
-    program: Program, clock: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_in_one_process_an_error_comes_at_once(program: Program, clock: Any, capfd: pytest.CaptureFixture[str]) -> None:
     name, line, at = FAILS[program]
     with pytest.raises(overlap.RankFailedError) as failed:
         overlap.run(program, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
