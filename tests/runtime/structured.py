@@ -32,6 +32,10 @@ async def task_boom() -> None:
     raise ValueError("boom")
 
 
+async def wait_for(future: overlap.Future[object]) -> object:
+    return await future
+
+
 def when(rank: overlap.Rank) -> str:
     return f" at {rank.now_ns() / 1e9:g} s" if rank.clock == "virtual" else ""
 

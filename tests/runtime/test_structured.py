@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 import overlap
 from tests.embedded.connecting import MemoryStore, in_threads
@@ -110,15 +112,55 @@ def test_a_connection_whose_receive_has_timed_out_on_asyncio_can_be_left(transpo
     store = MemoryStore()
 
     async def receive(world: overlap.Connection) -> float:
+        future = world.rank.recv(structured.NUMBER, src=1 - world.rank.rank)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(wait(world.rank.recv(structured.NUMBER, src=1 - world.rank.rank)), 0.2)
+            await asyncio.wait_for(
+                structured.wait_for(world.rank.recv(structured.NUMBER, src=1 - world.rank.rank)), 0.2
+            )
         return float((await world.rank.all_reduce(np.ones(1)))[0])
-
-    async def wait(future: overlap.Future[np.ndarray]) -> np.ndarray:
-        return await future
 
     def live(rank: int) -> float:
         with overlap.connect(rank, 2, store=store, transport=transport) as world:
             return asyncio.run(receive(world))
 
     assert in_threads(live, 2) == [2.0, 2.0]
+
+
+@clocks
+@pytest.mark.parametrize("way", ["task", "compute"])
+def test_an_error_from_elsewhere_that_ends_a_task_is_not_lost(way: str, clock: Any) -> None:
+    """The task was given the error, but nobody was given the error of the task."""
+
+    async def main(rank: overlap.Rank) -> None:
+        if rank.rank == 1:
+            return
+        future = rank.recv(structured.NUMBER, src=1)
+        if way == "task":
+            rank.spawn(structured.wait_for, future)
+        else:
+            await trio.sleep(1)
+            rank.compute(lambda: future.result(), seconds=0.1)
+        await trio.sleep(1)
+
+    with pytest.raises(overlap.RankFailedError, match="rank 1 left too early: RankLeftError"):
+        overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
+
+
+@clocks
+def test_a_daemon_whose_clients_have_left_fails_nobody(clock: Any) -> None:
+    async def serve(rank: overlap.Rank) -> None:
+        for turn in count(1):
+            request = rank.recv(structured.NUMBER, src=None)
+            await request
+            rank.send(np.array([turn]), dst=request.src, tag=structured.DATA)
+
+    async def main(rank: overlap.Rank) -> list[int]:
+        if rank.rank == 0:
+            server = rank.spawn(serve, rank, daemon=True)
+            while not server.failed:  # noqa: ASYNC110 (an await would be given the error)
+                await trio.sleep(0.01)
+            return []
+        rank.send(np.array([0]), dst=0)
+        return (await rank.recv(structured.NUMBER, src=0, tag=structured.DATA)).tolist()
+
+    assert overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S) == [[], [1]]
