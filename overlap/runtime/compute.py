@@ -17,7 +17,7 @@ import trio
 from trio.lowlevel import Task, checkpoint, current_task
 
 from ..collectives.reduce import Array
-from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
+from ..errors import FutureCancelledError, PeerFailedError, RankLeftError, UsageError, shown
 from ..notice import notify
 from ..timeline.recording import RawCompute
 from .arguments import check_unwritten
@@ -55,6 +55,7 @@ class ComputeFuture(Issued[T_co]):
         "args", "awaited", "begun", "context", "cost", "function", "issued_ns", "locked", "prompt", "record", "running",
         "started_ns", "step", "stream",
     )  # fmt: skip
+    runs_code = True
     args: tuple[object, ...]
     context: RankContext
     step: int | None
@@ -427,6 +428,7 @@ class TaskFuture(Issued[T_co]):
     """
 
     __slots__ = ("_context", "_forced", "_prompt", "_scope", "_task", "daemon")
+    runs_code = True
     name: str
     place: tuple[CodeType, int]
 
@@ -477,7 +479,8 @@ class TaskFuture(Issued[T_co]):
             if self._scope.cancelled_caught:
                 failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
         except Exception as error:
-            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced)
+            left = self.daemon and isinstance(error, RankLeftError)  # a server, whose clients have ended
+            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced or left)
         self._end(value, failure)
         del self, value, failure  # as in a compute's thread
 

@@ -114,8 +114,9 @@ class Future(Generic[T_co]):
     `await future` returns the result or raises the operation's error; any number of tasks may await it, any number of
     times. Where the operation has ended already, an await checks for cancellation, and lets other tasks run from time
     to time: always in virtual time, at most once in half a millisecond in real time. Cancelling a task that awaits does
-    not cancel the operation. `future[i]` is the future of an item of the result. Futures may be passed to
-    `rank.compute` and to collectives in place of values.
+    not cancel the operation; a receive that nobody else waits for leaves its message to the next receive. `future[i]`
+    is the future of an item of the result. Futures may be passed to `rank.compute` and to collectives in place of
+    values.
 
         total = rank.all_reduce(x)  # under way
         scaled = rank.compute(np.multiply, total, 0.5)  # begins when the sum is there

@@ -32,6 +32,7 @@ class Issued(Future[T_co]):
 
     __slots__ = ("name", "place")
 
+    runs_code = False  # Whether it is code of the program, which may have been given the error that it raises
     name: str  # As given by the caller, or that of the operation or function
     place: tuple[CodeType, int]  # Where it was issued, as code and instruction: finding the line takes longer
 
@@ -102,7 +103,8 @@ class Outstanding:
     def note_end(self, operation: Issued[T_co], failure: Failure | None) -> None:
         """Keep the failure of an operation that ended, in case it is never awaited, and let `drain` look again."""
         if failure is not None:
-            self._share_cause(failure)
+            if not operation.runs_code:  # else nobody but that code has seen the cause
+                self._share_cause(failure)
             if not failure.seen:
                 failure.cause.keep_in(self._unseen, failure)
             if isinstance(failure.error, TransportError):
@@ -207,9 +209,13 @@ class Outstanding:
 
 def _what_happened(error: BaseException) -> object:
     """Return what is equal in errors of one cause that arose elsewhere; None for an error that has its own cause."""
+    if isinstance(error, DeadlineError):
+        return text_of(error)
     if not isinstance(error, PeerError):
         return None
     cause = error.__cause__
+    if isinstance(cause, DeadlineError):  # a later operation, which fails of the one that took too long
+        return text_of(cause)
     return type(error), error.culprit, "" if cause is None else f"{type(cause).__name__}: {text_of(cause)}"
 
 

@@ -248,6 +248,8 @@ class Kernel:
                 reschedule(timer.task)
             elif timer.callback is not None:
                 timer.callback()
+        batch.clear()  # the traceback of an error has the frames of the callers, and would keep the operations alive
+        del timer
 
     def _next_batch(self) -> list[Timer] | None:
         """Return the batch that is due next, passing over batches that were cancelled whole."""

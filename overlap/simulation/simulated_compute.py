@@ -140,11 +140,14 @@ class SimulatedCompute(ComputeStream):
                     call_when_done(end, partial(self.context.soon, partial(self._go_on, operation)))
             else:
                 self._due(self._queue.popleft())
+            del operation, pending  # as in `_start`
             return
 
     def _go_on(self, operation: ComputeFuture[object]) -> None:
         """Look at the queue again, if a function is still its first."""
-        if self._queue and self._queue[0] is operation:
+        goes_on = self._queue and self._queue[0] is operation
+        del operation  # as in `_start`
+        if goes_on:
             self._next()
 
     def _due(self, operation: ComputeFuture[object]) -> None:
@@ -152,6 +155,7 @@ class SimulatedCompute(ComputeStream):
         replaying = self._starts.replaying
         if replaying is None:
             self._start(operation)
+            del operation  # as in `_start`
             return
         assert operation.cost is not None
         usual_ns, kind = operation.cost
@@ -164,6 +168,7 @@ class SimulatedCompute(ComputeStream):
             self._next()
         else:
             self._start(operation)
+        del operation  # as in `_start`
 
     def _start(self, operation: ComputeFuture[object]) -> None:
         started_ns = self._kernel.now_ns
@@ -182,7 +187,8 @@ class SimulatedCompute(ComputeStream):
         cost_ns, kind = operation.cost
         done = partial(self._done, operation, started_ns, value, failure)
         self._take(self._disturbed(operation, self._jitter.compute_ns(cost_ns)), kind, done)
-        del operation, args, done, failure  # the traceback of an error has this frame: it would keep itself alive
+        # The traceback of an error has this frame and those of the callers: it would keep itself alive.
+        del operation, args, done, failure
 
     def _disturbed(self, operation: ComputeFuture[object], cost_ns: int) -> int:
         """Return the time of a function under faults, of which its rank may die."""

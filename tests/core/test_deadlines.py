@@ -205,3 +205,15 @@ def test_what_others_compute_is_in_the_timeline() -> None:
             "start_ns, end_ns: expected two instants in nanoseconds, got 25, 10",
         ]
     ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_deadline_that_was_seen_is_enough_for_later_operations_that_fail_of_it(path: str) -> None:
+    async def main(rank: R) -> str:
+        with pytest.raises(overlap.DeadlineError):
+            await rank.recv(((1,), float), src=1 - rank.rank, timeout_s=0.01)
+        rank.recv(((1,), float), src=1 - rank.rank)  # nobody awaits it
+        await rank.barrier()
+        return "ended well"
+
+    assert run(main, 2, path=path) == ["ended well"] * 2
