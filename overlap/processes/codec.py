@@ -67,6 +67,7 @@ def cut_standings(standings: Sequence[Standing]) -> list[Standing]:
             lines=tuple(cut(line, limit_bytes) for line in each.lines[:_STANDING_LINES]),
             awaits=tuple(each.awaits[:_AWAITED]),
             busy=cut(each.busy, limit_bytes),
+            error=cut(each.error, limit_bytes),
         )
         for each in told
     ]

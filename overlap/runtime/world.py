@@ -138,7 +138,8 @@ class World:
         self._limits = limits or StallLimits()
         self._locks = BufferLocks()
         everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
-        self._members = [self._member(rank, everybody) for rank in local]
+        self._members: list[Member] = []
+        self._members += [self._member(rank, everybody) for rank in local]
         self.reports: Reports = Reports(self._members, self.backend, others)
 
     def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
@@ -164,7 +165,7 @@ class World:
             context, self.backend, compute, self, everybody=everybody, place=place, recorder=recorder, restart=restart,
             state_dir=state_dir,
         )  # fmt: skip
-        return Member(made, context, compute, self.communicators.left)
+        return Member(made, context, compute, self._members, self.communicators.left)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -383,13 +384,23 @@ class World:
         self._stop(reason)
 
     def _stop(self, reason: str) -> None:
-        if self._scope.cancel_called:
+        if self._scope.cancel_called or self._fail_unseen():
             return
         self._reason = reason
         self.reports.take_stock()
         if self._others:
             self._others.tell_standings(self.reports.stood, reason)
         self._scope.cancel(reason=f"the world {reason}")
+
+    def _fail_unseen(self) -> bool:
+        """End the world with an error that no task or thread was given, if there is one: that is why nothing moves."""
+        for context in (member.context for member in self._members):
+            unseen = context.outstanding.unseen
+            if unseen is not None and self.ending.failure is None:
+                unseen.note_seen()
+                self.fail(context.rank, unseen.error)
+                return True
+        return False
 
     def _take_stock(self, member: Member, error: BaseException) -> None:
         """Note where the ranks stand when the first of them is stopped, and tell, before anything is waited for."""

@@ -107,6 +107,10 @@ class Rank:
     def standing(self, now_ns: int) -> Standing:
         return self._standing
 
+    @property
+    def has_unseen_error(self) -> bool:
+        return bool(self._standing.error)
+
 
 class Others:
     """The other processes."""
@@ -142,6 +146,23 @@ class Times:
             self._watch.look()
             self._now_ns += 10**9
         self._watch.look()
+
+
+def test_a_known_error_ends_a_world_that_can_never_go_on_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Standing(rank=0, lines=("recv #0",), awaits=(1,), error="ValueError: no data at train.py:3")
+    times = Times(monkeypatch, failed, Standing(rank=1, lines=("recv #0",), awaits=(0,)))
+    times.go_by(20)
+    assert times.given_up[:1] == [2.0]
+
+
+def test_a_known_error_heads_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Standing(rank=0, lines=("recv #0",), awaits=(1,), error="ValueError: no data at train.py:3")
+    times = Times(monkeypatch, failed, Standing(rank=1, lines=("has nothing issued",), busy=SLEEPS))
+    times.go_by(20)
+    assert times.given_up == []
+    assert times.said[0].splitlines()[1] == (
+        "  rank 0 has an error that nobody has awaited: ValueError: no data at train.py:3"
+    )
 
 
 STALL = f"""\

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import trio
 
-from ...diagnostics import defined_at, task_tree
-from ...errors import UsageError
+from ...diagnostics import defined_at, task_tree, where
+from ...errors import UsageError, in_one_line
 from ...notice import notify
 from ...units import format_s
 from ..backend import Backend
@@ -36,6 +36,7 @@ class Member:
     rank: Rank  # As its program sees it
     context: RankContext  # As its operations see it
     compute: ComputeStreams  # Runs its functions
+    all: Sequence[Member]  # The ranks of this process
     left: Container[int]  # World ranks that have finished their program
 
     @property
@@ -62,9 +63,19 @@ class Member:
         lines = outstanding.lines(now_ns) or ["has nothing issued"]
         if places or not outstanding.operations:
             lines[-1] += f"; {elsewhere}"
+        unseen = outstanding.unseen
         return Standing(
-            rank=rank, lines=tuple(lines), awaits=tuple(outstanding.awaits()), busy=self._busy(now_ns, places)
+            rank=rank,
+            lines=tuple(lines),
+            awaits=tuple(outstanding.awaits()),
+            busy=self._busy(now_ns, places),
+            error=f"{in_one_line(unseen.error)}{where(unseen.error)}" if unseen is not None else "",
         )
+
+    @property
+    def has_unseen_error(self) -> bool:
+        """Whether a rank of this process has an error that no task or thread was given."""
+        return any(each.context.outstanding.unseen is not None for each in self.all)
 
     def computing(self) -> ComputeFuture[object] | None:
         """Return the function that runs now, if one does."""

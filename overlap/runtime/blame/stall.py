@@ -44,6 +44,10 @@ class Watched(Protocol):
     def standing(self, now_ns: int) -> Standing:
         """Say where the rank stands."""
 
+    @property
+    def has_unseen_error(self) -> bool:
+        """Whether a rank of its process has an error that no task or thread was given."""
+
 
 class Others(Protocol):
     """The other processes of a world, as its watches see them."""
@@ -113,11 +117,16 @@ class StallWatch:
         mark, known = watched.mark(), self._marks.get(rank)
         if known is None or known[0] is not mark[0] or known[1] != mark[1]:
             self._marks[rank], self._since_ns[rank] = mark, now_ns
-        return now_ns - self._since_ns[rank] >= self._limits.tell_s * 1e9
+        # Where an error is known that nobody has awaited, a rank that waits for others is looked at soon.
+        quiet_s = 2 * self.period_s if watched.has_unseen_error else self._limits.tell_s
+        return now_ns - self._since_ns[rank] >= quiet_s * 1e9
 
     def _judge(self, stall: Stall | None, now_ns: int) -> None:
         if stall is None:
             self._goes_on(now_ns)
+            return
+        if stall.hopeless and stall.errors:  # none of them can go on, and this is why
+            self._give_up(2 * self.period_s)
             return
         if self._began_ns is None:
             self._began_ns = now_ns - round(self._limits.tell_s * 1e9)
@@ -128,7 +137,7 @@ class StallWatch:
             self._told = True
             head = f"no progress for {self._patience_s:g} s: {stall.sentence}"
             self._patience_s = min(2 * self._patience_s, _MOST_PATIENT * self._limits.tell_s)
-            notify("\n  ".join([head, *stall.table, _outlook(limit_s)]))
+            notify("\n  ".join([head, *stall.errors, *stall.table, _outlook(limit_s)]))
         if limit_s is not None and quiet_s >= limit_s:
             self._give_up(limit_s)
 

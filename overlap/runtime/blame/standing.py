@@ -7,7 +7,7 @@ other; people read the sentences that are made of it here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...timeline.ranklist import listed
@@ -23,6 +23,7 @@ class Standing:
     lines: tuple[str, ...]  # What it has not finished, or where its program is, for people to read
     awaits: tuple[int, ...] = ()  # World ranks that it waits for
     busy: str = ""  # What keeps it, as the end of "rank 2, ..."; empty if nothing but other ranks does
+    error: str = ""  # An error of it that no task or thread was given, and its line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,11 @@ class Stall:
     waiting: Sequence[int]  # Ranks that wait, ascending
     reached: Mapping[int, set[int]]  # For whom each of them waits, directly or not, itself included
     standings: Mapping[int, Standing]  # Of all of these
+
+    @property
+    def errors(self) -> list[str]:
+        """A line for each of these ranks that has an error which nobody was given: the likely cause."""
+        return [error_line(standing) for _, standing in sorted(self.standings.items()) if standing.error]
 
     @property
     def hopeless(self) -> bool:
@@ -96,9 +102,15 @@ def find_stall(standings: Mapping[int, Standing]) -> Stall | None:
     )
 
 
-def report_lines(standings: Iterable[Standing]) -> list[str]:
-    """Return a line for each rank: the operation it waits in and the ranks it waits for."""
-    return [f"rank {standing.rank}: {line}" for standing in standings for line in standing.lines]
+def error_line(standing: Standing) -> str:
+    """Return the line on an error of a rank that nobody was given."""
+    return f"rank {standing.rank} has an error that nobody has awaited: {standing.error}"
+
+
+def report_lines(standings: Sequence[Standing]) -> list[str]:
+    """Return a line for each error that nobody was given, then for each rank what it waits in and for which ranks."""
+    errors = [error_line(standing) for standing in standings if standing.error]
+    return [*errors, *(f"rank {standing.rank}: {line}" for standing in standings for line in standing.lines)]
 
 
 def _reached(rank: int, standings: Mapping[int, Standing]) -> set[int] | None:
