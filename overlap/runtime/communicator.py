@@ -278,8 +278,10 @@ class Communicator:
         """Give a message that was received and not taken to the next receive; a later message may have met that."""
         insort(port.returned, message, key=attrgetter("order"))
         waiting = port.stream.first
-        later = waiting is not None and waiting is not giver
-        if later and self.withdraw_receive(waiting, partial(self._withdrawn_late, waiting)):
+        if waiting is None or waiting is giver:
+            self.offer_again()
+            return
+        if self.withdraw_receive(waiting, partial(self._withdrawn_late, waiting)):
             self.arrive(waiting)
         self.offer_again()
 
