@@ -44,7 +44,7 @@ class _Checked:
         self.withdraw, self.forget, self.missing = inner.withdraw, inner.forget, inner.missing
         self.give_up = inner.give_up
         self.withdraw_receive, self.forget_receive = inner.withdraw_receive, inner.forget_receive
-        self.put_back, self.has_message = inner.put_back, inner.has_message
+        self.put_back, self.has_message, self.offer_again = inner.put_back, inner.has_message, inner.offer_again
 
     @property
     def identity(self) -> str:

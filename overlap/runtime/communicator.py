@@ -8,9 +8,12 @@ to the engine. A `Port` is one rank's end of a communicator.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from threading import get_ident
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import trio
 
@@ -27,8 +30,14 @@ from .match import Key, Match, Unfit, Voice, few_and_many, mismatch
 from .operation import Lane, Operation, Port, ReturnedMessage
 from .stream import MessageLane, Stream
 
+if TYPE_CHECKING:
+    from .receive import ReceiveFuture
+
 # How long two that differ wait for a third to tell which of them is the odd one out.
 _DISPUTE_S = 0.05
+
+RETURNED_NS = -1
+"""Start time of a message that was received before, and put back."""
 
 # How many calls may have a shorter way: training repeats a few, shapes that differ make a new one each time.
 _SHORT_WAYS = 64
@@ -244,45 +253,69 @@ class Communicator:
 
     # -- receives that are withdrawn ---------------------------------------------------------------------------------
 
-    def withdraw_receive(self, operation: Operation, later: Callable[[], None] | None) -> bool:
+    def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
         """Take a receive out of matching, as if it had never been issued, unless a message has met it.
 
         Args:
             operation: The receive; its lane works on it.
-            later: Called once the transport has taken it back, where that takes a task; with None, such a receive is
-                not withdrawn.
+            later: Called once the transport has taken it back, where that takes a task.
 
         Returns:
-            Whether it is withdrawn now.
+            Whether it is withdrawn now; None if that is still open.
         """
         match = self._matches.get(operation.seq)
         if match is None or match.count > 1 or match.error is not None:
             return False
         if operation.running:
             scope = operation.scope
-            if not isinstance(scope, Withdraws) or not scope.withdraw(later):
-                return False
+            taken_back = scope.withdraw(later) if isinstance(scope, Withdraws) else False
+            if not taken_back:
+                return taken_back
         self.forget_receive(operation)
         return True
 
     def forget_receive(self, operation: Operation) -> None:
-        """Forget a receive that the transport has taken back."""
-        self._matches.pop(operation.seq, None)
+        """Forget a receive that the transport has taken back; a sender that has come meanwhile waits for the next."""
+        seq = operation.seq
+        match = self._matches.pop(seq, None) or self._moving.pop(seq, None)
+        if match is not None and match.count > 1:
+            match.arrived[operation.port.place] = None
+            match.count -= 1
+            (sender,) = match.ends
+            match.pattern, match.first = sender.call, sender
+            self._matches[seq] = match
         operation.running, operation.scope, operation.look = False, None, None
 
-    def put_back(self, port: Port, message: ReturnedMessage) -> None:
-        """Keep a message that was received and not taken for the next receive."""
-        port.returned.append(message)
+    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
+        """Give a message that was received and not taken to the next receive; a later message may have met that."""
+        insort(port.returned, message, key=attrgetter("order"))
+        waiting = port.stream.first
+        if waiting is None or waiting is giver:
+            self.offer_again()
+            return
+        if self.withdraw_receive(waiting, partial(self._withdrawn_late, waiting)):
+            self.arrive(waiting)
+        self.offer_again()
+
+    def _withdrawn_late(self, operation: Operation) -> None:
+        """Give a message that was put back to a receive that the transport has taken back."""
+        if not operation.done:
+            self.forget_receive(operation)
+            self.arrive(operation)
+
+    def offer_again(self) -> None:
+        """Offer messages to receives from any source: a receive that waited for them has left the queue."""
         self._shared.announce(self.key)
 
     def has_message(self, port: Port) -> bool:
         """Whether a receive would meet a message at once, as far as that is known."""
-        return bool(port.returned) or self.offered_ns is not None
+        return self.offered_ns is not None
 
     def _take_returned(self, operation: Operation) -> None:
         """End a receive with a message that an earlier receive has met and nobody has taken."""
         port, message = operation.port, operation.port.returned.popleft()
         port.give_back(operation.seq)  # it is the number of a message that is still to come
+        cast("ReceiveFuture[object]", operation).order = message.order
         try:
             if not message.call.agrees(operation.call):
                 sender, rank = self.members[0], operation.context.rank
@@ -301,12 +334,16 @@ class Communicator:
 
     @property
     def offered_ns(self) -> int | None:
-        """Start time of the oldest message that no rank has begun to receive; None without such a message."""
+        """Start time of the oldest message that no receive waits for; None without such a message.
+
+        Messages that were put back are older than all others: see `RETURNED_NS`.
+        """
+        alone = [match.ends[0] for match in self._matches.values() if match.error is None and len(match.ends) == 1]
+        started = sorted(end.started_ns for end in alone if end.port.position == 0)
         port = self.ports.get(1)
-        if port is not None and port.returned:
-            return 0  # it is older than all others
-        offers = [match.ends for match in self._matches.values() if match.error is None and len(match.ends) == 1]
-        return min((end.started_ns for (end,) in offers if end.port.position == 0), default=None)
+        if port is not None:
+            started = [*(RETURNED_NS for _ in port.returned), *started][len(port.stream.waiting()) :]
+        return started[0] if started else None
 
     def _proceed(self, match: Match, operation: Operation) -> bool:
         """Hand a match to the engine, whose errors are told to all ranks; return whether its ends run as programs."""

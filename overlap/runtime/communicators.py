@@ -10,7 +10,7 @@ import trio
 from transports import Envelope
 
 from ..errors import GroupAbortedError, RankLeftError
-from .communicator import BaseEngine, Communicator
+from .communicator import RETURNED_NS, BaseEngine, Communicator
 from .context import RankContext
 from .future import Failure, call_when_done
 from .match import Key
@@ -198,7 +198,8 @@ class Communicators:
         return waiting.port
 
     def _forget_any(self, anyone: Key) -> None:
-        if (waiting := self._any[anyone]).at_rest:
+        waiting = self._any.get(anyone)  # which a receive that starts within the end of another may have forgotten
+        if waiting is not None and waiting.at_rest:
             del self._any[anyone]
             waiting.close()
 
@@ -328,7 +329,7 @@ class AnySource:
 
     give_up = withdraw
 
-    def withdraw_receive(self, operation: Operation, later: Callable[[], None] | None) -> bool:
+    def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool:
         """Let a receive look for messages no more; False if it is about to fail."""
         if operation is not self._receive:
             return False
@@ -339,9 +340,12 @@ class AnySource:
         """Never asked for: no transport has the receive."""
         raise AssertionError("a receive from any source is with no transport")
 
-    def put_back(self, port: Port, message: ReturnedMessage) -> None:
+    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
         """Never asked for: a receive that has met a message belongs to its sender's port."""
         raise AssertionError("a message comes from one sender")
+
+    def offer_again(self) -> None:
+        """Say nothing: the next receive looks for messages when its turn comes."""
 
     def has_message(self, port: Port) -> bool:
         """Whether a receive would meet a message at once, as far as that is known."""
@@ -370,7 +374,7 @@ class AnySource:
     def _look(self) -> None:
         """Take the message that was offered first; of messages of one instant, that of the lowest rank.
 
-        If messages of this process and of others are there, they take turns.
+        If messages of this process and of others are there, they take turns; those that were put back come first.
         """
         receive, here = self._receive, self._communicators
         if receive is None or self._unsuited is not None:
@@ -381,7 +385,7 @@ class AnySource:
             return
         offered = [(here.offered_ns(key), key.src) for key in self._keys]
         first = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
-        ours = first is not None and not here.took_ours(self._anyone)
+        ours = first is not None and (first[0] == RETURNED_NS or not here.took_ours(self._anyone))
         message = self._announced() if self._elsewhere and not ours else None
         if message is not None:
             self._choose_announced(receive, message)
@@ -402,10 +406,8 @@ class AnySource:
             self._listen_no_more()
         here, rank = self._communicators, self._context.rank
         while self._free and (message := here.announced(rank, self._free)) is not None:
-            last = here.last_receive(self._key_of(message))
-            if last is None:
+            if here.last_receive(self._key_of(message)) is None:
                 return message
-            last.add_done_callback(lambda _: self.look_soon())
             self._free = [key for key in self._free if key.ends[0] != message.src]
             self._listen_no_more()
         return None

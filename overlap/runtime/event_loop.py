@@ -153,7 +153,7 @@ class Withdraws(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def withdraw(self, later: Callable[[], None] | None) -> bool:
+    def withdraw(self, later: Callable[[], None]) -> bool | None:
         """Take it back; see `Communicator.withdraw_receive`."""
 
 

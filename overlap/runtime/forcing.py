@@ -4,8 +4,11 @@ Trio delivers a cancellation to every checkpoint of a task, unless a scope insid
 goes on. Either would keep a rank from ending for ever. Two things end such a task: its shields are lifted, and its
 coroutine is closed at the next step that it makes.
 
-Private parts: `Task._cancel_status`, its `_scope` and `_parent`. `tests/core/test_daemons.py` fails if Trio changes
-them; without them, a shielded task is not ended, and it is named all the same.
+Tasks in nurseries of its own are ended first: a coroutine cannot be closed while it waits for them.
+
+Private parts: `Task._cancel_status`, its `_scope` and `_parent`. Trio also resumes a task by `Task.coro.send`, which
+may be that of another object. `tests/core/test_daemons.py` fails if Trio changes them; without them, such a task is not
+ended, and it is named all the same.
 """
 
 from __future__ import annotations
@@ -58,7 +61,10 @@ class Closable(Generic[T]):
 
     def _is_over(self, error: BaseException) -> bool:
         """Whether a task that an error is about to be raised in is to be closed instead."""
-        if trio.lowlevel.current_task() in _forced:
+        task = trio.lowlevel.current_task()
+        if _has_children(task):
+            return False
+        if task in _forced:
             return True
         if isinstance(error, trio.Cancelled):
             self._left -= 1
@@ -67,7 +73,27 @@ class Closable(Generic[T]):
         return not self._left
 
 
+class _Closing:
+    """Stands for the coroutine of a task in a nursery: closes it when it next meets its cancellation."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._coro = task, task.coro
+
+    def send(self, result: outcome.Outcome[object]) -> Any:
+        if isinstance(result, outcome.Error) and not _has_children(self._task):
+            _close(self._coro)
+            result.unwrap()
+        return self._coro.send(result)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coro, name)
+
+
 _forced: set[Task] = set()
+
+
+def _has_children(task: Task) -> bool:
+    return any(nursery.child_tasks for nursery in task.child_nurseries)
 
 
 def _close(steps: Any) -> None:
@@ -82,6 +108,16 @@ def _close(steps: Any) -> None:
 def force_end(task: Task) -> None:
     """Lift the shields inside a cancelled task, and close its `Closable` when it next meets its cancellation."""
     _forced.add(task)
+    ahead = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+    while ahead:
+        child = ahead.pop()
+        child.coro = cast(Any, _Closing(child))
+        _lift_shields(child)
+        ahead += [each for nursery in child.child_nurseries for each in nursery.child_tasks]
+    _lift_shields(task)
+
+
+def _lift_shields(task: Task) -> None:
     status = getattr(task, "_cancel_status", None)
     while status is not None:
         scope = getattr(status, "_scope", None)

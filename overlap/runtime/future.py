@@ -520,6 +520,10 @@ class _Item(Future[object]):
         """Withdraw the operation that it is an item of; see `Future.cancel`."""
         return self._whole.cancel()
 
+    def cancelled(self) -> bool:
+        """Whether the operation that it is an item of was cancelled."""
+        return self._whole.cancelled()
+
     def __await__(self) -> Generator[object, object, object]:
         yield from self._whole.__await__()
         return self.result()

@@ -416,6 +416,8 @@ class Issuer:
             raise
 
     def _enqueue_late(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port]) -> None:
+        if operation.done:  # cancelled in the meantime
+            return
         if not self.context.closed:
             self._enqueue(operation, find_port())
             return

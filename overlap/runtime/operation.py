@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Sequence
 from time import perf_counter
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -86,14 +86,17 @@ class Matching(Protocol):
     def missing(self, seq: int) -> list[int]:
         """World ranks that have not come, if some rank has."""
 
-    def withdraw_receive(self, operation: Operation, later: Callable[[], None] | None) -> bool:
+    def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
         """Take a receive out of matching; False if a message has met it, see `Communicator.withdraw_receive`."""
 
     def forget_receive(self, operation: Operation) -> None:
         """Forget a receive that the transport has taken back."""
 
-    def put_back(self, port: Port, message: ReturnedMessage) -> None:
-        """Keep a message that was received and not taken for the next receive."""
+    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
+        """Give a message that was received and not taken to the next receive."""
+
+    def offer_again(self) -> None:
+        """Offer messages to receives from any source: a receive that waited for them has left the queue."""
 
     def has_message(self, port: Port) -> bool:
         """Whether a receive would meet a message at once, as far as that is known."""
@@ -102,6 +105,7 @@ class Matching(Protocol):
 class ReturnedMessage(NamedTuple):
     """A message that was received and that no task has taken: the only task that awaited it was cancelled."""
 
+    order: int  # Of the messages of one source and tag: the order in which they have arrived
     call: Call  # Kind, dtype, shape and form
     data: Array | None  # Flat, and its own memory; None in a simulation without data
 
@@ -112,10 +116,15 @@ class Lane(Protocol):
     name: str  # Also in the timeline
     priority: int  # Added to that of each operation
     window: int  # How many operations it works on at once
+    starting: set[Operation]  # Operations that have room, and are about to begin
 
     @property
     def idle(self) -> bool:
         """Whether all of its operations have ended."""
+
+    @property
+    def first(self) -> Operation | None:
+        """The first of its operations that have not ended."""
 
     @property
     def last(self) -> Operation | None:
@@ -135,7 +144,7 @@ class Lane(Protocol):
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove an operation that has ended, and start the next."""
 
-    def waiting(self) -> Iterable[Operation]:
+    def waiting(self) -> Collection[Operation]:
         """Return the operations that wait for room."""
 
 
@@ -148,7 +157,7 @@ class Port:
         place: Of the rank among those that meet, which mostly is the same.
         stream: The lane that its operations take.
         next_seq: Number of its next operation.
-        returned: Messages that the next receives get: they were received, and not taken.
+        returned: Messages that the next receives get, in their order: they were received, and not taken.
         known: The calls that the flight record has words for.
         src: Group rank that sends; None for collectives, and as long as a receive from any source has not chosen.
         towards: The peer of messages, for people to read.

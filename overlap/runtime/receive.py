@@ -14,6 +14,7 @@ interpreters without a GIL, and a receive that lives on by accident would swallo
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import count
 from threading import get_ident
 from typing import Protocol, TypeVar
 
@@ -30,6 +31,8 @@ from .operation import CollectiveFuture, Lane, Port, ReturnedMessage
 from .outstanding import CallSite
 
 T_co = TypeVar("T_co", covariant=True)
+
+_ARRIVALS = count(1)  # numbers of messages are of a communicator, which may be closed and opened again
 
 
 class Receives(Protocol):
@@ -48,9 +51,10 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     Attributes:
         request: The issuer, and the source, the tag and the stream of the call; None once the message is taken, lest a
             future that is kept keeps its group.
+        order: Of the message that it has received; 0 before.
     """
 
-    __slots__ = ("_abandoned", "_parked", "_place", "_was_taken", "request")
+    __slots__ = ("_abandoned", "_cancelling", "_parked", "_place", "_was_taken", "order", "request")
 
     request: tuple[Receives, int | None, int, Lane | str | None] | None
 
@@ -65,8 +69,10 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         super().__init__(P2P, None, out, caller, priority, name)
         self.request = request
         self._place = out
+        self.order: int = 0
         self._parked: bool = False  # it has given its place back
         self._abandoned: bool = False  # a message has met it, and nobody waits for it any more
+        self._cancelling: bool = False  # the transport is asked to take it back
 
     @property
     def _taken(self) -> bool:
@@ -92,10 +98,10 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     # -- awaits that are cancelled ---------------------------------------------------------------------------------
 
     def _await_cancelled(self) -> None:
-        if self._parked or not hasattr(self, "port") or self._has_user():
+        if self._parked or self._cancelling or not hasattr(self, "port") or self._has_user():
             return
         if not self._done:
-            if self._withdraw(self._withdrawn_late):
+            if self._withdraw():
                 self._park()
             else:
                 self._abandoned = True
@@ -103,7 +109,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
             assert self.request is not None, "nobody has taken the message"
             message, port = self._message(self._value), self.request[0].receivers_port(self)
             self._park()
-            port.communicator.put_back(port, message)
+            port.communicator.put_back(port, message, self)
 
     def _await_cancelled_elsewhere(self) -> None:
         with suppress(PeerFailedError):  # there is no loop any more
@@ -142,10 +148,15 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     # -- leaving the queue -------------------------------------------------------------------------------------------
 
-    def _withdraw(self, later: object) -> bool:
-        """Take it out of the queue of receives; False if a message has met it, or the transport needs a task for it."""
-        if self.active and not self.port.communicator.withdraw_receive(self, later):  # type: ignore[arg-type]
-            return False
+    def _withdraw(self) -> bool | None:
+        """Take it out of the queue of receives; False if a message has met it; None if that is still open."""
+        starting = self.port.stream.starting
+        if self in starting:
+            starting.remove(self)
+        elif self.active:
+            withdrawn = self.port.communicator.withdraw_receive(self, self._withdrawn_late)
+            if not withdrawn:
+                return withdrawn
         self._leave_queue()
         return True
 
@@ -156,13 +167,16 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         self.port.communicator.forget_receive(self)
         self._leave_queue()
         self._park()
-        if self._has_user():
+        if self._cancelling:
+            self._settle_cancelled()
+        elif self._has_user():
             self._resume()
 
     def _leave_queue(self) -> None:
         self.context.flight.ended(self.record, self.context.now_ns())
         self.port.give_back(self.seq)
         self.port.stream.finished(self, None)
+        self.port.communicator.offer_again()
 
     def _park(self) -> None:
         if self.deadline_s is not None:
@@ -170,38 +184,69 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         self.release()
         self._parked, self._abandoned, self._done, self._value = True, False, False, None
         self.active = self._input_locked = False
+        self.order = 0
         self.priority -= self.port.stream.priority
 
     def _cancel(self) -> bool:
-        if self._done or not (self._parked or self._withdraw(None)):
-            return self.cancelled()
-        if not self._parked:
+        if self._done or self._cancelling:
+            return self._cancelling or self.cancelled()
+        if not hasattr(self, "port"):  # another thread has issued it, and the loop has not heard of that
+            self.release()
+        elif not self._parked:
+            withdrawn = self._withdraw()
+            self._cancelling = withdrawn is None
+            if not withdrawn:
+                return self._cancelling
             self._park()
-        self._parked = False
+        self._settle_cancelled()
+        return True
+
+    def _settle_cancelled(self) -> None:
+        self._parked = self._cancelling = False
         settle(self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True))
         tell(self)
-        return True
 
     # -- messages that nobody takes ------------------------------------------------------------------------------------
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Hand the message over, or put it back for the next receive: see the module."""
         if not self.puts_back():
+            self._note_order()
             super().finish(end_ns, meeting)
 
     def puts_back(self) -> bool:
-        """Put the message that has arrived back, if nobody waits for it any more."""
-        if self._done or not self._abandoned or self._has_user():
+        """Put the message that has arrived back, if nobody waits for it any more, or it is cancelled."""
+        if self._done or not self._given_up:
             return False
         communicator, port, stream = self.port.communicator, self.port, self.port.stream
-        communicator.put_back(port, self._message(None))
+        communicator.put_back(port, self._message(None), self)
         stream.finished(self, None)  # the next receive, if there is one, takes it
         self._park()
+        if self._cancelling:
+            self._settle_cancelled()
         return True
+
+    def fail(self, failure: Failure) -> None:
+        """End with an error; a receive that nobody waits for gives its place back instead."""
+        if self._done or not self._given_up:
+            super().fail(failure)
+        elif not self.running:  # else its end comes from the transport
+            self._withdrawn_late()
+
+    @property
+    def _given_up(self) -> bool:
+        if self._failure is not None:  # which it has from before
+            return False
+        return self._cancelling or (self._abandoned and not self._has_user())
 
     def _message(self, value: object) -> ReturnedMessage:
         """Return the message that it has received: `value`, or what has arrived if there is no value yet."""
-        return ReturnedMessage(*self.received(value))
+        self._note_order()
+        return ReturnedMessage(self.order, *self.received(value))
+
+    def _note_order(self) -> None:
+        if not self.order:  # else the message was put back before
+            self.order = next(_ARRIVALS)
 
     def received(self, value: object) -> tuple[Call, Array | None]:
         """Return the call and the bytes of the message, as a flat copy."""

@@ -133,6 +133,7 @@ class SpanningMessages(SpanningCommunicator):
         return super().has_message(port) or self._shared.has_announced(self.key)
 
     def _rest(self) -> None:
+        self.offer_again()  # for as long as a receive waits that names the source, the others leave messages to it
         if not self.resting and self.at_rest:
             self.resting = True
             self._shared.rest(self)

@@ -15,7 +15,7 @@ has finished it by sending, it looks whether the others are done with n (`engine
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from copy import copy
 from functools import partial
 
@@ -44,11 +44,12 @@ class Stream:
         window: How many unfinished operations may be in flight at once.
         rank: World rank that it belongs to.
         rests: Called when none of its operations is under way any more, unless it is None.
+        starting: Operations that have room, and begin as soon as the one that has made it is over.
     """
 
     __slots__ = (
         "_context", "_in_flight", "_outstanding", "_span", "_started", "_waiting", "name", "priority", "rank", "rests",
-        "window",
+        "starting", "window",
     )  # fmt: skip
     name: str
     priority: int
@@ -62,6 +63,7 @@ class Stream:
         self._started, self._span = 0, max(window, SPAN)
         self._waiting: deque[Operation] = deque()
         self.rests: Callable[[], None] | None = None
+        self.starting: set[Operation] = set()
 
     def __repr__(self) -> str:
         in_flight, queued = len(self._in_flight), len(self._waiting)
@@ -72,9 +74,14 @@ class Stream:
         """Whether all of its operations have ended."""
         return not self._in_flight
 
-    def waiting(self) -> Iterable[Operation]:
+    def waiting(self) -> Collection[Operation]:
         """Return the operations that wait for room."""
         return self._waiting
+
+    @property
+    def first(self) -> Operation | None:
+        """The first of the operations that have not ended."""
+        return next(iter(self._in_flight), None)
 
     @property
     def last(self) -> Operation | None:
@@ -128,6 +135,7 @@ class Stream:
             self._in_flight[following] = self._started
             self._started += 1
             following.active = True
+            self.starting.add(following)
             self._context.soon(partial(activate_late, following))
         if self.rests is not None and not self._in_flight:
             self.rests()
@@ -146,6 +154,10 @@ def activate(operation: Operation) -> None:
 
 def activate_late(operation: Operation) -> None:
     """Activate an operation that had to wait for room."""
+    starting = operation.port.stream.starting
+    if operation not in starting:  # it was withdrawn in the meantime
+        return
+    starting.remove(operation)
     if not operation.done:  # the world may have failed in the meantime
         operation.started_ns = operation.context.now_ns()
         activate(operation)

@@ -41,6 +41,7 @@ class PartLane:
     """
 
     idle: bool = True
+    first: Operation | None = None
     last: Operation | None = None
     has_room: bool = True
     listens: bool = True
@@ -49,6 +50,7 @@ class PartLane:
     def __init__(self, name: str, window: int, outstanding: Outstanding) -> None:
         self.name: str = name
         self.window: int = window
+        self.starting: set[Operation] = set()
         self._outstanding = outstanding
 
     def waiting(self) -> Sequence[Operation]:

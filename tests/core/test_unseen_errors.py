@@ -21,5 +21,7 @@ async def main(rank: overlap.Rank) -> None:
 @pytest.mark.parametrize("clock", [pytest.param("real", marks=pytest.mark.slow), "virtual"])
 def test_it_ends_with_that_error(clock: str) -> None:
     cluster = "local" if clock == "real" else "trn1.2xlarge"
-    with pytest.raises(overlap.RankFailedError, match="rank 0 failed at test_unseen_errors.py:12: ValueError: no data"):
+    with pytest.raises(
+        overlap.RankFailedError, match=r"rank 0 failed at test_unseen_errors\.py:12: ValueError: no data"
+    ):
         overlap.run(main, ranks=2, clock=clock, cluster=cluster)

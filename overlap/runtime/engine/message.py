@@ -47,25 +47,24 @@ class Message(Execution, Withdraws):
             self._give_up_soon()
         return False
 
-    def withdraw(self, later: Callable[[], None] | None) -> bool:
+    def withdraw(self, later: Callable[[], None]) -> bool | None:
         """Take the receive back, unless a message has met it.
 
         Args:
-            later: Called if that takes the transport a task, and the message has not met it before; with None, the
-                transport is not asked then.
+            later: Called if that takes the transport a task, and no message has met it before.
 
         Returns:
-            Whether it is taken back now.
+            Whether it is taken back now; None if that is still open, as in a task.
         """
         call = self._running.get(_ONLY)
-        if call is None or self._failure is not None or (later is None and isinstance(self._starter, TaskStarter)):
+        if call is None or self._failure is not None:
             return False
         self._withdrawn = _nothing
         call.withdraw()
         if call.ended:
             return call.withdrawn
-        self._withdrawn = later or _nothing
-        return False
+        self._withdrawn = later
+        return None if isinstance(self._starter, TaskStarter) else False
 
     def _told(self, call: Call) -> None:
         self._running.clear()

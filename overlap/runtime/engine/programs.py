@@ -63,7 +63,7 @@ class ProgramRunner:
         station = self._stations.get((members[position], *members))
         if station is None:
             station = self._stations[members[position], *members] = self._station(members, position, operation)
-        if call.kind is Collective.P2P and communicator.here == 1:
+        if call.kind is Collective.P2P and station.starters:  # a rank with itself has none
             return MessageWay(communicator, call, compiled, station)
         return ProgramWay(communicator, call, compiled, station)
 
@@ -152,7 +152,7 @@ class ProgramWay(ShortWay):
 
 
 class MessageWay(ProgramWay):
-    """Carries out one rank's ends of messages with one rank of another process."""
+    """Carries out one rank's ends of messages with another rank."""
 
     def _begin(self, match: Match, operation: Operation) -> tuple[Execution, bool]:
         communicator, receives = self._communicator, operation.port.position == 1

@@ -1,0 +1,212 @@
+"""Receives that give their place or their message back: the next receive gets it, whatever else is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+import trio
+
+import overlap
+from transports import NeuronLink, Recording, Transport
+from transports.faulty import Faulty
+from transports.paced import LinkSpeed, Paced
+
+from .cancelled_awaits import play
+from .worlds import TIMEOUT_S
+
+R = overlap.Rank
+LIKE = ((3,), "float64")
+
+WRAPPED: dict[str, Callable[[Transport], Transport]] = {
+    "recording": Recording,
+    "faulty": lambda inner: Faulty(inner, seed=3, delay=0.5, delay_s=2e-3),
+    "paced": lambda inner: Paced(inner, links=lambda *_: LinkSpeed(latency_s=1e-4, bandwidth_bytes_per_s=5e8)),
+}
+WIRES = ["virtual", "direct", *WRAPPED]
+
+
+def run(main: Callable[[R], Awaitable[object]], wire: str, ranks: int = 2) -> list[object]:
+    """Run a program on the virtual clock, in memory, or over a transport whose messages are begun in tasks."""
+    if wire == "virtual":
+        return overlap.run(main, ranks=ranks, clock="virtual", cluster="trn1.32xlarge")
+    inner = NeuronLink(ranks)
+    transport = WRAPPED[wire](inner) if wire in WRAPPED else inner
+    return overlap.run(main, ranks=ranks, transport=transport, timeout_s=TIMEOUT_S)
+
+
+def message(value: float) -> np.ndarray:
+    return np.full(3, float(value))
+
+
+async def ended(future: overlap.Future[np.ndarray]) -> None:
+    """Wait until a future is done, without awaiting it."""
+    while not future.done:  # noqa: ASYNC110 (what an event needs, a callback, would count as a user of the result)
+        await trio.sleep(1e-3)
+
+
+async def cancelled_await(future: overlap.Future[np.ndarray]) -> None:
+    """Await a future in a task that is cancelled before."""
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await future
+    assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_receive_under_way_gets_the_message_that_an_earlier_one_gives_back(wire: str) -> None:
+    """The first receive has met its message, and the second waits for another, which never comes."""
+
+    async def main(rank: R) -> float:
+        if rank.rank == 1:
+            await rank.send(message(7), 0)
+            await rank.barrier()
+            return 7
+        first, second = rank.recv(LIKE, 1), rank.recv(LIKE, 1)
+        await ended(first)
+        await cancelled_await(first)
+        got = await second
+        await rank.barrier()
+        return float(got[0])
+
+    assert run(main, wire) == [7, 7]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_messages_that_are_given_back_keep_their_order(wire: str) -> None:
+    async def main(rank: R) -> list[float]:
+        if rank.rank == 1:
+            for value in range(4):
+                rank.send(message(value), 0)
+            await rank.barrier()
+            return []
+        receives = [rank.recv(LIKE, 1) for _ in range(3)]
+        await ended(receives[2])
+        for receive in (receives[1], receives[2], receives[0]):
+            await cancelled_await(receive)
+        got = [float((await rank.recv(LIKE, 1))[0]) for _ in range(4)]
+        await rank.barrier()
+        return got
+
+    assert run(main, wire)[0] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_two_receives_from_any_source_do_not_choose_one_message_that_was_given_back(wire: str) -> None:
+    """One message of rank 1 was given back while a later one is met; the others get messages of both ranks."""
+
+    async def main(rank: R) -> list[float]:
+        if rank.rank == 0:
+            first, second = rank.recv(LIKE, 1), rank.recv(LIKE, 1)
+            await ended(first)
+            await cancelled_await(first)
+            rest = [rank.recv(LIKE, None) for _ in range(2)]
+            await rank.barrier()
+            got = [float((await each)[0]) for each in (second, *rest)]
+            await rank.barrier()
+            return sorted(got)
+        if rank.rank == 1:
+            rank.send(message(1), 0)
+            await rank.barrier()
+            rank.send(message(2), 0)
+        else:
+            await rank.barrier()
+            if rank.rank == 2:
+                rank.send(message(3), 0)
+        await rank.barrier()
+        return []
+
+    assert run(main, wire, ranks=4)[0] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_receive_without_a_message_can_be_cancelled_over_any_transport(wire: str) -> None:
+    async def main(rank: R) -> float:
+        got = 5.0
+        if rank.rank == 0:
+            receive = rank.recv(LIKE, 1)
+            await trio.sleep(1e-3)
+            assert receive.cancel()
+            assert receive.cancel()
+            with pytest.raises(overlap.FutureCancelledError):
+                await receive
+            assert receive.cancelled()
+            waiting = rank.recv(LIKE, 1)
+            with trio.move_on_after(1e-3):
+                await waiting
+            await rank.barrier()
+            got = float((await rank.recv(LIKE, 1))[0])
+        else:
+            await rank.barrier()
+            await rank.send(message(5), 0)
+        await rank.barrier()
+        return got
+
+    assert run(main, wire) == [5, 5]
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_rank_ends_although_nobody_sends_what_it_has_waited_for(wire: str) -> None:
+    async def main(rank: R) -> str:
+        with trio.move_on_after(1e-3):
+            await rank.recv(LIKE, 1 - rank.rank)
+        await rank.barrier()  # else the other rank may have left before
+        return "ended"
+
+    assert run(main, wire) == ["ended"] * 2
+
+
+def test_a_scope_that_a_callback_cancels_withdraws_the_next_receive_before_it_starts() -> None:
+    """The callback of the first receive runs between its end and the start of the second."""
+
+    async def main(rank: R) -> list[bool]:
+        if rank.rank == 1:
+            await rank.barrier()
+            await rank.send(message(1), 0)
+            await rank.barrier()
+            return []
+        first, second, third = (rank.recv(LIKE, 1) for _ in range(3))
+        with trio.CancelScope() as scope:
+            asked: list[bool] = []
+            first.add_done_callback(lambda _: (scope.cancel(), asked.append(third.cancel())))
+            await rank.barrier()
+            await second
+        await rank.barrier()
+        return [scope.cancelled_caught, *asked, bool(second.done)]
+
+    assert run(main, "direct")[0] == [True, True, False]
+
+
+def test_a_receive_of_another_thread_is_cancelled_before_the_loop_hears_of_it() -> None:
+    async def main(rank: R) -> bool:
+        made: list[overlap.Future[np.ndarray]] = []
+        if rank.rank == 0:
+            issued = trio.Event()
+
+            def issue() -> None:
+                made.append(rank.recv(LIKE, 1))
+
+            computed = rank.compute(issue)
+            while not made:  # without giving the loop a turn
+                pass
+            assert made[0].cancel()
+            await computed
+            issued.set()
+            with pytest.raises(overlap.FutureCancelledError):
+                await made[0]
+        await rank.barrier()
+        return True
+
+    assert run(main, "direct") == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "virtual"])
+def test_no_message_is_lost_over_a_real_transport(wire: str) -> None:
+    for seed in range(12):
+
+        async def main(rank: R, seed: int = seed) -> object:
+            return await play(rank, seed, 1e-3)
+
+        run(main, wire, ranks=2 + seed % 3)
