@@ -175,12 +175,7 @@ class Communicator:
         """Be forgotten once both ends of messages have seen as many, and none is under way."""
         ports = self.ports.values()
         even = len(ports) == self.here and len({port.next_seq for port in ports}) == 1
-        if (
-            even
-            and not self._matches
-            and not any(port.returned for port in ports)
-            and all(port.stream.idle for port in ports)
-        ):
+        if even and not self._matches and all(port.stream.idle and not port.returned for port in ports):
             self._shared.close(self)
 
     def close(self) -> None:
@@ -288,7 +283,9 @@ class Communicator:
 
     def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
         """Give a message that was received and not taken to the next receive; a later message may have met that."""
-        insort(port.returned, message, key=attrgetter("order"))
+        returned = list(port.returned)
+        insort(returned, message, key=attrgetter("order"))
+        port.returned = returned
         waiting = port.stream.first
         if waiting is None or waiting is giver:
             self.offer_again()
@@ -313,7 +310,7 @@ class Communicator:
 
     def _take_returned(self, operation: Operation) -> None:
         """End a receive with a message that an earlier receive has met and nobody has taken."""
-        port, message = operation.port, operation.port.returned.popleft()
+        port, (message, *port.returned) = operation.port, operation.port.returned
         port.give_back(operation.seq)  # it is the number of a message that is still to come
         cast("ReceiveFuture[object]", operation).order = message.order
         try:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Sequence
 from time import perf_counter
 from types import CodeType, FrameType
@@ -116,7 +115,7 @@ class Lane(Protocol):
     name: str  # Also in the timeline
     priority: int  # Added to that of each operation
     window: int  # How many operations it works on at once
-    starting: set[Operation]  # Operations that have room, and are about to begin
+    starting: frozenset[Operation]  # Operations that have room, and are about to begin
 
     @property
     def idle(self) -> bool:
@@ -182,7 +181,7 @@ class Port:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
         self.next_seq, self.towards, self.src = 0, towards, None
         self.known: Known = Known()
-        self.returned: deque[ReturnedMessage] = deque()
+        self.returned: Sequence[ReturnedMessage] = ()  # made when there are any: most ports last for one message
 
     def give_back(self, seq: int) -> None:
         """Give the number of a receive that takes no message of it to the next receive."""

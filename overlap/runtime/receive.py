@@ -150,9 +150,9 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def _withdraw(self) -> bool | None:
         """Take it out of the queue of receives; False if a message has met it; None if that is still open."""
-        starting = self.port.stream.starting
-        if self in starting:
-            starting.remove(self)
+        stream = self.port.stream
+        if self in stream.starting:
+            stream.starting -= {self}
         elif self.active:
             withdrawn = self.port.communicator.withdraw_receive(self, self._withdrawn_late)
             if not withdrawn:

@@ -28,6 +28,8 @@ from .derived import resolve
 from .future import Failure, Future, call_when_done
 from .operation import Operation
 
+_NONE: frozenset[Operation] = frozenset()  # one object: lanes of messages are made for each
+
 DEFAULT_WINDOW = 8
 SPAN = 32  # Operations; half of what `transports.common.OPERATIONS` keeps apart
 
@@ -63,7 +65,7 @@ class Stream:
         self._started, self._span = 0, max(window, SPAN)
         self._waiting: deque[Operation] = deque()
         self.rests: Callable[[], None] | None = None
-        self.starting: set[Operation] = set()
+        self.starting: frozenset[Operation] = _NONE
 
     def __repr__(self) -> str:
         in_flight, queued = len(self._in_flight), len(self._waiting)
@@ -135,7 +137,7 @@ class Stream:
             self._in_flight[following] = self._started
             self._started += 1
             following.active = True
-            self.starting.add(following)
+            self.starting |= {following}
             self._context.soon(partial(activate_late, following))
         if self.rests is not None and not self._in_flight:
             self.rests()
@@ -154,10 +156,10 @@ def activate(operation: Operation) -> None:
 
 def activate_late(operation: Operation) -> None:
     """Activate an operation that had to wait for room."""
-    starting = operation.port.stream.starting
-    if operation not in starting:  # it was withdrawn in the meantime
+    stream = operation.port.stream
+    if operation not in stream.starting:  # it was withdrawn in the meantime
         return
-    starting.remove(operation)
+    stream.starting -= {operation}
     if not operation.done:  # the world may have failed in the meantime
         operation.started_ns = operation.context.now_ns()
         activate(operation)

@@ -50,7 +50,7 @@ class PartLane:
     def __init__(self, name: str, window: int, outstanding: Outstanding) -> None:
         self.name: str = name
         self.window: int = window
-        self.starting: set[Operation] = set()
+        self.starting: frozenset[Operation] = frozenset()
         self._outstanding = outstanding
 
     def waiting(self) -> Sequence[Operation]:
