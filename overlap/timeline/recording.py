@@ -167,6 +167,7 @@ def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan],
 def _sieved(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Callable[[RawSpan], None]:
     """Return an append that counts, leaves out steps, and drops spans older than the last steps."""
     push, every, last = ring.append, steps.every, steps.last
+    order = count()  # `appended` also counts how often it was read
     ends: deque[int] = deque()  # how many had been appended when each of the last steps ended
 
     def append(raw: RawSpan) -> None:
@@ -174,7 +175,8 @@ def _sieved(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Cal
         step = info[-1] if isinstance(info, tuple) else info
         if step is not None and step % every:
             return
-        number = next(appended)
+        number = next(order)
+        next(appended)
         push(raw)
         if last is not None and raw[0] == "step":  # steps end on one thread
             ends.append(number + 1)
