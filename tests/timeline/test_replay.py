@@ -530,6 +530,33 @@ def test_it_does_not_advise_to_move_the_waits_of_a_pipeline(name, told):
     assert ("awaits=late" in changes) is told
 
 
+@pytest.mark.parametrize("asked", [["--advise"], ["--what-if", "bandwidth=2x"]], ids=["advise", "what-if"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--html", "x.html"], ["--svg", "x.svg"], ["--png", "x.png"], ["--against", "b.json"], ["--ranks", "0"],
+        ["--ops"], ["--stragglers"], ["--critical-path"], ["--all"],
+    ],
+    ids=lambda option: option[0],
+)  # fmt: skip
+def test_what_predictions_cannot_do_is_refused(asked, option):
+    parser = argparse.ArgumentParser()
+    fill(parser)
+    with pytest.raises(UsageError) as caught:
+        main(parser.parse_args(["run.json", *asked, *option]))
+    assert str(caught.value) == (
+        f"{asked[0]}, {option[0]}: one or the other; {asked[0]} only prints predictions, of all ranks: run the command "
+        f"once more without {asked[0]}"
+    )
+
+
+def test_advice_on_a_changed_run_is_refused():
+    parser = argparse.ArgumentParser()
+    fill(parser)
+    with pytest.raises(UsageError, match=r"^--advise, --what-if: one or the other; "):
+        main(parser.parse_args(["run.json", "--advise", "--what-if", "bandwidth=2x"]))
+
+
 def test_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     file = str(tmp_path / "run.json")
