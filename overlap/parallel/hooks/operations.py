@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...timeline.span import RoleName
 
 if TYPE_CHECKING:
     from ..buckets.plan import GradientBucket
@@ -41,7 +42,7 @@ async def beside(bucket: GradientBucket, fn: Callable[..., T], *args: object, pa
     return await bucket.rank.compute(
         quietly,
         *args,
-        name=name,
+        name=RoleName(name, "library"),
         bytes_moved=passes * bucket.buffer.nbytes,
         stream=_STREAM,
         call_site=bucket.place,
