@@ -105,14 +105,13 @@ def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step:
         A future that fails on every rank, with a `ReplicaError`, if they differ.
     """
     nbytes = sum(view.nbytes for view in views.values())
-    told = MemoryWork(rank).compute(
-        partial(_digests, views), name=RoleName("digest of weights", "library"), moved_bytes=nbytes
-    )
+    real = rank.empty(1).flags.writeable  # else there is nothing to compare
+    digest = partial(_digests, views) if real else partial(metadata, np.zeros(len(views), np.int64))
+    digested = MemoryWork(rank).compute(digest, name=RoleName("digest of weights", "library"), moved_bytes=nbytes)
     gathered = group.all_gather(
-        told, stream=rank.stream(f"replicas of {group.name}"), name=RoleName("compare replicas", "library")
+        digested, stream=rank.stream(f"replicas of {group.name}"), name=RoleName("compare replicas", "library")
     )
     check = partial(_check, tuple(views), group.ranks, step)
-    real = rank.empty(1).flags.writeable  # else there is nothing to compare
     return rank.compute(
         check if real else _nothing, gathered, name=RoleName("compare replicas", "library"), seconds=0.0
     )
