@@ -8,7 +8,7 @@ import trio
 
 import overlap
 from overlap import parallel
-from overlap.parallel import tuning
+from overlap.parallel import hooks, tuning
 from overlap.timeline import Recorder
 from overlap.timeline.span import RoleName
 
@@ -86,6 +86,32 @@ def test_spans_have_the_roles_of_who_issued_them(clock):
     assert of.pop("bucket 0") == {"program", "bucket"}
     assert of.pop("bucket 1", {"bucket"}) == {"bucket"}
     assert set.union(*of.values()) == {"library"}
+
+
+@pytest.mark.everyday(9)
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        (parallel.DataParallel, {"clip_norm": 1.0, "compare_every": 1}),
+        *((parallel.DataParallel, {"hook": hook}) for hook in (
+            hooks.bfloat16(), hooks.float16(), hooks.float8(), hooks.top_k(0.5), hooks.power_sgd(2),
+        )),
+        *((parallel.Sharded, {"stage": stage, "clip_norm": 1.0}) for stage in (1, 2, 3)),
+        (parallel.LocalSGD, {"period": 2}),
+    ],
+)  # fmt: skip
+def test_nothing_that_a_strategy_issues_is_the_programs(strategy, options):
+    async def main(rank):
+        params = {name: rank.empty(1 << 19, "f4").reshape(1 << 10, 1 << 9) for name in ("a", "b")}
+        model = strategy(rank, params, optimizer=SGD, **options)
+        for _ in range(2):
+            for name in ("b", "a"):
+                model.reduce(name, rank.compute(lambda w: w, model[name], name="mine", seconds=0.001))
+            model.step()
+        await model.finish()
+        return {span.name for span in rank.recorder.spans() if span.role == "program"}
+
+    assert overlap.run(main, ranks=2, clock=overlap.Virtual(shapes_only=True)) == [{"mine"}] * 2
 
 
 def test_the_wire_is_read_off_as_it_is():
