@@ -14,6 +14,7 @@ from ..notice import notify
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 from .buckets.agreement import compare_replicas
 from .buckets.averaged import Averaged
 from .buckets.bucketed import Bucketed
@@ -137,7 +138,11 @@ class DataParallel(Bucketed[Averaged, Params]):
         first = self._first_weights(self._parameters)
         if first:
             begun = rank.compute(
-                lambda *_: self._parameters.views, *first, name="first weights", seconds=0.0, call_site=users_frame()
+                lambda *_: self._parameters.views,
+                *first,
+                name=RoleName("first weights", "library"),
+                seconds=0.0,
+                call_site=users_frame(),
             )
             self._newest = dict.fromkeys(leaves, begun)
         self._plan()
@@ -218,7 +223,9 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._factors = factors
         for bucket in self._buckets:
             bucket.sent = False
-        self.rank.compute(partial(self._look, reduced), name="look", seconds=0.0, call_site=users_frame())
+        self.rank.compute(
+            partial(self._look, reduced), name=RoleName("look", "library"), seconds=0.0, call_site=users_frame()
+        )
         compares = self._compare_every is not None and self.steps % self._compare_every == 0
         if self._order == "fifo" or self._all_hidden or compares:
             self._update_all()
@@ -234,7 +241,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         assert self._tuner is not None
         await self.settle()
         told = await self._tuner.choose() if self.group.rank == 0 else None
-        choice = Choice.from_array(await self.group.broadcast(told, name="choice of buckets"))
+        choice = Choice.from_array(await self.group.broadcast(told, name=RoleName("choice of buckets", "library")))
         if self.group.rank == 0:
             notify(str(choice))
         self._take_over(choice)
@@ -269,7 +276,7 @@ class DataParallel(Bucketed[Averaged, Params]):
         self._update_all()
         for update in [*self._issued, *set(self._newest.values())]:
             await update
-        await self.rank.compute(_nothing, name="settle", seconds=0.0, call_site=users_frame())
+        await self.rank.compute(_nothing, name=RoleName("settle", "library"), seconds=0.0, call_site=users_frame())
 
     def notes(self) -> dict[str, object]:
         """Return the order in which buckets travel, and the choice of "auto"."""

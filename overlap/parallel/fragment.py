@@ -9,6 +9,7 @@ import numpy as np
 
 from ..runtime.future import Future
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 from .buckets.plan import BucketPlan
 from .checkpoints.pieces import Piece, state_name
 from .optimizers import Optimizer
@@ -81,7 +82,7 @@ class Fragment:
             self._take_common()
         elif notes["pending"]:
             mean, self._sent, self.due = own["mean"], own["sent"], notes["due"]
-            self.pending = rank.compute(lambda: mean, name="outer step", seconds=0.0)
+            self.pending = rank.compute(lambda: mean, name=RoleName("outer step", "library"), seconds=0.0)
 
     def _take_common(self) -> None:
         flat: Array = self._parameters.flat[self.plan.dtype]

@@ -10,6 +10,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 from .buckets.gradients import check_gradient, is_finite, not_finite
 from .buckets.plan import BucketPlan, plan_buckets
 from .checkpoints.names import Own
@@ -96,7 +97,10 @@ class LocalSteps(Strategy[Params]):
         self._handed: dict[str, object] = {}
         self._places: dict[str, Place] = {}  # where they were handed over
         self._newest: Future[dict[str, Array]] = self._work.compute(
-            self._begin, *self._first_weights(self._parameters), name="first weights", moved_bytes=0
+            self._begin,
+            *self._first_weights(self._parameters),
+            name=RoleName("first weights", "library"),
+            moved_bytes=0,
         )
 
     def _planned(self, leaves: dict[str, Array], names: list[str]) -> list[BucketPlan]:
@@ -137,7 +141,7 @@ class LocalSteps(Strategy[Params]):
         moved_bytes = sum(self._parameters.moved_bytes(plan) for plan in self._plans)
         gradients, self._handed = self._handed, {}
         update, self._places = partial(self._update, self.steps, self._places), {}
-        self._newest = self._work.compute(update, gradients, name="update", moved_bytes=moved_bytes)
+        self._newest = self._work.compute(update, gradients, name=RoleName("update", "update"), moved_bytes=moved_bytes)
         for fragment in self._fragments:
             self._apply_if_due(fragment)
             if self.steps % self.period == fragment.sends_at:
@@ -221,12 +225,12 @@ class LocalSteps(Strategy[Params]):
 
     def _send(self, fragment: Fragment) -> None:
         nbytes = fragment.plan.nbytes
-        change = self._work.compute(fragment.change, name="change", moved_bytes=4 * nbytes)
+        change = self._work.compute(fragment.change, name=RoleName("change", "library"), moved_bytes=4 * nbytes)
         fragment.sent_at, fragment.due = self.steps, self.steps + self.delay
         fragment.pending = change
         if self.group.size > 1:
             fragment.pending = self.group.all_reduce(
-                change, op="mean", stream=self._stream, name="outer step", call_site=users_frame()
+                change, op="mean", stream=self._stream, name=RoleName("outer step", "bucket"), call_site=users_frame()
             )
 
     def _apply_if_due(self, fragment: Fragment) -> None:
@@ -240,7 +244,9 @@ class LocalSteps(Strategy[Params]):
         fragment.rounds += 1
 
         step = partial(self._outer_step, fragment, fragment.rounds, fragment.sent_at < self.steps)
-        self._newest = self._work.compute(step, pending, name="outer update", moved_bytes=fragment.moved_bytes)
+        self._newest = self._work.compute(
+            step, pending, name=RoleName("outer update", "update"), moved_bytes=fragment.moved_bytes
+        )
 
     def _outer_step(self, fragment: Fragment, round_: int, since: bool, mean: Array) -> dict[str, Array]:
         fragment.apply(round_, since, mean)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..runtime.future import Checked, Future
 from ..runtime.group import Group
+from ..timeline.span import RoleName
 from .returned import check_passed
 from .schedules import Action, Kind, PipelineSchedule
 from .work import users_frame
@@ -53,7 +54,7 @@ class StagePassing:
             self._schedule.owners[source],
             self._tag(kind, stage, microbatch),
             stream=self._stream,
-            name=f"{Action(source, kind, microbatch)} to {stage}",
+            name=RoleName(f"{Action(source, kind, microbatch)} to {stage}", "stage"),
             call_site=users_frame(),
         )
 
@@ -74,7 +75,7 @@ class StagePassing:
                 self._schedule.owners[stage],
                 self._tag(kind, stage, microbatch),
                 stream=self._stream,
-                name=f"{Action(_source(kind, stage), kind, microbatch)} to {stage}",
+                name=RoleName(f"{Action(_source(kind, stage), kind, microbatch)} to {stage}", "stage"),
                 call_site=users_frame(),
             )
 

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 from .buckets.bucketed import Bucketed
 from .buckets.gathering import Gathering, Prefetched
 from .buckets.plan import BucketPlan, Hook, plan_by_size
@@ -152,7 +153,10 @@ class Sharded(Bucketed[Scattered, Params]):
         """Return the weights of the first rank, once it is known that all ranks have the same parameters."""
         await alike
         stream = self.rank.stream(f"first weights of {self.group.name}")
-        sent = [self.group.broadcast(flat, stream=stream, name="first weights", call_site=place) for flat in flats]
+        sent = [
+            self.group.broadcast(flat, stream=stream, name=RoleName("first weights", "library"), call_site=place)
+            for flat in flats
+        ]
         return [await each for each in sent]
 
     def _bucket(self, plan: BucketPlan) -> Scattered:

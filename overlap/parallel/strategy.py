@@ -13,6 +13,7 @@ from ..hints import plainly_named
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 from .buckets.agreement import agreement
 from .buckets.gradients import check_gradient
 from .parameters import Parameters
@@ -155,5 +156,7 @@ class Strategy(ABC, Generic[Params]):
             return []
         issued: list[Future[object]] = [self._alike()]
         for flat in [each.view() for each in parameters.flat.values()]:
-            issued.append(self.group.broadcast(flat, out=flat, name="first weights", call_site=users_frame()))
+            issued.append(
+                self.group.broadcast(flat, out=flat, name=RoleName("first weights", "library"), call_site=users_frame())
+            )
         return issued

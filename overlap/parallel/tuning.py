@@ -38,7 +38,6 @@ CANDIDATES: tuple[tuple[Size, Literal["forward", "fifo"]], ...] = tuple(
 RECORDED = 5  # steps; the first two are warm-up
 _STEPS = 5  # replayed; the last two count
 _CHUNK_BYTES = 256 << 10  # after which something more urgent may overtake
-_OURS = frozenset(["pack", "add", "update", "look", "norm", "mean", "compare", "first weights", "ask", "finish"])
 
 
 MakeModel: TypeAlias = Callable[..., Model]
@@ -130,7 +129,7 @@ def read(
             nanoseconds. The first step only says when the second one begins.
         sizes: As in a `Recording`.
     """
-    own = merge((s.start_ns, s.end_ns) for s in spans if s.kind == "compute" and s.name not in _OURS)
+    own = merge((s.start_ns, s.end_ns) for s in spans if s.kind == "compute" and s.role == "program")
     waits: dict[str, list[int]] = {}
     heads: list[int] = []
     for before, step in pairwise(ready):
@@ -156,15 +155,18 @@ def _busy(own: Merged, start_ns: int, end_ns: int) -> int:
 
 
 def _wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
-    """Return the latency of the wire, and its seconds for each byte."""
+    """Return the latency of the wire, and its seconds for each byte, as `_Wire` takes them.
+
+    The wire is busy from the end of the latency of a bucket to the end of the bucket; other buckets may wait meanwhile.
+    """
     moved = [(s.info, s.end_ns) for s in spans if s.kind == "comm" and s.info is not None and s.end_ns > from_ns]
     if not moved:
         return 0.0, 0.0
     small_ns = [s.info.transfer_ns for s in spans if s.kind == "comm" and s.info is not None and s.info.nbytes <= 4096]
     latency_ns = min(small_ns, default=0)
-    busy_ns = length(merge((info.met_ns, end_ns) for info, end_ns in moved))
+    busy_ns = length(merge((min(info.met_ns + latency_ns, end_ns), end_ns) for info, end_ns in moved))
     nbytes = sum(info.nbytes for info, _ in moved)
-    return latency_ns / 1e9, max(0.0, busy_ns - latency_ns) / 1e9 / max(1, nbytes)
+    return latency_ns / 1e9, busy_ns / 1e9 / max(1, nbytes)
 
 
 def best_of(recording: Recording, make: MakeModel) -> Choice:

@@ -14,6 +14,7 @@ import trio
 from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class MemoryWork:
     def __init__(self, rank: Rank) -> None:
         self._rank, self._known = rank, True
         try:
-            rank.compute(_nothing, name="ask", bytes_moved=1, call_site=users_frame())
+            rank.compute(_nothing, name=RoleName("ask", "library"), bytes_moved=1, call_site=users_frame())
         except UsageError:
             self._known = False
 

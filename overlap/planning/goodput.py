@@ -53,7 +53,7 @@ class Failures:
 
     @property
     def daly_s(self) -> float:
-        """Daly's interval of higher order; the mean time between failures where checkpoints take half of it or more."""
+        """Daly's interval of higher order; the mean time between failures if a checkpoint takes twice that."""
         ratio = self.write_s / (2 * self.between_s)
         if ratio >= 1:
             return self.between_s

@@ -182,6 +182,10 @@ class SymmetricCommunicator(Communicator):
             )
 
 
+_DEMANDS_AT_MOST = 256
+"""Demands kept, the oldest go first: a run repeats those of a step, and a demand holds arrays of all ranks."""
+
+
 class SymmetricEngine(SimulatedEngine):
     """Prices what all groups like that of a rank do, for the ranks that are simulated."""
 
@@ -226,6 +230,8 @@ class SymmetricEngine(SimulatedEngine):
                 resources = self._traffic.fabric.resources.shifted(demand.resources, units)
                 groups.append(Same(demand=demand, resources=resources, standing=standing))
             joined = together(groups, communicator.members, communicator.first_like)
+            if len(self._demands) >= _DEMANDS_AT_MOST:
+                del self._demands[next(iter(self._demands))]
             known = self._demands[asked] = joined, algorithm, rows
         return known[:2]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .span import CollectiveInfo, Kind, Span
+from .span import CollectiveInfo, Kind, Role, Span
 
 if TYPE_CHECKING:
     from .measure.intervals import Interval
@@ -35,13 +35,14 @@ NOBODY = Group("", ())
 """The group of a span that is no operation."""
 
 KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires")
+ROLES: tuple[Role, ...] = get_args(Role)
 NONE = int(np.iinfo(np.int64).min)
 """Stands for a step, an instant of the call or an instant of the await that is not known."""
 
 WHOLES = ("start_ns", "end_ns", "issued_ns", "met_ns", "seq", "nbytes", "priority", "step", "awaited_ns")
 """Columns of 64 bits, in the order in which packed columns store them."""
 TEXTS = ("lane", "name", "op", "algorithm", "dtype", "call_site")
-INDEXES = ("kind", *TEXTS, "group")
+INDEXES = ("kind", *TEXTS, "group", "role")
 """Columns of 32 bits, which packed columns store after the others."""
 _COLUMNS = ("rank", *WHOLES, *INDEXES)
 _KIND_ORDER = np.array([sorted(KINDS).index(kind) for kind in KINDS], np.int32)
@@ -87,6 +88,7 @@ class SpanColumns:
     dtype: Indexes
     call_site: Indexes
     group: Indexes
+    role: Indexes  # Index into `ROLES`
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -137,6 +139,7 @@ class SpanColumns:
             told[name] = [getattr(info, name) for info in infos]
         told |= {
             "kind": [KINDS.index(span.kind) for span in spans],
+            "role": [ROLES.index(span.role) for span in spans],
             "lane": [texts[span.lane] for span in spans],
             "name": [texts[span.name] for span in spans],
             "op": [-1 if info is _NO_INFO else texts[info.op] for info in infos],
@@ -272,7 +275,7 @@ class SpanColumns:
         texts, groups = self.texts, self.groups
         for row in zip(*(getattr(self, name).tolist() for name in _COLUMNS), strict=True):
             rank, start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns, *indexes = row
-            kind, lane, name, op, algorithm, dtype, call_site, group = indexes
+            kind, lane, name, op, algorithm, dtype, call_site, group, role = indexes
             info = None
             if op >= 0:
                 info = CollectiveInfo(
@@ -284,7 +287,7 @@ class SpanColumns:
             yield Span(
                 rank=rank, kind=KINDS[kind], lane=texts[lane], name=texts[name], start_ns=start_ns, end_ns=end_ns,
                 info=info, step=None if step == NONE else step, call_site="" if info else texts[call_site],
-                issued_ns=None if info or issued_ns == NONE else issued_ns,
+                issued_ns=None if info or issued_ns == NONE else issued_ns, role=ROLES[role],
             )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from .columnar import INDEXES, KINDS, NOBODY, NONE, WHOLES, Group, SpanColumns, Table
-from .span import Kind, Span
+from .columnar import INDEXES, KINDS, NOBODY, NONE, ROLES, WHOLES, Group, SpanColumns, Table
+from .span import Kind, RoleName, Span
 
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], int]
 """The name of a group, and if possible its ranks: groups of one name (the axes of a mesh) differ in their ranks. Of
@@ -34,7 +34,8 @@ RawCompute: TypeAlias = tuple[str | CodeType, int, int, int | None]
 
 RawSpan: TypeAlias = tuple[Kind, str, str, int, int, RawCollective | RawCompute | int | None]
 """(kind, lane, name, start_ns, end_ns, info). The info of comm is a `RawCollective` or None; that of a step is its
-index; that of a compute is a `RawCompute` or the index of its step."""
+index; that of a compute is a `RawCompute` or the index of its step. A `RoleName` has the role; what has another name
+is of the program."""
 
 DEFAULT_CAPACITY = 20_000
 """Spans kept per rank: about 8 MB when every one is a collective."""
@@ -167,6 +168,7 @@ def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan],
 def _sieved(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Callable[[RawSpan], None]:
     """Return an append that counts, leaves out steps, and drops spans older than the last steps."""
     push, every, last = ring.append, steps.every, steps.last
+    order = count()  # `appended` also counts how often it was read
     ends: deque[int] = deque()  # how many had been appended when each of the last steps ended
 
     def append(raw: RawSpan) -> None:
@@ -174,7 +176,8 @@ def _sieved(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Cal
         step = info[-1] if isinstance(info, tuple) else info
         if step is not None and step % every:
             return
-        number = next(appended)
+        number = next(order)
+        next(appended)
         push(raw)
         if last is not None and raw[0] == "step":  # steps end on one thread
             ends.append(number + 1)
@@ -206,20 +209,27 @@ class _Rows:
     def row(self, raw: RawSpan) -> tuple[int, ...]:
         kind, lane, name, start_ns, end_ns, info = raw
         texts, none = self.texts, self._none
+        role = _PROGRAM if kind in ("compute", "comm") else 0
+        if isinstance(name, RoleName):
+            role = _ROLE_NUMBERS[name.role]
+            name = str(name)
         named = _KIND_NUMBERS[kind], texts[lane], texts[name]
         if not isinstance(info, tuple):
             step = NONE if info is None else info
-            return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *named, -1, none, none, none, self._nobody)
+            return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *named, -1, none, none, none, self._nobody, role)
         if kind == "compute":
             code, instruction, called_ns, of = cast(RawCompute, info)
             place, step = self._place(code, instruction), NONE if of is None else of
-            return (start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *named, -1, none, none, place, self._nobody)
+            return (
+                start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *named, -1, none, none, place, self._nobody, role,
+            )  # fmt: skip
         match, issued_ns, priority, code, instruction, *waits, of = cast(RawCollective, info)
         awaited_ns = waits[0] if waits and waits[0] is not None else NONE
         op, algorithm, group, seq, nbytes, dtype, met_ns = match
         return (
             start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, NONE if of is None else of, awaited_ns, *named,
             texts[op], texts[algorithm], self._dtype(dtype), self._place(code, instruction), self._group(group),
+            role,
         )  # fmt: skip
 
     def _place(self, code: str | CodeType, instruction: int) -> int:
@@ -242,6 +252,8 @@ class _Rows:
         return number
 
 
+_ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
+_PROGRAM = _ROLE_NUMBERS["program"]
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 

@@ -1,4 +1,4 @@
-"""A span: one interval of what a rank did on one lane, and the details of a collective."""
+"""A span: one interval of what a rank did on one lane, its role, and the details of a collective."""
 
 from __future__ import annotations
 
@@ -7,6 +7,29 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["compute", "comm", "step", "program", "wires"]
 Clock: TypeAlias = Literal["real", "virtual"]
+Role: TypeAlias = Literal["", "program", "pack", "update", "bucket", "stage", "library"]
+"""What a compute or an operation is for: it puts gradients into a bucket ("pack"), changes parameters ("update"),
+carries a bucket or goes from stage to stage; or it is other work of a strategy that has no part in the model itself
+("library"). All else is the program's. "" where the trace does not say so."""
+
+
+class RoleName(str):
+    """The name of what the library issues itself, and its role: only the recorder looks at that.
+
+    It is a text like all names that programs give, so that their computes and operations carry nothing more.
+    """
+
+    __slots__ = ("role",)
+    role: Role
+
+    def __new__(cls, name: str, role: Role) -> RoleName:
+        """Return a name that looks like any other."""
+        made = str.__new__(cls, name)
+        made.role = role
+        return made
+
+    def __getnewargs__(self) -> tuple[str, Role]:  # type: ignore[override]
+        return str(self), self.role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +82,7 @@ class Span:
     connections between processes were lost or came back), or the name of a communication stream. `info` is set on
     communication that is known in detail. `step` is the index of the step in which the operation was issued, however
     much later it ran; on a span of kind "step", its own. `call_site` of a compute is "file:line" of the call, or "",
-    and `issued_ns` the instant of the call, if it is known.
+    and `issued_ns` the instant of the call, if it is known. `role` is that of a compute or an operation.
     """
 
     rank: int
@@ -72,6 +95,7 @@ class Span:
     step: int | None = None
     call_site: str = ""
     issued_ns: int | None = None
+    role: Role = ""
 
     @property
     def duration_ns(self) -> int:

@@ -13,6 +13,7 @@ from ..parallel.buckets.plan import BucketPlan
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 from .issuing import users_frame
 from .model import Bucket, OptimizerMaker, TrainedModule, Unused, as_of_now
 from .tensors import view_of
@@ -95,7 +96,7 @@ class DataParallel(TrainedModule[_Averaged]):
             array,
             priority=bucket.priority,
             stream=self._stream,
-            name=f"bucket {bucket.plan.index}",
+            name=RoleName(f"bucket {bucket.plan.index}", "bucket"),
             call_site=users_frame(),
         )
 

@@ -21,6 +21,7 @@ from ..parallel.buckets.plan import BucketPlan, plan_by_size
 from ..parallel.buckets.queue import BucketQueue
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 from .backend import world
 from .issuing import users_frame
 from .order import OrderOfBuckets
@@ -195,13 +196,16 @@ class TrainedModule(nn.Module, Generic[B]):  # type: ignore[misc]
         flat = [tensor.contiguous() for tensor in held]
         site = users_frame()
         sent = [
-            self.group.broadcast(view, out=view, name="first weights", call_site=site) for view in map(view_of, flat)
+            self.group.broadcast(view, out=view, name=RoleName("first weights", "library"), call_site=site)
+            for view in map(view_of, flat)
         ]
         for future, tensor, source in zip(sent, held, flat, strict=True):
             future.result()
             if source is not tensor:
                 tensor.copy_(source)
-        self.group.barrier(name="first weights", call_site=site).result()  # the first rank hears if others differ
+        self.group.barrier(
+            name=RoleName("first weights", "library"), call_site=site
+        ).result()  # the first rank hears if others differ
 
     def _kept(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return the optimizer; its state is that of the last step whenever it is read or replaced."""

@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 from .issuing import users_frame
 
 
@@ -51,7 +52,9 @@ class OrderOfBuckets:
         mine = [*_complete(used, count), *_complete(self._filled, count)]
         stream = self._rank.stream(f"order of {self._group.name}")
         site = users_frame()
-        self._orders = self._group.all_gather(np.array(mine), stream=stream, name="order of buckets", call_site=site)
+        self._orders = self._group.all_gather(
+            np.array(mine), stream=stream, name=RoleName("order of buckets", "library"), call_site=site
+        )
 
     def agreed(self, names: Sequence[Sequence[str]], *, same: bool) -> list[int] | None:
         """Return the order of the first rank once it is known, and None after that; waits for all ranks.

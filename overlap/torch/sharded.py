@@ -13,6 +13,7 @@ from ..parallel.buckets.plan import BucketPlan
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..timeline.span import RoleName
 from .issuing import users_frame
 from .model import Bucket, OptimizerMaker, TrainedModule, Unused, as_of_now
 from .tensors import Array, view_of
@@ -153,7 +154,7 @@ class Sharded(TrainedModule[_Shared]):
             view_of(bucket.mean),
             priority=bucket.priority,
             stream=self._stream,
-            name=f"bucket {bucket.plan.index}",
+            name=RoleName(f"bucket {bucket.plan.index}", "bucket"),
             call_site=users_frame(),
         )
         if self.stage >= 2:
@@ -167,7 +168,9 @@ class Sharded(TrainedModule[_Shared]):
         for bucket in self._order:
             bucket.take_back()
             update = partial(self._apply, bucket, bucket.mean, optimizer)
-            bucket.update = self.rank.compute(update, bucket.update, name="update", call_site=users_frame())
+            bucket.update = self.rank.compute(
+                update, bucket.update, name=RoleName("update", "update"), call_site=users_frame()
+            )
         for bucket in self._order:
             if self.stage < 3:
                 self._gather(bucket)
@@ -203,7 +206,7 @@ class Sharded(TrainedModule[_Shared]):
             bucket.room(),
             stream=self._stream,
             priority=bucket.priority,
-            name=f"weights {bucket.plan.index}",
+            name=RoleName(f"weights {bucket.plan.index}", "bucket"),
             call_site=users_frame(),
         )
         bucket.update = None

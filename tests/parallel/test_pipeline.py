@@ -14,7 +14,7 @@ from overlap import parallel
 from overlap.parallel import Local, Pipeline, schedules
 from overlap.parallel.schedules import FAMILIES, Durations, Kind, PipelineSchedule
 from tests.core.companies import by_sockets, run_far
-from tests.core.worlds import failing, run
+from tests.core.worlds import TIMEOUT_S, failing, run
 from tests.parallel import blocks as b
 from tests.simulation.worlds import mesh, simulate, spans
 
@@ -64,6 +64,21 @@ async def train(rank: overlap.Rank, schedule: PipelineSchedule) -> tuple[list[fl
             descended = rank.compute(b.descend, pipeline.params[stage], gradients, seconds=0)
             pipeline.params[stage] = await descended
     return losses, pipeline.params
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_messages_from_stage_to_stage_have_that_role(clock: str) -> None:
+    async def main(rank: overlap.Rank) -> set[tuple[str, str]]:
+        pipeline = build(rank, schedules.one_f_one_b(2, 2))
+        await rank.all_reduce(np.zeros(1), name="0F2 to 1")
+        passed = await pipeline.run(*b.batch(0))
+        await passed.loss()
+        await rank.compute(lambda _: None, list(passed.gradients.values()), seconds=0)
+        return {(span.name, span.role) for span in rank.recorder.spans() if span.kind == "comm"}
+
+    found = set().union(*overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S))
+    assert {name for name, role in found if role == "stage"} == {"0F0 to 1", "0F1 to 1", "1B0 to 0", "1B1 to 0"}
+    assert {name for name, role in found if role == "program"} == {"0F2 to 1", "loss"}
 
 
 async def train_model(rank: overlap.Rank, schedule: PipelineSchedule) -> tuple[list[float], dict[int, object]]:

@@ -64,6 +64,16 @@ def test_without_it_nobody_looks():
     assert trained(2, [1], compare_every=None) == [5] * 2
 
 
+def test_of_shapes_only_there_is_nothing_to_compare():
+    async def main(rank):
+        model = parallel.DataParallel(rank, {"w": rank.empty(4, "f4")}, optimizer=parallel.SGD(0.1), compare_every=1)
+        model.reduce("w", rank.compute(lambda w: w, model["w"], seconds=0.001))
+        model.step()
+        return (await model.finish())["w"].shape
+
+    assert overlap.run(main, ranks=2, clock=overlap.Virtual(shapes_only=True)) == [(4,)] * 2
+
+
 def test_comparing_changes_no_bits():
     def make(rank, **options):
         return parallel.DataParallel(rank, weights(), optimizer=parallel.Adam(1e-2), **options)

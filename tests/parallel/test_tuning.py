@@ -1,12 +1,16 @@
 """Buckets chosen by replaying recorded steps: what is read off, what the replay says, and what is taken."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import trio
 
 import overlap
 from overlap import parallel
-from overlap.parallel import tuning
+from overlap.parallel import hooks, tuning
 from overlap.timeline import Recorder
+from overlap.timeline.span import RoleName
 
 from ..core.worlds import TIMEOUT_S
 from .programs import train, weights
@@ -38,7 +42,7 @@ def test_a_step_is_read_off_its_spans():
         for layer in range(2):
             start = at + (20 + 10 * layer) * MS
             recorder.append(("compute", "compute", "b", start, start + 6 * MS, step))
-        recorder.append(("compute", "compute", "update", at + 50 * MS, at + 60 * MS, step))
+        recorder.append(("compute", "compute", RoleName("update", "update"), at + 50 * MS, at + 60 * MS, step))
         meeting = ("all_reduce", "ring", "world", step, 1000, "float32", at + 30 * MS)
         recorder.append(("comm", "comm", "bucket 0", at + 26 * MS, at + 42 * MS, (meeting, at, 0, "", 0, step)))
         ready.append([("b", at + 26 * MS), ("a", at + 36 * MS)])
@@ -48,7 +52,92 @@ def test_a_step_is_read_off_its_spans():
     assert found.backward_s == (("b", 0.006), ("a", 0.006))
     assert found.forward_s == pytest.approx(0.010)  # forward, and b, less what b takes
     assert found.latency_s == 0.002
-    assert found.seconds_per_byte == pytest.approx((3 * 12 - 2) / 1000 / 3000)
+    assert found.seconds_per_byte == pytest.approx(3 * (12 - 2) / 1000 / 3000)
+
+
+@pytest.mark.parametrize("name", ["update", "mean", "add", "norm", "pack"])
+def test_computes_of_the_program_count_whatever_their_names(name):
+    recorder = Recorder(0)
+    for step in range(2):
+        recorder.append(("compute", "compute", name, 100 * MS * step + 20 * MS, 100 * MS * step + 26 * MS, step))
+    ready = [[("a", 26 * MS)], [("a", 126 * MS)]]
+    assert tuning.read(recorder.spans(), ready, {"a": (1, "float32")}).forward_s == 0.006
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_spans_have_the_roles_of_who_issued_them(clock):
+    """The program's own computes are called as those of the model."""
+    seen = []
+
+    async def main(rank):
+        model = make(rank, weights(), clip_norm=1.0)
+        for name in reversed(list(weights())):
+            gradient = rank.compute(np.copy, weights()[name], name="pack", seconds=0.001)
+            model.reduce(name, rank.compute(np.copy, gradient, name="update", seconds=0.001))
+        model.step()
+        await rank.all_reduce(np.zeros(1), name="bucket 0")
+        await model.finish()
+        seen.extend((span.name, span.role) for span in rank.recorder.spans() if span.kind in ("compute", "comm"))
+
+    overlap.run(main, ranks=2, clock=clock, timeout_s=TIMEOUT_S)
+    of = {name: {role for each, role in seen if each == name} for name, _ in seen}
+    assert of.pop("pack") == {"program", "pack"}
+    assert of.pop("update") == {"program", "update"}
+    assert of.pop("bucket 0") == {"program", "bucket"}
+    assert of.pop("bucket 1", {"bucket"}) == {"bucket"}
+    assert set.union(*of.values()) == {"library"}
+
+
+@pytest.mark.everyday(9)
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        (parallel.DataParallel, {"clip_norm": 1.0, "compare_every": 1}),
+        *((parallel.DataParallel, {"hook": hook}) for hook in (
+            hooks.bfloat16(), hooks.float16(), hooks.float8(), hooks.top_k(0.5), hooks.power_sgd(2),
+        )),
+        *((parallel.Sharded, {"stage": stage, "clip_norm": 1.0}) for stage in (1, 2, 3)),
+        (parallel.LocalSGD, {"period": 2}),
+    ],
+)  # fmt: skip
+def test_nothing_that_a_strategy_issues_is_the_programs(strategy, options):
+    async def main(rank):
+        params = {name: rank.empty(1 << 19, "f4").reshape(1 << 10, 1 << 9) for name in ("a", "b")}
+        model = strategy(rank, params, optimizer=SGD, **options)
+        for _ in range(2):
+            for name in ("b", "a"):
+                model.reduce(name, rank.compute(lambda w: w, model[name], name="mine", seconds=0.001))
+            model.step()
+        await model.finish()
+        return {span.name for span in rank.recorder.spans() if span.role == "program"}
+
+    assert overlap.run(main, ranks=2, clock=overlap.Virtual(shapes_only=True)) == [{"mine"}] * 2
+
+
+def test_the_wire_is_read_off_as_it_is():
+    """Three buckets that queue for the wire, and one alone: each has the latency of its own."""
+    known = recording(1, 1, forward_s=0.0, layer_s=0.0, latency_s=0.002, seconds_per_byte=8e-7)
+    recorder = Recorder(0)
+    small = ("all_gather", "ring", "world", 0, 64, "int64", 0)
+    recorder.append(("comm", "comm", "compare", 0, 2 * MS, (small, 0, 0, "", 0, None)))
+
+    async def carried(rank, wire, seq, after_s):
+        await trio.sleep(after_s)
+        met_ns, bucket = rank.now_ns(), SimpleNamespace(buffer=np.zeros(10_000, np.uint8), priority=0)
+        await wire.carry(bucket)
+        meeting = ("all_reduce", "ring", "world", seq, 10_000, "uint8", met_ns)
+        recorder.append(("comm", "comm", "bucket 0", met_ns, rank.now_ns(), (meeting, met_ns, 0, "", 0, 1)))
+
+    async def main(rank):
+        wire = tuning._Wire(known)
+        async with trio.open_nursery() as nursery:
+            for seq, after_s in enumerate([0.010, 0.011, 0.013, 0.100]):
+                nursery.start_soon(carried, rank, wire, seq, after_s)
+
+    overlap.run(main, ranks=1, clock=overlap.Virtual())
+    found = tuning.read(recorder.spans(), [[("a", 5 * MS)], [("a", 6 * MS)]], {"a": (1, "float32")})
+    assert found.latency_s == known.latency_s
+    assert found.seconds_per_byte == pytest.approx(known.seconds_per_byte, rel=1e-12)
 
 
 def test_the_replay_takes_what_can_be_worked_out_by_hand():

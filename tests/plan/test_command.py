@@ -91,6 +91,11 @@ def test_json(run):
     assert found["extrapolated"] is True
 
 
+def test_a_price_says_of_which_sizes_its_shape_was_measured(run):
+    shape = ("all_gather", "--bytes", "1GiB", "--cluster", "trn1.32xlarge")
+    assert "(extrapolated: measured at 0 B only)" in " ".join(run(*shape)[1].split())
+
+
 def test_options_reach_the_plan(run):
     def predicted(*words):
         return json.loads(run(*words, "--json")[1])

@@ -8,7 +8,7 @@ import pytest
 import topology
 from overlap import CollectiveMismatchError, Conditions, RankLeftError, StallError, UsageError
 from overlap.cost.select import plan
-from overlap.simulation import Alike, Demand, Fabric, Same, repeated, together
+from overlap.simulation import Alike, Demand, Fabric, Same, repeated, symmetric_world, together
 
 from .worlds import KB, MS, assert_fails, now_ns, simulate, spans
 
@@ -96,6 +96,25 @@ def test_what_comes_again_later_is_not_reckoned_again(monkeypatch):
 
     simulate(main, 8, shapes_only=True, alike=1)
     assert reckoned == ["all_reduce"]
+
+
+def test_of_what_is_reckoned_the_oldest_is_forgotten(monkeypatch):
+    engines = []
+    monkeypatch.setattr(symmetric_world, "_DEMANDS_AT_MOST", 3)
+    monkeypatch.setattr(
+        symmetric_world.SymmetricEngine,
+        "_demand",
+        lambda engine, *args, whole=symmetric_world.SymmetricEngine._demand: (
+            engines.append(engine) or whole(engine, *args)
+        ),
+    )
+
+    async def main(rank):
+        for size in range(1, 10):
+            await rank.all_reduce(rank.empty(size * PARAMETERS))
+
+    simulate(main, 8, shapes_only=True, alike=1)
+    assert [call.nbytes for _, call, _ in engines[-1]._demands] == [4 * size * PARAMETERS for size in (7, 8, 9)]
 
 
 def test_groups_that_are_alike_share_the_wires():

@@ -196,6 +196,12 @@ def test_a_screen_of_80_by_24():
     assert zoomed[3].split() == ["this", "╵10", "us", "╵20", "us", "╵30", "us", "╵40", "us"]
 
 
+@pytest.mark.parametrize(("ascii", "glyph"), [(False, "▒"), (True, "%")])
+def test_the_legend_has_all_glyphs(ascii, glyph):
+    (_, helped) = screens([Track(two_ranks(), title="this")], ["question_mark"], ascii=ascii)
+    assert f"{glyph} event loop kept" in "\n".join(helped)
+
+
 def test_the_lane_and_the_cell_of_the_cursor_are_marked():
     first, below = screens([Track(two_ranks(), title="this")], ["down", "down"], of=reversed_of)
     assert first[4:8] == ["   0 compute █", "", "", ""]
@@ -208,7 +214,10 @@ def test_keys_search_help_and_plain_characters():
     assert searched[13] == "rank 1 compute at 10.000 us: tokenise, 20 us from 10.000 us"
     assert "'ken': 1 of 1" in searched
     assert again == searched
-    assert helped[13] == "# compute  = hidden comm  ~ waiting for a rank  ! on the wire  . idle"
+    assert helped[13:15] == [
+        "# compute  % event loop kept  = hidden comm  ~ waiting for a rank  ! on the wire",
+        ". idle",
+    ]
     assert all(line.isascii() for line in helped)
 
 
@@ -268,6 +277,12 @@ def test_what_it_cannot_do_at_the_same_time_is_one_line(parsed):
     with pytest.raises(UsageError) as caught:
         main(parsed("--critical-path"))
     assert str(caught.value) == "-i, --critical-path: one or the other; -i shows a run and writes nothing"
+
+
+def test_a_changed_run_and_another_do_not_fit_on_the_screen(parsed):
+    with pytest.raises(UsageError) as caught:
+        main(parsed("--what-if", "compute=0.5x", "--against", "b.json"))
+    assert str(caught.value) == "-i --what-if, --against: one or the other; the screen shows two runs at most"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,9 @@ from overlap.timeline.replay.copies import FIRST_BYTES
 from overlap.timeline.replay.graph import Node, input_of
 from overlap.timeline.replay.inference import graph_of
 from overlap.timeline.replay.prediction import AWAITS_LATER, Baseline, _candidates, advise, predict
+from overlap.timeline.replay.roles import role_of
 from overlap.timeline.replay.simulation import run_graph
+from overlap.timeline.span import RoleName
 from overlap.units import parse_bytes
 from tests.properties import one_in
 from tests.timeline.made import comm, compute, timeline_of, traces
@@ -530,6 +532,33 @@ def test_it_does_not_advise_to_move_the_waits_of_a_pipeline(name, told):
     assert ("awaits=late" in changes) is told
 
 
+@pytest.mark.parametrize("asked", [["--advise"], ["--what-if", "bandwidth=2x"]], ids=["advise", "what-if"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--html", "x.html"], ["--svg", "x.svg"], ["--png", "x.png"], ["--against", "b.json"], ["--ranks", "0"],
+        ["--ops"], ["--stragglers"], ["--critical-path"], ["--all"],
+    ],
+    ids=lambda option: option[0],
+)  # fmt: skip
+def test_what_predictions_cannot_do_is_refused(asked, option):
+    parser = argparse.ArgumentParser()
+    fill(parser)
+    with pytest.raises(UsageError) as caught:
+        main(parser.parse_args(["run.json", *asked, *option]))
+    assert str(caught.value) == (
+        f"{asked[0]}, {option[0]}: one or the other; {asked[0]} only prints predictions, of all ranks: run the command "
+        f"once more without {asked[0]}"
+    )
+
+
+def test_advice_on_a_changed_run_is_refused():
+    parser = argparse.ArgumentParser()
+    fill(parser)
+    with pytest.raises(UsageError, match=r"^--advise, --what-if: one or the other; "):
+        main(parser.parse_args(["run.json", "--advise", "--what-if", "bandwidth=2x"]))
+
+
 def test_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     file = str(tmp_path / "run.json")
@@ -721,7 +750,21 @@ def test_updates_that_hold_up_the_backward_of_the_next_layer_can_be_issued_late(
 
 def test_the_updates_of_a_strategy_are_not_the_programs_to_issue():
     with pytest.raises(UsageError, match="no compute of a step waits for a reduction and holds up others"):
-        predict(run(by_hand(name="bucket 1")), [parse_change("updates=late")])
+        predict(run(by_hand(name=RoleName("bucket 1", "bucket"))), [parse_change("updates=late")])
+
+
+def test_operations_of_a_program_that_are_named_like_buckets_are_its_own():
+    found = predict(run(by_hand(name="bucket 1")), [parse_change("updates=late")])
+    assert found.predicted.wall_ns == wall_ns(run(by_hand(updates="after the loop")))
+
+
+def test_of_a_trace_without_roles_they_are_guessed():
+    def roles(make, names):
+        return [role_of(replace(make(0, 0, 1) if make is compute else make(0, 0, 0, 1), name=name)) for name in names]
+
+    assert roles(compute, ["pack", "update", "mean", "f"]) == ["pack", "update", "program", "program"]
+    assert roles(comm, ["bucket 1", "gather bucket 1", "0F2 to 1", "x"]) == ["bucket", "bucket", "stage", "program"]
+    assert role_of(replace(compute(0, 0, 1, "pack"), role="program")) == "program"
 
 
 def test_that_awaits_are_late_already_is_told_with_the_updates_that_are_not():

@@ -82,6 +82,14 @@ def test_the_last_steps_are_kept_however_many_spans_they_have():
     assert timeline.dropped == sum(range(47)) + 47
 
 
+def test_reading_what_was_dropped_does_not_change_what_is_kept():
+    recorder = Recorder(0, steps=KeptSteps.parse("last:3"))
+    for index in range(50):
+        step(recorder, index)
+        assert recorder.dropped == max(0, index - 2) * (len(recorder) // min(index + 1, 3))
+    assert Timeline.collect([recorder], world_size=1).steps() == [47, 48, 49]
+
+
 def test_every_nth_step_is_recorded_and_what_is_in_none():
     recorder = Recorder(0, steps=KeptSteps.parse("every:10,last:2"))
     for index in range(50):

@@ -50,7 +50,7 @@ def test_who_writes_it_anew_sees_what_is_left(written):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [('"version":2}}', '"version":3}}'), ('"ranks":[\n[0,"', '"ranks":[\n[0,"!'), ('[0,"', '["",0,"')]
+    ("old", "new"), [('"version":3}}', '"version":4}}'), ('"ranks":[\n[0,"', '"ranks":[\n[0,"!'), ('[0,"', '["",0,"')]
 )
 def test_of_an_end_that_says_nothing_the_events_count(written, old, new):
     text, spans = written.read_text(), read_trace(written).spans

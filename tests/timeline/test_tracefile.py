@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import pickle
 import threading
 from itertools import count, pairwise
 
@@ -12,7 +13,11 @@ from hypothesis import strategies as st
 import overlap
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, read_trace, write_trace
+from overlap.timeline.columnar import SpanColumns
+from overlap.timeline.files import parts
 from overlap.timeline.files.events import rank_events
+from overlap.timeline.files.parts import read_end
+from overlap.timeline.span import RoleName
 
 from .made import comm as collective
 from .made import compute
@@ -76,6 +81,36 @@ def test_messages_keep_their_tags(tmp_path):
     for path in (tmp_path / "t.json", tmp_path / "events.json"):
         timeline = read_trace(path)
         assert [[span.info.tag for span in spans] for spans in timeline.by_rank().values()] == [[0, 7], [0, 7]]
+
+
+@pytest.mark.parametrize("end", [True, False], ids=["whole", "events only"])
+def test_roles_are_kept_where_they_are_known(tmp_path, end):
+    recorder, path = Recorder(0), tmp_path / "t.json"
+    recorder.append(("compute", "compute", "update", 0, 1, None))
+    recorder.append(("compute", "compute", RoleName("update", "update"), 1, 2, ("train.py:1", 0, 0, None)))
+    meeting = ("all_reduce", "ring", "world", 0, 8, "float32", 2)
+    recorder.append(("comm", "comm", RoleName("bucket 0", "bucket"), 2, 3, (meeting, 2, 0, "train.py:2", 0, None)))
+    recorder.append(("step", "step", "step 0", 3, 4, 0))
+    again = pickle.loads(pickle.dumps(recorder))
+    assert again.spans() == recorder.spans()
+    spans = [*again.spans(), compute(0, 5, 6, "update")]
+    write_trace(Timeline(spans=spans, world_size=1), path)
+    if not end:
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps(document))
+        assert read_end(path.read_bytes()) is None
+    found = read_trace(path).spans
+    assert [(span.name, span.role) for span in found] == [
+        ("update", "program"), ("update", "update"), ("bucket 0", "bucket"), ("step 0", ""), ("update", ""),
+    ]  # fmt: skip
+    assert {type(span.name) for span in found} == {str}
+
+
+def test_blocks_without_roles_are_read():
+    columns = SpanColumns.of([compute(0, 0, 1), collective(0, 1, 2, 3)])
+    block = parts._inflated(parts._deflated(columns))
+    found = parts._columns(0, block[: -4 * len(columns)])
+    assert list(found.spans()) == list(columns.spans())
 
 
 def test_the_lines_of_computes_are_kept_where_they_are_known(tmp_path):
@@ -211,6 +246,7 @@ def test_a_collective_carries_names_that_other_tools_know(training):
         "nbytes": 4096,
         "priority": 0,
         "queue_wait_ns": 50_000,
+        "role": "program",
         "seq": 0,
         "start_ns": 5_003_950_000,
         "step": 0,

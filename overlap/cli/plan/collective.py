@@ -153,7 +153,8 @@ def _extrapolated(machine: Cluster, chosen: Plan) -> str:
     known = known_sizes(machine, len(chosen.ranks), chosen.op, chosen.dtype)
     if not known:
         return " (extrapolated)"
-    return f" (extrapolated: measured from {format_bytes(min(known))} to {format_bytes(max(known))})"
+    least, most = format_bytes(min(known)), format_bytes(max(known))
+    return f" (extrapolated: measured {f'from {least} to {most}' if least != most else f'at {least} only'})"
 
 
 def _forced(machine: Cluster, chosen: Plan) -> list[str]:

@@ -124,6 +124,8 @@ def main(args: argparse.Namespace) -> int:
     if args.interactive:
         _check_alone(args)
         check_terminal()
+    else:
+        _check_prediction(args)
     if args.png is not None:
         check_pillow()
     limits = [parse_limit(text) for text in args.fail_if or ()]
@@ -159,6 +161,24 @@ def _check_alone(args: argparse.Namespace) -> None:
     for option in ("advise", "json", "html", "svg", "png", "ops", "stragglers", "critical_path"):
         if getattr(args, option):
             raise UsageError(f"-i, --{option.replace('_', '-')}: one or the other; -i shows a run and writes nothing")
+    if args.what_if and args.against is not None:
+        raise UsageError("-i --what-if, --against: one or the other; the screen shows two runs at most")
+
+
+def _check_prediction(args: argparse.Namespace) -> None:
+    """Check that no option asks for more where only predictions are printed."""
+    if args.advise and args.what_if:
+        raise UsageError(
+            "--advise, --what-if: one or the other; --advise tries changes to the run as it was recorded, --what-if "
+            "predicts those that you give"
+        )
+    asked = "--advise" if args.advise else "--what-if" if args.what_if else None
+    for option in ("html", "svg", "png", "ops", "stragglers", "critical_path", "against", "ranks", "all"):
+        if asked is not None and getattr(args, option):
+            raise UsageError(
+                f"{asked}, --{option.replace('_', '-')}: one or the other; {asked} only prints predictions, of all "
+                f"ranks: run the command once more without {asked}"
+            )
 
 
 def _browsed(

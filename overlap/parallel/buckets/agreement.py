@@ -16,6 +16,7 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
+from ...timeline.span import RoleName
 from ..work import MemoryWork, users_frame
 
 if TYPE_CHECKING:
@@ -75,10 +76,14 @@ def agreement(rank: Rank, group: Group, subject: str, mine: Sequence[str], *, na
         name: Of the operation, in timelines; by default of the subject.
     """
     place = users_frame()
-    gathered = group.all_gather(metadata(digests(mine)), name=name or f"compare {subject}", call_site=place)
+    gathered = group.all_gather(
+        metadata(digests(mine)), name=RoleName(name or f"compare {subject}", "library"), call_site=place
+    )
     check = partial(check_alike, subject, mine, ranks=group.ranks, own=rank.rank)
     real = rank.empty(1).flags.writeable  # else there is nothing to compare
-    return rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0, call_site=place)
+    return rank.compute(
+        check if real else _nothing, gathered, name=RoleName("compare", "library"), seconds=0.0, call_site=place
+    )
 
 
 def _nothing(_: object) -> None:
@@ -100,11 +105,16 @@ def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step:
         A future that fails on every rank, with a `ReplicaError`, if they differ.
     """
     nbytes = sum(view.nbytes for view in views.values())
-    told = MemoryWork(rank).compute(partial(_digests, views), name="digest of weights", moved_bytes=nbytes)
-    gathered = group.all_gather(told, stream=rank.stream(f"replicas of {group.name}"), name="compare replicas")
-    check = partial(_check, tuple(views), group.ranks, step)
     real = rank.empty(1).flags.writeable  # else there is nothing to compare
-    return rank.compute(check if real else _nothing, gathered, name="compare replicas", seconds=0.0)
+    digest = partial(_digests, views) if real else partial(metadata, np.zeros(len(views), np.int64))
+    digested = MemoryWork(rank).compute(digest, name=RoleName("digest of weights", "library"), moved_bytes=nbytes)
+    gathered = group.all_gather(
+        digested, stream=rank.stream(f"replicas of {group.name}"), name=RoleName("compare replicas", "library")
+    )
+    check = partial(_check, tuple(views), group.ranks, step)
+    return rank.compute(
+        check if real else _nothing, gathered, name=RoleName("compare replicas", "library"), seconds=0.0
+    )
 
 
 def odd_ones(digests: Sequence[int]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...runtime.future import Future
 from ...runtime.stream import Stream
+from ...timeline.span import RoleName
 from ..parameters import Parameters
 from .bucket import Bucket, Wiring, scaled
 from .gradients import blame
@@ -82,7 +83,9 @@ class Averaged(Bucket):
         moved_bytes = self._parameters.moved_bytes(self.plan) / len(self.parts)
         for part, arrived in zip(self.parts, self.arrived, strict=True):
             apply = partial(self._apply, self._step, part)
-            newest = self._work.compute(apply, arrived, *factors, name="update", moved_bytes=moved_bytes)
+            newest = self._work.compute(
+                apply, arrived, *factors, name=RoleName("update", "update"), moved_bytes=moved_bytes
+            )
         return newest
 
     # -- on the compute stream -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
+from ...timeline.span import RoleName
 from ..work import MemoryWork
 from .gradients import check_gradient, is_finite, not_finite
 from .hooked import Hooked
@@ -96,7 +97,7 @@ class Bucket:
         """Add a gradient to the buffer, to be sent with later ones."""
         add, slot = partial(self._add, name, name in self._added, step, self.place), self.views[name]
         self._added.add(name)
-        self._work.compute(add, self._free(), gradient, name="add", moved_bytes=3 * slot.nbytes)
+        self._work.compute(add, self._free(), gradient, name=RoleName("add", "library"), moved_bytes=3 * slot.nbytes)
 
     def _add(self, name: str, added: bool, step: int, place: Place | None, _: object, gradient: Array) -> None:
         view = self.views[name]
@@ -119,7 +120,7 @@ class Bucket:
         self.sent = True
         pack = partial(self._packed, step, places, added, form)
         moved_bytes = 0 if self._alone and not added else 2 * self.plan.nbytes
-        return self._work.compute(pack, after, *gradients, name="pack", moved_bytes=moved_bytes)
+        return self._work.compute(pack, after, *gradients, name=RoleName("pack", "pack"), moved_bytes=moved_bytes)
 
     def _reduce(
         self, packed: Future[Any], step: int, collective: Callable[..., Future[Array]], name: str, **more: Any
@@ -134,7 +135,7 @@ class Bucket:
             op="mean",
             exact=self._wiring.exact,
             priority=self._priority,
-            name=f"{name} {self.plan.index}",
+            name=RoleName(f"{name} {self.plan.index}", "bucket"),
             call_site=self.place,
             **more,
         )

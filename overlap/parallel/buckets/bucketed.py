@@ -15,6 +15,7 @@ from ...hints import plainly_named
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
+from ...timeline.span import RoleName
 from ..checkpoints.names import Own
 from ..settings import Settings
 from ..strategy import Ahead, Strategy
@@ -202,7 +203,9 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         """Ask how many ranks have samples in this step."""
         stream = self.rank.stream(f"samples of {self.group.name}")
         place = users_frame()
-        return self.group.all_reduce(np.array([mine]), stream=stream, name="ranks with samples", call_site=place)
+        return self.group.all_reduce(
+            np.array([mine]), stream=stream, name=RoleName("ranks with samples", "library"), call_site=place
+        )
 
     async def _join(self) -> None:
         """Take part, with zeros, in the steps of ranks that have more samples."""
@@ -222,7 +225,11 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
             return ()
         size, real, stream = self.group.size, self._real, self._update_stream
         told = self.rank.compute(
-            lambda told: size / told[0] if real else 1.0, active, name="mean", seconds=0.0, stream=stream
+            lambda told: size / told[0] if real else 1.0,
+            active,
+            name=RoleName("mean", "library"),
+            seconds=0.0,
+            stream=stream,
         )
         return (told,)
 
@@ -240,12 +247,16 @@ class Bucketed(Strategy[Params], Generic[B, Params]):
         reduced, place = [future for future, _ in arrived], users_frame()
         nbytes = sum(bucket.plan.nbytes for bucket in self._buckets)
         squares: Future[Array] = self._work.compute(
-            partial(square_sums, parts), *reduced, name="norm", moved_bytes=nbytes, stream=stream
+            partial(square_sums, parts), *reduced, name=RoleName("norm", "library"), moved_bytes=nbytes, stream=stream
         )
         for group in self._with_other_parts():
-            squares = group.all_reduce(squares, exact=True, name="norm", call_site=place)
+            squares = group.all_reduce(squares, exact=True, name=RoleName("norm", "library"), call_site=place)
         factor = partial(clip_factor, limit)
-        return (self.rank.compute(factor, squares, name="norm", seconds=0.0, stream=stream, call_site=place),)
+        return (
+            self.rank.compute(
+                factor, squares, name=RoleName("norm", "library"), seconds=0.0, stream=stream, call_site=place
+            ),
+        )
 
     def _with_other_parts(self) -> list[Group]:
         """Return the groups whose ranks have other gradients than this one, after their means."""

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.future import Future
+from ...timeline.span import RoleName
 from ..checkpoints.pieces import Piece, state_name
 from ..optimizers import Optimizer
 from ..parameters import Stage
@@ -117,7 +118,11 @@ class Scattered(Bucket):
     def begin(self, first: Array | Future[Array]) -> None:
         """Take over the parameters that all ranks begin with."""
         self.updated = self._work.compute(
-            self._begin, first, name="first weights", moved_bytes=2 * self.plan.nbytes, stream="optimizer"
+            self._begin,
+            first,
+            name=RoleName("first weights", "library"),
+            moved_bytes=2 * self.plan.nbytes,
+            stream="optimizer",
         )
 
     def _free(self) -> object:
@@ -138,7 +143,9 @@ class Scattered(Bucket):
         if added or keeps:
             part, moved_bytes = self._scatter(step, packed, None), 3 * self.grad.nbytes
             collect = partial(self._collect, added)
-            self.reduced = self._work.compute(collect, part, name="add", moved_bytes=moved_bytes, stream="optimizer")
+            self.reduced = self._work.compute(
+                collect, part, name=RoleName("add", "library"), moved_bytes=moved_bytes, stream="optimizer"
+            )
         else:
             keeps_part = self._buffer is None and self._wiring.real
             self.reduced = self._scatter(step, packed, self.grad[:] if keeps_part else None)
@@ -156,7 +163,7 @@ class Scattered(Bucket):
             self.reduced,
             list(factors),
             *self.unused,
-            name="update",
+            name=RoleName("update", "update"),
             moved_bytes=3 * self.param.nbytes + 2 * sum(each.nbytes for each in self.state.values()),
             stream="optimizer",
         )
@@ -171,7 +178,7 @@ class Scattered(Bucket):
         """
         part = self.updated
         if when:
-            run = self._wiring.rank.compute(lambda: self.param[:], name="room", seconds=0.0)
+            run = self._wiring.rank.compute(lambda: self.param[:], name=RoleName("room", "library"), seconds=0.0)
             part = run if part.done else self._in_room(_last, run, part)
         return self._gather(part)
 
@@ -184,7 +191,7 @@ class Scattered(Bucket):
         return self._in_room(_nothing, whole)
 
     def _in_room(self, fn: Any, *args: object) -> Future[Any]:
-        return self._wiring.rank.compute(fn, *args, name="room", stream="room", seconds=0.0)
+        return self._wiring.rank.compute(fn, *args, name=RoleName("room", "library"), stream="room", seconds=0.0)
 
     def _gather(self, part: Future[Array]) -> Future[Array]:
         if self._group.size == 1:
@@ -196,13 +203,15 @@ class Scattered(Bucket):
             shared=self._shared,
             priority=self._priority,
             stream=self._gathers,
-            name=f"gather bucket {self.plan.index}",
+            name=RoleName(f"gather bucket {self.plan.index}", "bucket"),
             call_site=self.place,
         )
 
     def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:
         """Return the parameters by name, once they are there and all that was issued before has run."""
-        return self._wiring.rank.compute(self._open, whole, name="open", seconds=0.0, call_site=users_frame())
+        return self._wiring.rank.compute(
+            self._open, whole, name=RoleName("open", "library"), seconds=0.0, call_site=users_frame()
+        )
 
     # -- on compute streams ----------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from ...runtime.group import Group
 from ...runtime.memory.arrays import metadata
 from ...runtime.rank import Rank
 from ...timeline.recording import call_site
+from ...timeline.span import RoleName
 from ..settings import check_is_rank, group_of
 from ..work import users_frame
 from .files import DamagedError, check_types, complete_steps, folder_of, read_manifest
@@ -176,7 +177,9 @@ class Checkpoints:
         await model.settle()
         pieces = [self._naming.placed(each) for each in model.kept()] + self._own(model)
         moved = 2 * sum(piece.data.nbytes for piece in pieces)
-        copies = await self._rank.compute(partial(copied, pieces), name="copy for a checkpoint", bytes_moved=moved)
+        copies = await self._rank.compute(
+            partial(copied, pieces), name=RoleName("copy for a checkpoint", "library"), bytes_moved=moved
+        )
         name = f"checkpoint of step {model.steps}"
         notes = {self._part: dict(model.notes())}
         self._under_way[self._group.ranks] = self._rank.spawn(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...timeline.span import RoleName
 
 if TYPE_CHECKING:
     from ..buckets.plan import GradientBucket
@@ -41,7 +42,7 @@ async def beside(bucket: GradientBucket, fn: Callable[..., T], *args: object, pa
     return await bucket.rank.compute(
         quietly,
         *args,
-        name=name,
+        name=RoleName(name, "library"),
         bytes_moved=passes * bucket.buffer.nbytes,
         stream=_STREAM,
         call_site=bucket.place,
@@ -77,20 +78,24 @@ async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Va
     """
     group, priority, counts = bucket.group, bucket.priority, bucket.counts
     table = None if counts is None else [list(counts)] * group.size
-    pieces = await group.all_to_all(sent, counts=table, priority=priority, name="pieces", call_site=bucket.place)
+    pieces = await group.all_to_all(
+        sent, counts=table, priority=priority, name=RoleName("pieces", "bucket"), call_site=bucket.place
+    )
     shape = group.size, len(sent) // group.size if counts is None else counts[group.rank]
     mean = await beside(bucket, lambda: add(pieces.reshape(shape)), name="add pieces")
     return (
         mean
         if counts is not None
-        else await group.all_gather(mean, priority=priority, name="means", call_site=bucket.place)
+        else await group.all_gather(mean, priority=priority, name=RoleName("means", "bucket"), call_site=bucket.place)
     )
 
 
 async def mean(bucket: GradientBucket, sent: Values) -> Values:
     """Return the mean of the values of all ranks, or this rank's part of it; narrow types are added in float32."""
     if bucket.counts is None:
-        return await bucket.group.all_reduce(sent, op="mean", priority=bucket.priority, call_site=bucket.place)
+        return await bucket.group.all_reduce(
+            sent, op="mean", priority=bucket.priority, name=RoleName("all_reduce", "bucket"), call_site=bucket.place
+        )
     return await bucket.group.reduce_scatter(
         sent, op="mean", counts=bucket.counts, priority=bucket.priority, call_site=bucket.place
     )
@@ -103,7 +108,7 @@ async def shared_largest(bucket: GradientBucket) -> Values:
     """Find the largest magnitude in the bucket on any rank: (1,) float64; one collective of 8 bytes."""
     mine = await beside(bucket, _largest, bucket.buffer, passes=1, name="largest")
     return await bucket.group.all_reduce(
-        mine, op="max", priority=bucket.priority, name="largest of all", call_site=bucket.place
+        mine, op="max", priority=bucket.priority, name=RoleName("largest of all", "bucket"), call_site=bucket.place
     )
 
 

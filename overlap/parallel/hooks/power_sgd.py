@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UsageError
+from ...timeline.span import RoleName
 from .operations import Floats, Values, beside, check_floats
 
 if TYPE_CHECKING:
@@ -50,15 +51,17 @@ def power_sgd(rank: int = 4, *, warm_up: int = 10, seed: int = 0) -> Callable[[G
         group, priority, state, place = bucket.group, bucket.priority, bucket.state, bucket.place
         calls = state["calls"] = state.get("calls", 0) + 1
         if calls <= warm_up:
-            return await group.all_reduce(bucket.buffer, op="mean", priority=priority, call_site=place)
+            return await group.all_reduce(
+                bucket.buffer, op="mean", priority=priority, name=RoleName("all_reduce", "bucket"), call_site=place
+            )
         plan = _Plan.of(bucket.shapes, rank)
         if "q" not in state:
             state["q"] = plan.random(np.random.default_rng([seed, bucket.index]))
             state["error"] = np.zeros(bucket.buffer.size, np.float32)
         sent = await beside(bucket, partial(plan.first, state), bucket.buffer, passes=2 * rank, name="power_sgd P")
-        p = await group.all_reduce(sent, op="mean", priority=priority, name="P", call_site=place)
+        p = await group.all_reduce(sent, op="mean", priority=priority, name=RoleName("P", "bucket"), call_site=place)
         sent = await beside(bucket, partial(plan.second, state), p, passes=2 * rank, name="power_sgd Q")
-        q = await group.all_reduce(sent, op="mean", priority=priority, name="Q", call_site=place)
+        q = await group.all_reduce(sent, op="mean", priority=priority, name=RoleName("Q", "bucket"), call_site=place)
         return await beside(bucket, partial(plan.third, state), p, q, bucket.buffer, passes=2 * rank, name="power_sgd")
 
     return hook

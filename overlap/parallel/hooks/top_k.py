@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import UsageError
+from ...timeline.span import RoleName
 from .operations import Floats, Values, beside, check_floats
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def top_k(density: float = 0.01) -> Callable[[GradientBucket], Awaitable[Values]
         error = bucket.state.setdefault("error", np.zeros(bucket.buffer.size, np.float32))
         # Not among the arguments, which are read-only: the function changes it.
         sent = await beside(bucket, partial(_largest, error, entries), bucket.buffer, passes=6, name="top k")
-        everything = await bucket.group.all_gather(sent, priority=bucket.priority, call_site=bucket.place)
+        everything = await bucket.group.all_gather(
+            sent, priority=bucket.priority, name=RoleName("all_gather", "bucket"), call_site=bucket.place
+        )
         return await beside(bucket, _added, everything, bucket.group.size, bucket.buffer, name="add top k")
 
     return hook

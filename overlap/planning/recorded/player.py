@@ -13,6 +13,7 @@ from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
 from ...timeline.measure.meetings import PAIRED
+from ...timeline.span import RoleName
 from ..amounts import numpy_dtype
 from .growth import WORLD, Growth
 from .tape import ITSELF, After, Move, Tape
@@ -99,14 +100,19 @@ class _Player:
         lane = None if span.lane == _DEFAULT_LANE else span.lane
         seconds = span.duration_ns * self._factor / 1e9
         return self._rank.compute(
-            lambda *_: None, *needs, name=span.name, seconds=seconds, stream=lane, call_site=span.call_site or None
+            lambda *_: None,
+            *needs,
+            name=RoleName(span.name, span.role),
+            seconds=seconds,
+            stream=lane,
+            call_site=span.call_site or None,
         )
 
     def _communicate(self, move: Move, needs: list[object]) -> Future[Any]:
         info, rank = move.info, self._rank
         told: dict[str, Any] = {
-            "priority": info.priority, "stream": rank.stream(move.lane), "name": move.span.name,
-            "call_site": info.call_site or None,
+            "priority": info.priority, "stream": rank.stream(move.lane), "call_site": info.call_site or None,
+            "name": RoleName(move.span.name, move.span.role),
         }  # fmt: skip
         if move.kind == "message":
             return self._message(move, needs, told)

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from ..columnar import KINDS, NONE, Group, SpanColumns, Table
+from ..columnar import KINDS, NONE, ROLES, Group, SpanColumns, Table
 from ..ranklist import unlisted
+from ..span import Role
 from ..spans import LEFT_OUT, Timeline
 from .events import Json
 from .parts import Header, checked_header
@@ -21,6 +22,7 @@ VERSION = 1
 """Version of our fields; a file with a higher one is refused."""
 
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+_ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
 _INFO = ("seq", "nbytes", "met_ns", "priority", "algorithm", "dtype", "op", "group", "issued_ns", "call_site")
 """Fields that every operation has."""
 
@@ -34,6 +36,7 @@ class _Args(msgspec.Struct):
     step: int | UnsetType = UNSET
     issued_ns: int | UnsetType = UNSET
     call_site: str | UnsetType = UNSET
+    role: Role = ""
     seq: int | UnsetType = UNSET
     nbytes: int | UnsetType = UNSET
     met_ns: int | UnsetType = UNSET
@@ -105,6 +108,7 @@ def _columns_of(events: Sequence[_Event]) -> SpanColumns:
     told: dict[str, list[Any]] = {
         "rank": [event.pid for event in events],
         "kind": [_KIND_NUMBERS[cast(Any, event.cat)] for event in events],
+        "role": [_ROLE_NUMBERS[each.role] for each in args],
         "name": [texts[event.name or ""] for event in events],
         "op": [texts[each.op or ""] if has else -1 for each, has in zip(args, known, strict=True)],
         "group": [groups[each.group or "", each.ranks, each.tag] for each in args],

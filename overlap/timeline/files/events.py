@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..columnar import INDEXES, KINDS, NONE, WHOLES, Group, SpanColumns
+from ..columnar import INDEXES, KINDS, NONE, ROLES, WHOLES, Group, SpanColumns
 from ..ranklist import listed
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -139,12 +139,13 @@ def _slice(
 ) -> str:
     # Microseconds as a float round off above 2**53 ns (104 days): the integers are the truth, `ts` is for viewers.
     start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns, *indexes = span
-    kind, lane, name, op, algorithm, dtype, call_site, group = indexes
+    kind, lane, name, op, algorithm, dtype, call_site, group, role = indexes
+    for_what = f'"role":"{ROLES[role]}",' if role else ""
     in_step = "" if step == NONE else f',"step":{step}'
     if op < 0:
         place = f'"call_site":{texts[call_site]},' if columns.texts[call_site] else ""
         issued = "" if issued_ns == NONE else f',"issued_ns":{issued_ns}'
-        args = f'{place}"end_ns":{end_ns}{issued},"lane":{texts[lane]},"start_ns":{start_ns}{in_step}'
+        args = f'{place}"end_ns":{end_ns}{issued},"lane":{texts[lane]},{for_what}"start_ns":{start_ns}{in_step}'
     else:
         size, ranks = group_of(group)
         tag = columns.groups[group].tag
@@ -155,7 +156,7 @@ def _slice(
             f'"algorithm":{texts[algorithm]},{awaited}"call_site":{texts[call_site]},"dtype":{texts[dtype]},'
             f'"end_ns":{end_ns},"issued_ns":{issued_ns},"lane":{texts[lane]},"last_rank_wait_ns":{met_ns - start_ns},'
             f'"met_ns":{met_ns},"nbytes":{nbytes},"priority":{priority},"queue_wait_ns":{start_ns - issued_ns},'
-            f'"seq":{seq},"start_ns":{start_ns}{in_step}{tagged},"transfer_ns":{end_ns - met_ns}'
+            f'{for_what}"seq":{seq},"start_ns":{start_ns}{in_step}{tagged},"transfer_ns":{end_ns - met_ns}'
         )
     length_us = (end_ns - start_ns) / 1000
     return f'{{"args":{{{args}}},{_plain_slice(KINDS[kind], start_ns, length_us, rank, tid, name=texts[name])[1:]}'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node
 from .inference import graph_of
 from .machine import best_algorithm
+from .roles import role_of
 from .simulation import run_graph
 from .transfers import fits, nbytes_of
 from .updates import hold_ups
@@ -172,8 +172,6 @@ BEST = 5
 _WORTH = 0.005
 """Part of a step: less is no gain."""
 _SIZES = ("256KiB", "1MiB", "4MiB", "8MiB", "25MiB", "100MiB")
-_OF_STAGES = re.compile(r"\d+[FBI]\d+ to \d+")
-"""The names of messages between stages, such as "0F2 to 1"."""
 _WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
 _COMPUTES = 1  # of the critical path, tried at half their time
 _SHORT = frozenset({"float16", "bfloat16"})
@@ -360,7 +358,7 @@ def _barriers(timeline: Timeline, at: int | None) -> str:
 def _in_pipeline(timeline: Timeline, at: int | None) -> bool:
     """Whether a step has messages between the stages of a `Pipeline`, whose waits are not the program's to move."""
     messages = timeline.chosen(timeline.columns.is_kind("comm"))
-    return any(_OF_STAGES.fullmatch(span.name) for span in messages if at is None or span.step == at)
+    return any(role_of(span) == "stage" for span in messages if at is None or span.step == at)
 
 
 def _moves_little(timeline: Timeline) -> bool:

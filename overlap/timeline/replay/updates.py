@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from ...errors import UsageError
 from .graph import Graph, Node, input_of
+from .roles import role_of
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
@@ -87,7 +88,7 @@ def _waiting(graph: Graph) -> dict[_Line, str]:
     """Return the lines whose computes waited for a reduction more often than not, with its name and place.
 
     Lines whose results travel are left out: such computes are part of a chain, and others need what they return. So are
-    the updates of strategies, whose buckets tell them: the program does not issue these.
+    the updates of strategies, which wait for buckets: the program does not issue these.
     """
     computes = [node for node in graph.nodes if node.kind == "compute" and node.span.kind == "compute"]
     count = Counter(map(_line, computes))
@@ -95,7 +96,7 @@ def _waiting(graph: Graph) -> dict[_Line, str]:
     waits: dict[_Line, Counter[str]] = {}
     for node in computes:
         for end in [each for each, _ in node.after if each.kind == "end"]:
-            if end.info is not None and end.info.op in _REDUCTIONS and "bucket " not in end.spans[0].name:
+            if end.info is not None and end.info.op in _REDUCTIONS and role_of(end.spans[0]) != "bucket":
                 waits.setdefault(_line(node), Counter())[end.info.op] += 1
     return {
         line: found.most_common(1)[0][0]

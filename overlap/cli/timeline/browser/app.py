@@ -113,7 +113,7 @@ class TimelineApp(App[None]):
     def _told(self, width: int) -> list[str]:
         cursor = self.cursor_at
         if self._helped:
-            entries = legend(width, two_lanes=True, ascii=self._plain, color=False, kept=False)
+            entries = legend(width, two_lanes=True, ascii=self._plain, color=False, kept=True)
             return ["".join(text for text, _ in line) for line in entries] + wrapped(_KEYS_ASIDE, width)
         found = details(cursor.track, cursor.lane, cursor.at_ns, cursor.under(self.cells))
         lines = [line for text in found for line in wrapped(text, width, rest="  ")]
