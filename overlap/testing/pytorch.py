@@ -26,7 +26,7 @@ from ..errors import UsageError
 from ..runtime.rank import Rank
 from ..torch import recording
 from ..torch.issuing import line_of, users_frame
-from ..torch.model import rank_of
+from ..torch.backend import rank_of
 from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
 from .record import Made, Record
