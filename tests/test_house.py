@@ -358,6 +358,14 @@ def test_importing_overlap_loads_nothing_that_is_used_by_few() -> None:
     assert loaded & {"rich", "msgpack", "msgspec", "threadpoolctl", "ml_dtypes", "mpi4py"} == set()
 
 
+def test_the_backend_of_torch_loads_no_strategies_before_one_is_used() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    strategies = {"overlap.parallel", "overlap.parallel.tuning", "overlap.simulation"}
+    assert modules_after("import overlap.torch", whole=True) & strategies == set()
+    for name in ("DataParallel", "Sharded"):
+        assert strategies <= modules_after(f"from overlap.torch import {name}", whole=True)
+
+
 def test_a_node_loads_nothing_that_is_used_by_few() -> None:
     """Every process of a job, and its launcher, would take as long again to start."""
     loaded = modules_after("import overlap.cli.run", whole=True)

@@ -7,7 +7,8 @@ sockets and tasks.
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -23,7 +24,7 @@ from .identity import FRESH, LAUNCHER, WATCHER, JoinError, RendezvousConfig, nam
 from .link import ControlLink
 from .lookout import Lookout
 from .member import Membership
-from .messages import Join, Message, Refused
+from .messages import Join, MemberLost, Message, Refused, Told
 from .silence import watch
 from .sockets import format_endpoint, listen, tune
 
@@ -32,7 +33,8 @@ Entered: TypeAlias = tuple[Membership, Callable[[], Awaitable[None]]]
 
 #: Of what the coordinator may owe to one member.
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
-#: How long a refusal may take to leave, and how long to wait when the system has no descriptor left for a connection.
+#: How long a refusal, or news that may be the last, takes to leave at most; and how long to wait when the system has
+#: no descriptor left for a connection.
 _LAST_WORDS_S, _BREATH_S = 1.0, 0.1
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 #: Different refusals that are reported; the rest is only counted.
@@ -220,7 +222,9 @@ async def enter_as_host(
     nursery.start_soon(acceptor.attend)
     watching = partial(watch, acceptor.links, config.patience, report=report, lose=acceptor.lose, name=config.name)
     nursery.start_soon(watching)
-    coordinator.attach(0, membership.hear)
+    to_member_0, of_member_0 = trio.open_memory_channel[Message](math.inf)
+    nursery.start_soon(hear_after_others, of_member_0, acceptor.links, membership.hear)
+    coordinator.attach(0, to_member_0.send_nowait)
     coordinator.handle(0, Join(detail=config.detail, process=config.process))
     with trio.move_on_after(config.timeout_s):
         await _all_join(coordinator, config.progress_s, report)
@@ -235,6 +239,28 @@ async def enter_as_host(
             await acceptor.hang_up()
         raise JoinError(reason, missing=missing)
     return membership, acceptor.hang_up
+
+
+async def hear_after_others(
+    messages: trio.MemoryReceiveChannel[Message],
+    links: Mapping[int, ControlLink],
+    hear: Callable[[Message], None],
+) -> None:
+    """Pass messages on to member 0; of a failure or a loss it hears when the other members' messages have left.
+
+    Its program may end this process at such news. The others would then hear of that end alone, and blame it. A member
+    that does not read delays the news by `_LAST_WORDS_S`: messages that queue up in that time wait together.
+    """
+    while True:
+        queued = [await messages.receive()]
+        while messages.statistics().current_buffer_used:
+            queued.append(messages.receive_nowait())
+        if any(isinstance(message, MemberLost | Told) for message in queued):
+            with trio.move_on_after(_LAST_WORDS_S):
+                for link in list(links.values()):
+                    await link.flush()
+        for message in queued:
+            hear(message)
 
 
 async def _listener(config: RendezvousConfig) -> trio.SocketListener:

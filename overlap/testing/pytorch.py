@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 from ..runtime.rank import Rank
 from ..torch import recording
+from ..torch.backend import rank_of
 from ..torch.issuing import line_of, users_frame
-from ..torch.model import rank_of
 from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
 from .record import Made, Record

@@ -28,13 +28,32 @@ except ImportError as error:
 
     raise ImportError(f"overlap.torch needs PyTorch 2.7 or later: {install_command('torch')}") from error
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
 from .backend import register, world
-from .data_parallel import DataParallel
 from .process_group import ProcessGroup
 from .recording import record
-from .sharded import Sharded
 from .work import Work
 
+if TYPE_CHECKING:
+    from .data_parallel import DataParallel
+    from .sharded import Sharded
+
 __all__ = ["DataParallel", "ProcessGroup", "Sharded", "Work", "record", "register", "world"]
+
+# Programs of the backend alone, such as those with DDP, need no strategies; `overlap.parallel` takes long to load.
+_LOADED_WHEN_USED = {"DataParallel": "data_parallel", "Sharded": "sharded"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOADED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(_import_module(f".{_LOADED_WHEN_USED[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 register()

@@ -18,9 +18,10 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from ..embedded.connection import Connection
 from ..embedded.door import connect
-from ..errors import OverlapError
+from ..errors import OverlapError, UsageError
 from ..processes.connect import introduced
 from ..processes.place import Place, find_place
+from ..runtime.rank import Rank
 from .errors import backend_error
 from .process_group import ProcessGroup
 
@@ -44,6 +45,20 @@ def register() -> None:
 def world() -> Connection | None:
     """Return the world under torch's default group, if that is one of ours."""
     return _JOINED[0] if _JOINED else None
+
+
+def rank_of(rank: Rank | None) -> Rank:
+    """Return that rank; without one, that of the world under torch's default group.
+
+    Raises:
+        UsageError: If there is no world.
+    """
+    joined = world()
+    if rank is None and joined is None:
+        raise UsageError(
+            "rank: there is no world; call init_process_group('overlap'), or pass overlap.connect(...).rank"
+        )
+    return rank or joined.rank  # type: ignore[union-attr]
 
 
 def _create(asked: Any, _: object = None) -> ProcessGroup:

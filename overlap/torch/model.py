@@ -22,7 +22,7 @@ from ..parallel.buckets.queue import BucketQueue
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
-from .backend import world
+from .backend import rank_of
 from .issuing import users_frame
 from .order import OrderOfBuckets
 from .tensors import view_of
@@ -294,17 +294,3 @@ def as_of_now(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     frozen.param_groups = [dict(group) for group in optimizer.param_groups]
     optimizer._opt_called = True  # schedules want to see that a step was made
     return frozen
-
-
-def rank_of(rank: Rank | None) -> Rank:
-    """Return that rank; without one, that of the world under torch's default group.
-
-    Raises:
-        UsageError: If there is no world.
-    """
-    joined = world()
-    if rank is None and joined is None:
-        raise UsageError(
-            "rank: there is no world; call init_process_group('overlap'), or pass overlap.connect(...).rank"
-        )
-    return rank or joined.rank  # type: ignore[union-attr]

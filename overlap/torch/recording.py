@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..runtime.rank import Rank
-from .model import rank_of
+from .backend import rank_of
 
 
 def record(

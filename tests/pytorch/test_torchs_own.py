@@ -36,7 +36,7 @@ def test_no_test_is_left_out() -> None:
     assert set(listed("told_gloo.txt")) <= set(listed("gloo_passes.txt"))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_programs_give_the_results_of_gloo(size: int) -> None:
     told = ran("tests.pytorch.compare", size).splitlines()
     assert told
