@@ -8,6 +8,7 @@ from ..diagnostics import only, where
 from ..errors import (
     CollectiveMismatchError,
     DeadlineError,
+    OverlapError,
     PeerLostError,
     RankFailedError,
     RankLeftError,
@@ -87,6 +88,8 @@ def _ended(record: Record, error: BaseException) -> Verdict:
                 return told
             kind = "stall" if not isinstance(each, DeadlineError) else "deadline"
             return Verdict(kind=kind, text=str(each), ranks=ranks)
+    if rank < 0 and not isinstance(cause, OverlapError):
+        raise cause  # no rank has raised it: a bug of this package, not of the program
     place = next(filter(None, map(where, [cause, *chain])), "")
     line = place.removeprefix(" at ")
     return Verdict(
