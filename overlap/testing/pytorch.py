@@ -178,6 +178,8 @@ def _get_future(work: Work) -> torch.futures.Future[Any]:
     if work._future is None:
         begun: torch.futures.Future[None] = torch.futures.Future()
         work._future = begun.then(work._value)
+        if rank is not None and rank.at_once:
+            work._handle.exception()
         if rank is None or over(work._handle):
             begun.set_result(None)
         else:
@@ -215,6 +217,9 @@ def torch_of_ranks() -> Iterator[None]:
         put(Work, "get_future", _get_future)
         put(recording, "rank_of", partial(_rank_of, rank_of))
         put(DistributedDataParallel, "__init__", _wrapping(DistributedDataParallel.__init__))
+        # issues all operations of the first update of a static graph, and waits for them, in one call of C++
+        reducer = _distributed_c10d.Reducer
+        put(reducer, "_delay_all_reduce", _delaying(reducer._delay_all_reduce))
         put(DistributedDataParallel, "register_comm_hook", _hooking(DistributedDataParallel.register_comm_hook))
         # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class
         put(torch._C.Future, "wait", _method(torch._C.Future.wait))
@@ -249,6 +254,21 @@ def _wrapping(original: Callable[..., None]) -> Callable[..., None]:
             rank.models.wrapped = True
 
     return init
+
+
+def _delaying(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def delay(self: Any) -> None:
+        rank = here()
+        if rank is None:
+            original(self)
+            return
+        rank.at_once = True
+        try:
+            original(self)
+        finally:
+            rank.at_once = False
+
+    return delay
 
 
 def _hooking(original: Callable[..., None]) -> Callable[..., None]:

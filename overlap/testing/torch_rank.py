@@ -145,6 +145,7 @@ class TorchRank:
         self._later: list[tuple[Pending | Any, torch.futures.Future[None]]] = []
         self._unwaited: list[Pending | Any] = []  # operations that ended in another wait; C++ waits for their futures
         self._groups: dict[tuple[int, ...], int] = {}  # how many have been made of the same ranks
+        self.at_once = False  # whether futures are made complete, as C++ waits for them before Python runs again
         self.named = "gloo"  # the backend that the program has named
         thread.on_resume = self.deliver
 
