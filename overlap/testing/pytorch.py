@@ -218,7 +218,7 @@ def torch_of_ranks() -> Iterator[None]:
         put(recording, "rank_of", partial(_rank_of, rank_of))
         put(DistributedDataParallel, "__init__", _wrapping(DistributedDataParallel.__init__))
         # issues all operations of the first update of a static graph, and waits for them, in one call of C++
-        reducer = _distributed_c10d.Reducer
+        reducer: Any = _distributed_c10d.Reducer
         put(reducer, "_delay_all_reduce", _delaying(reducer._delay_all_reduce))
         put(DistributedDataParallel, "register_comm_hook", _hooking(DistributedDataParallel.register_comm_hook))
         # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class

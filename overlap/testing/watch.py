@@ -207,7 +207,7 @@ class Models:
         names = self.names()
         self._lacking = tuple(
             names.get(id(p), "?") for group in optimizer.param_groups for p in group["params"]
-            if p.requires_grad and p.grad is None
+            if p.requires_grad and p.grad is None and p.numel()  # FSDP1 leaves a rank without a part of some
         )  # fmt: skip
 
     _lacking: tuple[str, ...] = ()
