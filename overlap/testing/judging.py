@@ -8,6 +8,7 @@ from ..diagnostics import only, where
 from ..errors import (
     CollectiveMismatchError,
     DeadlineError,
+    OverlapError,
     PeerLostError,
     RankFailedError,
     RankLeftError,
@@ -22,8 +23,12 @@ from .verdict import Verdict, why_mismatched, why_stalled
 UNUSED = "unused fault"
 """Kind of the verdict on a test that proves nothing: its fault has not happened."""
 
-# What a rank has done before, and why it may be that all wait.
-_CAUSES = ("group of some", "group order", "buffer in flight")
+# Verdicts that explain another one, by the kind of the explained.
+_GROUPS = ("group of some", "group order", "group members")
+_CAUSES = {
+    **dict.fromkeys(("deadline", "stall", "skipped collective"), (*_GROUPS, "buffer in flight")),
+    **dict.fromkeys(("order inversion", "mismatch"), _GROUPS),
+}
 
 
 def judge(
@@ -49,7 +54,7 @@ def judge(
     checks = [survived.groups(record, whole), survived.touches(record), survived.tags(record)]
     checks.append(survived.gradients(record))
     if not any(verdict is not None and verdict.kind == "group of some" for verdict in checks):
-        checks.append(survived.group_order(record))
+        checks.append(survived.group_order(record) or survived.group_members(record))
     if shared_order and not any(verdict.kind == "order inversion" for verdict in found):
         checks.append(survived.inversion(record))
     if synchronised:
@@ -59,8 +64,8 @@ def judge(
     if unused:
         checks.append(Verdict(kind=UNUSED, text=unused))
     others = [verdict for verdict in checks if verdict is not None]
-    first = [verdict for verdict in others if verdict.kind in _CAUSES]
-    if error is not None and found[0].kind in ("deadline", "stall", "skipped collective") and first:
+    first = [verdict for verdict in others if found and verdict.kind in _CAUSES.get(found[0].kind, ())]
+    if first:
         return [first[0], *found, *(each for each in others if each is not first[0])]  # the cause of the stall
     return [*found, *others]
 
@@ -87,6 +92,8 @@ def _ended(record: Record, error: BaseException) -> Verdict:
                 return told
             kind = "stall" if not isinstance(each, DeadlineError) else "deadline"
             return Verdict(kind=kind, text=str(each), ranks=ranks)
+    if rank < 0 and not isinstance(cause, OverlapError):
+        raise cause  # no rank has raised it: a bug of this package, not of the program
     place = next(filter(None, map(where, [cause, *chain])), "")
     line = place.removeprefix(" at ")
     return Verdict(

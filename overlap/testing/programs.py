@@ -33,6 +33,7 @@ from ..errors import OverlapError, UsageError
 from ..runtime.rank import Rank
 from ..torch.tensors import view_of
 from . import pytorch
+from .folders import RunFolder
 from .hashing import NAME, compiled
 from .judging import judge
 from .profiles import prices
@@ -85,6 +86,7 @@ class Program:
 
     def run(self, line: str) -> Run:
         """Run it, and return the result with its verdicts."""
+        self._cwd = RunFolder()
         with ExitStack() as stack:
             stack.enter_context(process_restored())
             stack.enter_context(pytorch.torch_of_ranks())
@@ -95,6 +97,7 @@ class Program:
             lived = live(self._setting, self._prepare)
             run = finished(lived, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
+            run.folder = self._cwd
             models = [models for _, models in self._watches.values()]
             run.weights = [_arrays(each) for each in models]
             synchronised = any(each.synchronised for each in models)
@@ -110,7 +113,7 @@ class Program:
         self._views = [
             RankView(
                 rank, world.size, argv=self._argv, seed=self._setting.seed, folder=self._folder,
-                more=[pytorch.exchange],
+                cwd=str(self._cwd.path), more=[pytorch.exchange],
             )
             for rank in range(world.size)
         ]  # fmt: skip

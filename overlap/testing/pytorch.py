@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
@@ -37,6 +38,7 @@ from .watch import Models, Watch
 from .world import TestedCommunicators
 
 BACKEND = "overlap_testing"
+_LOSS = "torch.distributed.tensor.parallel.loss"
 _ISOLATION = "_set_thread_isolation_mode"
 _PRIVATE = (
     (_distributed_c10d, _ISOLATION),
@@ -176,6 +178,8 @@ def _get_future(work: Work) -> torch.futures.Future[Any]:
     if work._future is None:
         begun: torch.futures.Future[None] = torch.futures.Future()
         work._future = begun.then(work._value)
+        if rank is not None and rank.at_once:
+            work._handle.exception()
         if rank is None or over(work._handle):
             begun.set_result(None)
         else:
@@ -213,7 +217,12 @@ def torch_of_ranks() -> Iterator[None]:
         put(Work, "get_future", _get_future)
         put(recording, "rank_of", partial(_rank_of, rank_of))
         put(DistributedDataParallel, "__init__", _wrapping(DistributedDataParallel.__init__))
-        put(torch.futures.Future, "wait", _method(torch.futures.Future.wait))
+        # issues all operations of the first update of a static graph, and waits for them, in one call of C++
+        reducer: Any = _distributed_c10d.Reducer
+        put(reducer, "_delay_all_reduce", _delaying(reducer._delay_all_reduce))
+        put(DistributedDataParallel, "register_comm_hook", _hooking(DistributedDataParallel.register_comm_hook))
+        # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class
+        put(torch._C.Future, "wait", _method(torch._C.Future.wait))
         put(torch.futures, "wait_all", partial(_finishing, torch.futures.wait_all))
         getattr(_distributed_c10d, _ISOLATION)(True)
         torch.set_num_threads(1)
@@ -247,15 +256,52 @@ def _wrapping(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
+def _delaying(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def delay(self: Any) -> None:
+        rank = here()
+        if rank is None:
+            original(self)
+            return
+        rank.at_once = True
+        try:
+            original(self)
+        finally:
+            rank.at_once = False
+
+    return delay
+
+
+def _hooking(original: Callable[..., None]) -> Callable[..., None]:
+    def register(self: Any, state: object, hook: Callable[..., Any]) -> None:
+        original(self, state, hook)
+        rank = here()
+        if rank is not None and isinstance(state, PostLocalSGDState):
+            rank.models.wrapped = False  # ranks take updates of their own between averages of their weights
+
+    return register
+
+
 def exchange() -> Callable[[], None]:
-    """Return a function that restores the present state of torch's random numbers and its default type."""
+    """Return a function that restores torch's random numbers, default type, and whether `loss_parallel` is entered."""
     state, dtype = torch.default_generator.get_state(), torch.get_default_dtype()
+    parallel = _has_parallel_loss()
 
     def restore() -> None:
         torch.default_generator.set_state(state)
         torch.set_default_dtype(dtype)
+        if _has_parallel_loss() != parallel:
+            loss = sys.modules[_LOSS]
+            (loss._enable_custom_loss_ops if parallel else loss._disable_custom_loss_ops)()
 
     return restore
+
+
+def _has_parallel_loss() -> bool:
+    """Whether operations of DTensor are now those of `loss_parallel`, which registers them once a process."""
+    loss = sys.modules.get(_LOSS)
+    return loss is not None and not loss.customized_loss_ops.keys().isdisjoint(
+        loss.DTensor._op_dispatcher._custom_op_handlers
+    )
 
 
 def enter(

@@ -20,6 +20,7 @@ from ..timeline.measure.metrics import breakdowns
 from ..timeline.spans import Timeline
 from . import survived
 from .faults import Fault
+from .folders import RunFolder
 from .record import Record
 from .verdict import Verdict
 
@@ -105,6 +106,7 @@ class Run:
         error: The exception that ended the run, if one did.
         line: The line that repeats it in a test.
         tried: What the faults of several seeds have done, in words.
+        folder: Working directory of a program; it is removed with the run. None: the current folder.
     """
 
     size: int
@@ -120,6 +122,7 @@ class Run:
     error: BaseException | None = None
     line: str = ""
     tried: str = ""
+    folder: RunFolder | None = None
 
     def __repr__(self) -> str:
         return f"<Run of {self.size} ranks, seed {self.seed}: {self.verdict or 'well'}>"
@@ -246,11 +249,12 @@ class Run:
         """Return whether a checkpoint that the program has written can be read again, whole.
 
         Args:
-            path: A file of `torch.save`, or a folder of `torch.distributed.checkpoint`.
+            path: A file of `torch.save`, or a folder of `torch.distributed.checkpoint`; relative to the working
+                directory of the run.
         """
         from .checkpoints import why_lost
 
-        return Answer(why_lost(Path(path)))
+        return Answer(why_lost(Path(path) if self.folder is None else self.folder.path / path))
 
     @cached_property
     def timeline(self) -> Timeline | None:

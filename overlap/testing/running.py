@@ -218,6 +218,8 @@ def explore(
         run = make(chosen)
         if check and failed(run):
             raise smaller(make, chosen, run)
+        if runs and not failed(run):
+            run.folder = None  # a thousand files for each of many seeds
         runs.append(run)
         if time.monotonic() > until_s:
             break
@@ -252,7 +254,7 @@ def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> Ranks
         tries += 1
         try:
             tried = make(other)
-        except Exception:  # it cannot even run so
+        except UsageError:  # the setting is refused, such as a fault of a rank that it lacks
             return None
         return tried if failed(tried) and _same_failure(run, tried) else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from .record import Issue, Made, Record, Touch, Weights
 from .verdict import Verdict, named
@@ -113,6 +113,38 @@ def group_order(record: Record) -> Verdict | None:
                 lines = tuple(dict.fromkeys((b.line, a.line)))
                 return Verdict(kind="group order", text=text, ranks=(rank, first), lines=lines)
     return None
+
+
+def group_members(record: Record) -> Verdict | None:
+    """Return a call of `new_group` that ranks made with different lists of ranks.
+
+    A list that the other rank has too, in another call, is a matter of order, or of a call that it left out.
+    """
+    of_rank = {
+        rank: [made for made in record.made if made.rank == rank and not made.alone] for rank in range(record.size)
+    }
+    for calls in zip_longest(*of_rank.values()):
+        by_ranks: dict[tuple[int, ...], list[Made]] = {}
+        for made in filter(None, calls):
+            by_ranks.setdefault(made.ranks, []).append(made)
+        sides = sorted(by_ranks.values(), key=len)
+        if len(sides) < 2 or sides[0][0].line != sides[-1][0].line:
+            continue
+        odd, usual = sides[0], sides[-1]
+        if _has_made(of_rank[usual[0].rank], odd[0]) or _has_made(of_rank[odd[0].rank], usual[0]):
+            continue
+        text = (
+            f"{named([made.rank for made in odd])} called new_group for {named(odd[0].ranks)} at {odd[0].line}, "
+            f"{named([made.rank for made in usual])} for {named(usual[0].ranks)} there: all ranks must "
+            "pass the same list"
+        )
+        ranks = tuple(made.rank for made in (*odd, *usual))
+        return Verdict(kind="group members", text=text, ranks=ranks, lines=(odd[0].line,))
+    return None
+
+
+def _has_made(mades: list[Made], group: Made) -> bool:
+    return any(made.ranks == group.ranks for made in mades)
 
 
 def tags(record: Record) -> Verdict | None:

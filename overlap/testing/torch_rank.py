@@ -143,7 +143,9 @@ class TorchRank:
         self.store: Store = Store(store)
         self._shared = shared
         self._later: list[tuple[Pending | Any, torch.futures.Future[None]]] = []
+        self._unwaited: list[Pending | Any] = []  # operations that ended in another wait; C++ waits for their futures
         self._groups: dict[tuple[int, ...], int] = {}  # how many have been made of the same ranks
+        self.at_once = False  # whether futures are made complete, as C++ waits for them before Python runs again
         self.named = "gloo"  # the backend that the program has named
         thread.on_resume = self.deliver
 
@@ -190,7 +192,8 @@ class TorchRank:
         """Complete the futures whose operations have ended."""
         ended = [each for each in self._later if over(each[0])]
         self._later = [each for each in self._later if each not in ended]
-        for _, begun in ended:
+        for handle, begun in ended:
+            self._unwaited.append(handle)
             begun.set_result(None)
 
     def finish(self) -> None:
@@ -198,6 +201,9 @@ class TorchRank:
         while self._later:
             self._later[0][0].exception()
             self.deliver()
+        unwaited, self._unwaited = self._unwaited, []
+        for handle in unwaited:
+            handle.exception()
 
     # -- groups ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ What a run shows comes in this order: why it could not go on (here), then what i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..timeline.ranklist import listed
 from .record import Issue, Record
@@ -97,7 +97,8 @@ def why_stalled(record: Record) -> Verdict | None:
         chain = _chain(start, blocked, found)
         if chain[-1] in chain[:-1]:
             cycle = chain[chain.index(chain[-1]) : -1]
-            return _skipped_before(cycle, blocked, found) or _cycle(cycle, blocked, found)
+            skipped = _skipped_before(cycle, blocked, found)
+            return skipped or _with_other_waits(_cycle(cycle, blocked, found), blocked)
     for start in blocked:
         chain = _chain(start, blocked, found)
         waiting = [rank for rank, issue in blocked.items() if chain[-1] in found.missing(issue)]
@@ -149,6 +150,27 @@ def _cycle(cycle: list[int], blocked: dict[int, Issue], found: Meetings) -> Verd
         return Verdict(kind=kind, text=told, ranks=tuple(ranks), lines=lines)
     advice = "ranks must issue the operations of all groups that they share in one order"
     return Verdict(kind="order inversion", text=f"{text}; {advice}", ranks=tuple(ranks), lines=lines)
+
+
+def _with_other_waits(verdict: Verdict, blocked: dict[int, Issue]) -> Verdict:
+    """Return the verdict on a cycle, which also names the operations in which ranks outside of it wait."""
+    waiting: dict[str, list[Issue]] = {}
+    for rank, issue in blocked.items():
+        if rank not in verdict.ranks:
+            waiting.setdefault(issue.told, []).append(issue)
+    if not waiting or verdict.kind not in ("order inversion", "circular messages"):
+        return verdict
+    issues = [issue for same in waiting.values() for issue in same]
+    waits = [
+        f"{named([issue.rank for issue in same])} wait{'s' * (len(same) == 1)} in {told}"
+        for told, same in waiting.items()
+    ]
+    return replace(
+        verdict,
+        text=f"{verdict.text}; outside of this cycle, {', and '.join(waits)}",
+        ranks=(*verdict.ranks, *sorted(issue.rank for issue in issues)),
+        lines=tuple(dict.fromkeys((*verdict.lines, *(issue.line for issue in issues)))),
+    )
 
 
 def _skipped_before(cycle: list[int], blocked: dict[int, Issue], found: Meetings) -> Verdict | None:

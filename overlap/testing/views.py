@@ -12,12 +12,14 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError
+from .folders import VENV_MARK
 from .hashing import set_type
 
 # Characters of a rank's output that are kept; what comes after them is counted.
@@ -67,7 +69,8 @@ class RankView:
         world_size: How many there are.
         argv: The program and its arguments.
         seed: Of its random numbers.
-        folder: Modules that are loaded from it are the rank's own; None: all modules are shared.
+        cwd: Its working directory at first.
+        folder: Modules that are loaded from it are the rank's own, except installed ones; None: all modules are shared.
         more: Further states of the process: each returns a function that restores it as it is now.
 
     Attributes:
@@ -86,6 +89,7 @@ class RankView:
         *,
         argv: Sequence[str],
         seed: int,
+        cwd: str,
         folder: str | None = None,
         more: Sequence[Exchange] = (),
     ) -> None:
@@ -97,7 +101,7 @@ class RankView:
         self._argv = list(argv)
         self._python, self._numpy = _randoms(f"{seed}, rank {rank}")
         self._own: dict[str, ModuleType] = {"__main__": self.main}
-        self._cwd = os.getcwd()
+        self._cwd = cwd
         self._restoring: list[Callable[[], None]] | None = None  # of `more`; None: as the process was at first
         self._outside: Callable[[], None] | None = None
 
@@ -146,8 +150,26 @@ class RankView:
             return
         for name in set(sys.modules) - known:
             file = getattr(sys.modules[name], "__file__", None)
-            if file is not None and os.path.abspath(file).startswith(self._folder):
+            if file is not None and _is_own(os.path.abspath(file), self._folder):
                 self._own[name] = sys.modules[name]
+
+
+def _is_own(file: str, folder: str) -> bool:
+    """Whether a module is part of the program: below its folder, and not installed there."""
+    if not file.startswith(folder):
+        return False
+    prefixes = {prefix for prefix in (sys.prefix, sys.base_prefix) if f"{prefix}{os.sep}".startswith(folder)}
+    parent = os.path.dirname(file)
+    while f"{parent}{os.sep}" != folder and parent not in prefixes and not _has_installed_modules(parent):
+        parent = os.path.dirname(parent)
+    return f"{parent}{os.sep}" == folder
+
+
+@cache
+def _has_installed_modules(folder: str) -> bool:
+    """Whether a folder is a virtual environment, or one in which package managers install modules."""
+    named = os.path.basename(folder) in ("site-packages", "dist-packages")
+    return named or os.path.exists(os.path.join(folder, VENV_MARK))
 
 
 class _Process:
@@ -189,11 +211,11 @@ def _randoms(seed: str) -> tuple[Any, Any]:
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """Leave the process as it was: environment, directory, modules' search path, random numbers, warnings' filters."""
+    """Leave the process as it was: environment, directory, search path, random numbers, filters of warnings, hooks."""
     import signal
     import warnings
 
-    before, environ, path = _Process(), dict(os.environ), list(sys.path)
+    before, environ, path, hook = _Process(), dict(os.environ), list(sys.path), sys.excepthook
     numbers = random.getstate(), np.random.get_state()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
     with warnings.catch_warnings():
@@ -207,7 +229,7 @@ def process_restored() -> Iterator[None]:
             for name in set(os.environ) - set(environ):
                 del os.environ[name]
             os.environ.update(environ)
-            sys.path[:] = path
+            sys.path[:], sys.excepthook = path, hook  # torch prefixes tracebacks with the rank
             for number, handler in handlers.items():
                 if handler is not None and signal.getsignal(number) is not handler:
                     signal.signal(number, handler)

@@ -136,10 +136,18 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
             key, nbytes = storage._cdata, storage.nbytes()
             if key not in self._seen:
                 self._seen.add(key)
+                self._forget_memory(storage.data_ptr(), nbytes)
                 self._live_bytes += nbytes
                 peak = self._record.peak_bytes
                 peak[self.rank] = max(peak.get(self.rank, 0), self._live_bytes)
                 weakref.finalize(storage, self._forget, key, nbytes)
+
+    def _forget_memory(self, start: int, nbytes: int) -> None:
+        """Forget operations whose memory is now that of a new tensor: they ended, and the program never waits."""
+        if self._flying:
+            self._flying = {
+                address: each for address, each in self._flying.items() if not start <= address < start + nbytes
+            }
 
     def _forget(self, key: int, nbytes: int) -> None:
         self._seen.discard(key)
@@ -199,7 +207,7 @@ class Models:
         names = self.names()
         self._lacking = tuple(
             names.get(id(p), "?") for group in optimizer.param_groups for p in group["params"]
-            if p.requires_grad and p.grad is None
+            if p.requires_grad and p.grad is None and p.numel()  # FSDP1 leaves a rank without a part of some
         )  # fmt: skip
 
     _lacking: tuple[str, ...] = ()

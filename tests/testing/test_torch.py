@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,28 @@ def test_fsdp_dtensor_pipelining_and_checkpoints(tmp_path: Path) -> None:
     runs = [Ranks(HERE).program("sharded.py", [str(tmp_path / str(n))], ranks=n) for n in (2, 4)]
     assert all(run.same() for run in runs)
     assert runs[0].equals(runs[1], bound=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", ["local_sgd.py", "uneven_inputs.py", "loss_parallel.py", "static_graph.py", "fsdp1.py"]
+)
+def test_right_programs_are_well_on_several_seeds(program) -> None:
+    assert not Ranks(HERE).program(program, ranks=4, seeds=3).verdicts
+
+
+@pytest.mark.slow
+def test_loss_parallel_of_one_rank_is_not_that_of_the_next() -> None:
+    assert Ranks().function(enters_loss_parallel_in_turn, ranks=2).results == [True, False]
+
+
+def enters_loss_parallel_in_turn():
+    from torch.distributed.tensor.parallel import loss
+
+    dist.init_process_group("gloo")
+    with loss.loss_parallel() if dist.get_rank() == 0 else nullcontext():
+        dist.barrier()
+        return not loss.customized_loss_ops.keys().isdisjoint(loss.DTensor._op_dispatcher._custom_op_handlers)
 
 
 @pytest.mark.slow

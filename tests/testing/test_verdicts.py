@@ -269,3 +269,41 @@ def test_one_tag_for_two_messages_under_way_is_told_with_both_lines() -> None:
         loop[place][3] = line
         assert survived.tags(record(2, *map(tuple, loop))) is None
     assert survived.tags(record(2, *[(r, op, (peer, 0), *rest) for r, op, (peer, _), *rest in ends])) is None
+
+
+def test_ranks_that_wait_outside_of_an_inversion_are_named_too() -> None:
+    made = record(
+        4, (0, "all_reduce", "a", 1), (1, "all_reduce", "b", 2), (2, "recv", (0, 0), 3), (3, "barrier", "c", 4)
+    )
+    for issue, members in zip(made.issues, [(0, 1), (0, 1), (0, 2), (0, 1, 2, 3)], strict=True):
+        issue.members = members
+    verdict = why_stalled(made)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("order inversion", (0, 1, 2, 3))
+    assert verdict.lines == ("x.py:1", "x.py:2", "x.py:3", "x.py:4")
+    assert verdict.text.endswith(
+        "; outside of this cycle, rank 2 waits in recv from rank 0 (x.py:3), and rank 3 waits in barrier #0 on "
+        "group 'c' (x.py:4)"
+    )
+
+
+def test_a_group_whose_ranks_pass_different_lists_is_the_cause_of_an_inversion() -> None:
+    made = record(4, (0, "all_reduce", "0-1", 5), (1, "all_reduce", "0-2", 5), (2, "all_reduce", "0-2", 5))
+    for issue, members in zip(made.issues, [(0, 1), (0, 1, 2), (0, 1, 2)], strict=True):
+        issue.members = members
+    lists = [(0, 1), (0, 1, 2), (0, 1, 2), (0, 1, 2)]
+    made.made = [Made(rank=rank, ranks=ranks, line="x.py:4") for rank, ranks in enumerate(lists)]
+    verdicts = judge(made, STALL)
+    assert [verdict.kind for verdict in verdicts] == ["group members", "order inversion"]
+    assert (verdicts[0].ranks, verdicts[0].lines) == ((0, 1, 2, 3), ("x.py:4",))
+    assert verdicts[0].text == (
+        "rank 0 called new_group for ranks 0-1 at x.py:4, ranks 1-3 for ranks 0-2 there: all ranks must pass "
+        "the same list"
+    )
+
+
+def test_lists_that_the_other_rank_passes_later_are_no_wrong_members() -> None:
+    lists = {0: [(0, 1), (2, 3)], 1: [(2, 3)]}
+    made = record(2)
+    made.made = [Made(rank=rank, ranks=ranks, line="x.py:4") for rank, of in lists.items() for ranks in of]
+    assert survived.group_members(made) is None

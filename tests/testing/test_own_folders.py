@@ -1,0 +1,111 @@
+"""Programs of PyTorch in folders of their own: working directories, modules, and bugs that are not the program's."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlap.errors import UsageError
+from overlap.testing import Ranks, RanksFailed, running
+from overlap.testing.folders import RunFolder
+from overlap.testing.judging import judge
+from overlap.testing.record import Record
+from overlap.testing.run import Run
+from overlap.testing.running import Setting
+from overlap.testing.verdict import Verdict
+
+HERE = Path(__file__).parent / "programs"
+
+
+def test_a_run_finds_what_was_in_the_current_folder_and_changes_nothing_there(tmp_path, monkeypatch) -> None:
+    work = tmp_path / "work"
+    (work / "data").mkdir(parents=True)
+    (work / "data" / "a.txt").write_text("a")
+    (work / "long").write_bytes(bytes((1 << 20) + 1))
+    (work / "venv").mkdir()
+    (work / "venv" / "pyvenv.cfg").touch()
+    (tmp_path / "next.txt").write_text("next")
+    monkeypatch.chdir(work)
+    run = RunFolder()
+    assert sorted(path.name for path in run.path.iterdir()) == ["data", "long", "venv"]
+    assert (run.path / "long").is_symlink()
+    assert (run.path / "venv").is_symlink()
+    assert (run.path / ".." / "next.txt").read_text() == "next"
+    (run.path / "data" / "a.txt").write_text("b")
+    (run.path / "new.txt").touch()
+    assert (work / "data" / "a.txt").read_text() == "a"
+    assert not (work / "new.txt").exists()
+    path = run.path
+    del run
+    assert not path.exists()
+    assert (work / "venv" / "pyvenv.cfg").exists()
+
+
+def test_folders_with_many_entries_are_links(tmp_path, monkeypatch) -> None:
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(1001):
+        (many / str(number)).touch()
+    monkeypatch.chdir(tmp_path)
+    assert (RunFolder().path / "many").is_symlink()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_is_read_without_a_barrier_is_found(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.chdir(tmp_path)
+    run = Ranks(HERE).program("early_load.py", ranks=3)
+    assert run.restores("model.pt")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(RanksFailed, match=r"failed at early_load\.py:\d+: FileNotFoundError: .*'model\.pt'"):
+        Ranks(HERE).program("early_load.py", ranks=3, seeds=30)
+
+
+INSTALLED = """
+import own
+import installed_marks
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+own.ranks.append(dist.get_rank())
+installed_marks.ranks.append(dist.get_rank())
+assert own.ranks == [dist.get_rank()]
+print(len(installed_marks.ranks))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["env", "env/lib/site-packages"])
+def test_modules_of_virtual_environments_are_loaded_once(folder, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    modules = tmp_path / folder
+    modules.mkdir(parents=True)
+    if folder == "env":
+        (modules / "pyvenv.cfg").touch()
+    (modules / "installed_marks.py").write_text("ranks = []")
+    (tmp_path / "own.py").write_text("ranks = []")
+    (tmp_path / "train.py").write_text(INSTALLED)
+    monkeypatch.syspath_prepend(str(modules))
+    sys.modules.pop("installed_marks", None)
+    assert sorted(Ranks(tmp_path).program("train.py", ranks=2).output) == ["1\n", "2\n"]
+
+
+def failing(setting: Setting) -> Run:
+    verdict = Verdict(kind="crash", text="as planned", ranks=(0,), lines=("train.py:1",))
+    return Run(size=setting.ranks or 2, record=Record(size=setting.ranks or 2), seed=setting.seed, verdicts=[verdict])
+
+
+@pytest.mark.parametrize(("error", "raised"), [(KeyError("ours"), KeyError), (UsageError("refused"), RanksFailed)])
+def test_errors_of_ours_are_raised_where_a_failure_is_made_smaller(error, raised) -> None:
+    def make(setting: Setting) -> Run:
+        if setting.ranks != 8:
+            raise error
+        return failing(setting)
+
+    with pytest.raises(raised):
+        running.explore(make, Setting(ranks=8), seeds=2)
+
+
+def test_an_error_that_no_rank_has_raised_is_no_failure_of_the_program() -> None:
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        judge(Record(size=2), ZeroDivisionError("ours"))
