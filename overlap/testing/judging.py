@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from topology.errors import TopologyError
+
 from ..diagnostics import only, where
 from ..errors import (
     CollectiveMismatchError,
@@ -92,7 +94,7 @@ def _ended(record: Record, error: BaseException) -> Verdict:
                 return told
             kind = "stall" if not isinstance(each, DeadlineError) else "deadline"
             return Verdict(kind=kind, text=str(each), ranks=ranks)
-    if rank < 0 and not isinstance(cause, OverlapError):
+    if rank < 0 and not isinstance(cause, (OverlapError, TopologyError)):
         raise cause  # no rank has raised it: a bug of this package, not of the program
     place = next(filter(None, map(where, [cause, *chain])), "")
     line = place.removeprefix(" at ")
