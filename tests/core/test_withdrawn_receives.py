@@ -167,10 +167,10 @@ def test_a_scope_that_a_callback_cancels_withdraws_the_next_receive_before_it_st
             await rank.barrier()
             return []
         first, second, third = (rank.recv(LIKE, 1) for _ in range(3))
-        with trio.CancelScope() as scope:
-            asked: list[bool] = []
-            first.add_done_callback(lambda _: (scope.cancel(), asked.append(third.cancel())))
-            await rank.barrier()
+        scope, asked = trio.CancelScope(), list[bool]()
+        first.add_done_callback(lambda _: (scope.cancel(), asked.append(third.cancel())))
+        await rank.barrier()
+        with scope:
             await second
         await rank.barrier()
         return [scope.cancelled_caught, *asked, bool(second.done)]
