@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from ..errors import UsageError
+from ..notice import notify
 from ..processes.identity import JoinError, RendezvousConfig
 from ..processes.launchers import is_loopback
 from ..processes.secret import generate, user_secret
@@ -29,6 +30,8 @@ _turns: Counter[object] = Counter()
 _BACKLOG = 512
 # How often rank 0 looks for questions that replace those of an earlier attempt.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+LATE_S = 10.0
+"""Seconds after which a rank that does not come is named, as of a run without progress."""
 
 
 #: How a process joins the others, and how many machines there are; each has equally many ranks, in order.
@@ -91,9 +94,13 @@ def through_store(
             ask = f"{secrets.token_hex(8)} {machine_name()}"
             store.set(ask_key(job, rank, turn), ask.encode())
             key = answer_key(job, rank, ask, turn)
-            answer = store.get(key)
+            with _named_if_late(rank, 0):
+                answer = store.get(key)
         else:
-            asks = {other: bytes(store.get(ask_key(job, other, turn))).decode() for other in range(1, size)}
+            asks: dict[int, str] = {}
+            for other in range(1, size):
+                with _named_if_late(rank, other):
+                    asks[other] = bytes(store.get(ask_key(job, other, turn))).decode()
     except BaseException:
         _turns["store", job, rank, size] -= 1  # nobody was met: the next attempt asks where the others wait
         raise
@@ -113,6 +120,22 @@ def through_store(
     config, nodes = _read(written, job, rank, size, secret)
     with _answering(store, job, turn, asks, written):
         yield replace(config, listener=listener), nodes
+
+
+@contextmanager
+def _named_if_late(rank: int, other: int) -> Iterator[None]:
+    """Name a rank that does not come to the store for long: the store's own time-out may be half an hour."""
+    why = "which has not connected, or is stopped" if other else "which has not connected, or waits for others"
+    message = (
+        f"rank {rank} has waited {LATE_S:g} s at the store for rank {other}, {why}; the store's time-out ends that"
+    )
+    timer = threading.Timer(LATE_S, notify, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def ask_key(job: str, rank: int, turn: int = 0) -> str:
