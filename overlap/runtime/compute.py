@@ -236,7 +236,11 @@ async def _judge(context: RankContext, operation: Issued[Any], failure: Failure)
     """
     for _ in range(_TURNS):
         await checkpoint()
-    if not failure.seen and not context.outstanding.is_awaited(operation, failure):
+    for _ in range(2):  # twice: a task that was woken by a failed user of it in this turn has not been given it yet
+        if failure.seen or context.outstanding.is_awaited(operation, failure):
+            return
+        await checkpoint()
+    if not failure.seen:
         context.end_program(operation, failure)
 
 
