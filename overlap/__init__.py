@@ -17,7 +17,9 @@
 #     trees       trees of arrays, packed;  tree_operation: collectives of these;  forms: trees as text;  received:
 #                 receives that take them apart
 #     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
-#     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread
+#     receive     the receiver's end of a message: withdrawn, given back, taken again
+#     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread, and tasks;  forcing:
+#                 the end of tasks that ignore their cancellation
 #     match       the operations of all ranks that belong together, and where they disagree
 #     communicator  waits until all ranks have issued the same operation;  spanning, spanning_messages: likewise for
 #                 ranks of several processes
@@ -55,7 +57,7 @@
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, threads, units, version   small things the others stand on
 #
-# Ten routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
+# Eleven routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
 #
 #   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
 #                          process). Several processes: spanning in place of communicator; then host_memory (one
@@ -93,7 +95,10 @@
 #                          (coverage: exposed, hidden, idle); reasons -> activity say which rank or operation it
 #                          belongs to. Spans come from timeline/recording, as columns (columnar)
 #   a bucket's size        parallel/buckets/plan divides gradients into buckets, for data_parallel, sharded and
-#                          torch/model; parallel/tuning tries sizes for `bucket_bytes="auto"`
+#                          torch/model; parallel/buckets/queue sends these in one order on all ranks; parallel/tuning
+#                          tries sizes for `bucket_bytes="auto"`
+#   an error               of the rank's own code: compute (conclude, _judge) -> outstanding.is_awaited ->
+#                          context.end_program, which cancels the program -> world (_run_program)
 #   a hang                 runtime/blame/reports (each rank's state) -> stall (is it one?) -> standing (who waits for
 #                          whom); processes/control_plane gathers the states of other processes. In a test:
 #                          testing/judging -> verdict
