@@ -16,6 +16,7 @@
 #     issue       from a call to an operation under way: checks, numbers, ports;  arguments: its checks of arguments
 #     trees       trees of arrays, packed;  tree_operation: collectives of these;  forms: trees as text;  received:
 #                 receives that take them apart
+#     state       the states of whatever can be awaited, and which may follow which
 #     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
 #     receive     the receiver's end of a message: withdrawn, given back, taken again
 #     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread, and tasks;  forcing:
@@ -65,7 +66,7 @@
 #                          transports/: matched -> efa/efa_link -> efa/connection, and back: connection -> reading ->
 #                          efa_link -> matching/incoming -> execution -> arithmetic, which reduces. A call that was
 #                          seen before skips real_engine: communicator keeps the way (shortened). Its end:
-#                          operation.finish -> stream, future
+#                          operation.finish -> future.conclude -> stream
 #   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
 #                          transports: memory of its own ranks first, then shared memory of a host before sockets
 #                          (transports/nearest); transports/router takes the first that reaches the peer
@@ -97,7 +98,7 @@
 #   a bucket's size        parallel/buckets/plan divides gradients into buckets, for data_parallel, sharded and
 #                          torch/model; parallel/buckets/queue sends these in one order on all ranks; parallel/tuning
 #                          tries sizes for `bucket_bytes="auto"`
-#   an error               of the rank's own code: compute (conclude, _judge) -> outstanding.is_awaited ->
+#   an error               of the rank's own code: compute (deliver_own, _judge) -> outstanding.is_awaited ->
 #                          context.end_program, which cancels the program -> world (_run_program)
 #   a hang                 runtime/blame/reports (each rank's state) -> stall (is it one?) -> standing (who waits for
 #                          whom); processes/control_plane gathers the states of other processes. In a test:

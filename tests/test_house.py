@@ -34,6 +34,7 @@ HOUSE = (
     ("overlap.flight",),
     ("overlap.live",),
     # one process's ranks
+    ("overlap.runtime.state",),
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter"),
     ("overlap.runtime.derived", "overlap.runtime.forcing"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.event_loop"),

@@ -261,7 +261,7 @@ class Communicator:
         match = self._matches.get(operation.seq)
         if match is None or match.count > 1 or match.error is not None:
             return False
-        if operation.running:
+        if operation.scope is not None:
             scope = operation.scope
             taken_back = scope.withdraw(later) if isinstance(scope, Withdraws) else False
             if not taken_back:
@@ -279,7 +279,7 @@ class Communicator:
             (sender,) = match.ends
             match.pattern, match.first = sender.call, sender
             self._matches[seq] = match
-        operation.running, operation.scope, operation.look = False, None, None
+        operation.taken_back()
 
     def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
         """Give a message that was received and not taken to the next receive; a later message may have met that."""

@@ -25,9 +25,10 @@ from .context import RankContext
 from .derived import resolve
 from .ending import leave
 from .forcing import Closable, force_end
-from .future import Failure, Future, begins, outcome, settle, source_of, tell, wait_in_thread, withdraw
+from .future import Failure, Future, advance, conclude, deliver, outcome, settle, source_of, wait_in_thread
 from .memory.buffer_locks import arrays_in, explain
 from .outstanding import CallSite, Issued, arose_here, place_told, seconds_since
+from .state import BLOCKED, DONE, QUEUED, RUNNING
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -46,14 +47,13 @@ class ComputeFuture(Issued[T_co]):
         prompt: Whether an error of its function ends the rank at once if nobody awaits it.
         step: In which it was issued, if in one.
         cost: Nanoseconds that it takes and what limits it, on the virtual clock.
-        begun: Whether its function has been called, or is about to be.
         issued_ns: When it was queued; 0 before.
         started_ns: When the function was called; None before, and on the virtual clock.
     """
 
     __slots__ = (
-        "args", "awaited", "begun", "context", "cost", "function", "issued_ns", "locked", "prompt", "record", "running",
-        "started_ns", "step", "stream",
+        "args", "awaited", "cost", "function", "issued_ns", "locked", "prompt", "record", "started_ns", "step",
+        "stream",
     )  # fmt: skip
     runs_code = True
     args: tuple[object, ...]
@@ -76,9 +76,7 @@ class ComputeFuture(Issued[T_co]):
         self.args, self.name = args, name
         self.locked: list[Array] = []  # for it
         self.awaited: list[Future[object]] = []  # among the arguments
-        self.begun: bool = False
         self.prompt: bool = False
-        self.running: bool = False
         self.record: int = -1  # in the flight record
         self.issued_ns: int = 0
         self.started_ns: int | None = None
@@ -104,10 +102,10 @@ class ComputeFuture(Issued[T_co]):
         """When the function was called, once it was."""
         return self.started_ns
 
-    def state(self, now_ns: int) -> str:
-        """Describe its present state for people; nothing while it waits for its turn or its arguments."""
+    def describe_state(self, now_ns: int) -> str:
+        """Describe its present state for people."""
         if self.started_ns is None:
-            return ""
+            return super().describe_state(now_ns)
         run_s = seconds_since(self.started_ns, now_ns)
         return f"has run {run_s} s" if run_s else "runs"
 
@@ -167,35 +165,24 @@ class ComputeFuture(Issued[T_co]):
         """
         self.unlock_arguments(value)
         self.function, self.args, self.awaited = None, (), []
-        if not self._done:
+        if self.state < DONE:
             now_ns = self.context.now_ns()
             self.context.flight.ended(self.record, now_ns if failure is None else -now_ns)
         settle(self, value, failure)
 
-    def begins(self) -> bool:
-        """Note that its function is about to be called; False if it was cancelled or given up; any thread."""
-        return begins(self, self._begin)
-
-    def _begin(self) -> None:
-        self.begun = True
-
     def cancel(self) -> bool:
         """Withdraw the function, unless it has been called; see `Future.cancel`."""
         failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
-        if not withdraw(self, failure, lambda: self.begun):
+        if not settle(self, None, failure, before=RUNNING):
             return self.cancelled()
         self.unlock_arguments()
         self.context.flight.ended(self.record, -self.context.now_ns())
         if get_ident() == self.context.thread:
-            self.ended()
+            deliver(self)
         else:
             with suppress(PeerFailedError):  # there is no loop any more
-                self.context.from_thread(self.ended)
+                self.context.from_thread(deliver, self)
         return True
-
-    def ended(self) -> None:
-        """Remove it from the unfinished operations and wake its waiters; the loop's thread, once it is settled."""
-        conclude(self.context, self)
 
     def failure_of(self, error: BaseException) -> Failure:
         """Return the failure of its function, which has raised."""
@@ -208,22 +195,26 @@ class ComputeFuture(Issued[T_co]):
         return map(source_of, self.awaited)
 
     def abandon(self, error: BaseException) -> None:
-        """Fail it because the world has ended; the loop's thread only."""
-        if not self.running:
+        """Fail it because the world has ended; the loop's thread only. In the flight record it stays unfinished."""
+        if self.state <= QUEUED or self.cost is not None:  # else a thread has it, and unlocks them
             self.unlock_arguments()
-        settle(self, None, Failure(error, seen=True))  # in the flight record it stays unfinished
-        self.ended()
+        settle(self, None, Failure(error, seen=True))
+        deliver(self)
+
+    def _deliver(self) -> None:
+        deliver_own(self)
 
 
-def conclude(context: RankContext, operation: Issued[Any]) -> None:
-    """Deliver the end of a compute or task; the loop's thread, once it is settled."""
-    outstanding, failure = context.outstanding, outcome(operation)[1]
+def deliver_own(operation: ComputeFuture[Any] | TaskFuture[Any]) -> None:
+    """Deliver the end of a compute or task: the rank ends with its error unless the program awaits it."""
+    context, failure = operation.context, outcome(operation)[1]
+    outstanding = context.outstanding
     if (
         outstanding.operations.pop(operation, operation) is None
         or outstanding.daemons.pop(operation, operation) is None
     ):
         outstanding.note_end(operation, failure)
-    tell(operation)
+    operation._tell()
     if failure is not None and failure.prompt and not failure.seen and not context.closed:
         context.spawn(_judge, context, operation, failure)
 
@@ -331,7 +322,7 @@ class ThreadedCompute(ComputeStream):
             self.context.handover.post(self._exited.set)
 
     def _run(self, operation: ComputeFuture[object]) -> None:
-        operation.running, self.current = True, operation
+        self.current = operation
         value, failure = None, None
         try:
             value, failure = self._call(operation)
@@ -341,19 +332,19 @@ class ThreadedCompute(ComputeStream):
             leave(failure.error if failure is not None else None)
         self.current = None
         operation.settle(value, failure)
-        self.context.handover.post(operation.ended)
+        self.context.handover.post(deliver, operation)
         del operation, value, failure  # the traceback of an error has this frame: it would keep itself alive
 
     def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
         for future in operation.awaited:
-            if not future.done:
+            if not future.done and advance(operation, BLOCKED):
                 wait_in_thread(future, unless=operation)
             del future
         if operation.done:  # cancelled, or given up
             return None, None
         args, failure = operation.resolve_arguments()
         function = operation.function
-        if failure is not None or self._stopped or function is None or not operation.begins():
+        if failure is not None or self._stopped or function is None or not advance(operation, RUNNING):
             return None, failure
         started_ns = operation.started_ns = perf_counter_ns()
         self.context.flight.started(operation.record, started_ns)
@@ -431,8 +422,9 @@ class TaskFuture(Issued[T_co]):
         daemon: Whether the task ends with the program; the rank waits for any other task at its end.
     """
 
-    __slots__ = ("_context", "_forced", "_prompt", "_scope", "_task", "daemon")
+    __slots__ = ("_forced", "_prompt", "_scope", "_task", "daemon")
     runs_code = True
+    context: RankContext
     name: str
     place: tuple[CodeType, int]
 
@@ -440,7 +432,7 @@ class TaskFuture(Issued[T_co]):
         super().__init__()
         self.name, self._prompt, self.daemon = name, prompt, daemon
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
-        self._context, self._scope = context, trio.CancelScope()
+        self.context, self._scope = context, trio.CancelScope()
         self._task: Task | None = None
         self._forced = False
 
@@ -450,7 +442,7 @@ class TaskFuture(Issued[T_co]):
         return f"{'daemon' if self.daemon else 'task'} '{self.name}'"
 
     def _loop_thread(self) -> int | None:
-        return self._context.thread
+        return self.context.thread
 
     def cancel(self) -> bool:
         """Cancel the task, as its cancel scope would; any thread. It ends once it has left its `finally` blocks.
@@ -458,18 +450,19 @@ class TaskFuture(Issued[T_co]):
         Returns:
             Whether it is cancelled, now or since an earlier call; False if it has ended.
         """
-        return self.cancelled() or self._context.on_loop(self._cancel)
+        return self.cancelled() or self.context.on_loop(self._cancel)
 
     def _cancel(self) -> bool:
-        if not self._done:
+        if self.state < DONE:
             self._scope.cancel(reason=f"{self.label} ({self.call_site}) was cancelled")
-        return not self._done
+        return self.state < DONE
 
     def start(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
         """Begin; the loop's thread only."""
-        outstanding = self._context.outstanding
+        outstanding = self.context.outstanding
         (outstanding.daemons if self.daemon else outstanding.operations)[self] = None
-        self._context.spawn(self._run, function, args)
+        self._enter(RUNNING)
+        self.context.spawn(self._run, function, args)
 
     async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
         self._task = current_task()
@@ -485,26 +478,25 @@ class TaskFuture(Issued[T_co]):
         except Exception as error:
             left = self.daemon and isinstance(error, RankLeftError)  # a server, whose clients have ended
             failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced or left)
-        self._end(value, failure)
+        conclude(self, value, failure)
         del self, value, failure  # as in a compute's thread
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has ended, which also cancels it."""
-        self._end(None, Failure(error, seen=True))
+        conclude(self, None, Failure(error, seen=True))
 
     def force_end(self) -> None:
         """End a daemon that goes on in spite of its cancellation; the loop's thread only."""
-        if self._task is not None and not self._done:
+        if self._task is not None and self.state < DONE:
             self._name_ignoring()
             force_end(self._task)
 
     def _name_ignoring(self) -> None:
         self._forced = True  # what it still raises is of no interest: it is named already
         notify(
-            f"{self.label} ({self.call_site}) of rank {self._context.rank} goes on although it was cancelled, and is "
+            f"{self.label} ({self.call_site}) of rank {self.context.rank} goes on although it was cancelled, and is "
             "closed: let it end on trio.Cancelled, and shield for bounded clean-up only"
         )
 
-    def _end(self, value: object, failure: Failure | None) -> None:
-        if settle(self, value, failure):
-            conclude(self._context, self)
+    def _deliver(self) -> None:
+        deliver_own(self)

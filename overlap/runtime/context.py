@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from threading import get_ident
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from .event_loop import Handover
 from .future import Failure
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Deadlines, Issued, Outstanding
+from .state import TransitionError
 
 STEP_OF_TASK: ContextVar[tuple[RankContext | None, int | None]] = ContextVar("STEP_OF_TASK", default=(None, None))
 """The rank and the step in which a task was spawned, whatever step its program is in by now: that of its operations.
@@ -88,14 +90,23 @@ class RankContext:
         """
         if self.program is None:
             return
-        failure.note_seen()
         raised = f"raised by {operation.label} ({operation.call_site}) while nobody awaited it"
         if self.failure is None:
-            self.failure = failure
             failure.error.add_note(f'{raised}; with errors="await", it waits until the future is awaited')
-            self.program.cancel(reason=raised)
-        else:
+        self.end_because(failure, raised)
+
+    def end_because(self, failure: Failure, raised: str = "") -> None:
+        """Cancel the rank's program, and let the rank fail with an error; the loop's thread only."""
+        failure.note_seen()
+        if self.failure is not None:
             self.failure.error.add_note(f"then {in_one_line(failure.error)}, {raised}")
+        elif self.program is not None:
+            self.failure = failure
+            self.program.cancel(reason=raised)
+
+    def report_bug(self, error: TransitionError) -> None:
+        """End the rank with an error of this library, soon; any thread."""
+        self.handover.post_if_open(partial(self.end_because, Failure(error)))
 
     def end_step(self, step: int, since_ns: int) -> None:
         """Show a step in the timeline, unless it has ended before."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import UsageError
-from .future import Failure, Future, call_when_done, is_elsewhere, outcome, settle, source_of, tell
+from .future import Failure, Future, call_when_done, conclude, is_elsewhere, outcome, source_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -54,8 +54,7 @@ class Derived(Future[T_co]):
                 value = self._make([outcome(part)[0] for part in self._parts])
             except Exception as error:  # the failure of this future
                 failure = Failure(error)
-        if settle(self, value, failure):
-            tell(self)
+        conclude(self, value, failure)
 
 
 class Resolved(Future[object]):
@@ -88,9 +87,8 @@ class Resolved(Future[object]):
             if self._left:
                 return
             value, failure = resolve(self._tree)
-        if settle(self, value, failure):
+        if conclude(self, value, failure):
             self._tree, self._leaves = None, ()
-            tell(self)
 
 
 def check_here(x: Future[Any], thread: int) -> None:

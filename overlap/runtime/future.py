@@ -1,7 +1,9 @@
 """Handles of issued operations: `await` one for its result, or ask for its `result()` in another thread.
 
-A future is settled once, on the event loop's thread (collectives) or on a rank's compute thread (computes). Threads
-that wait for it go on at once; tasks and callbacks of the loop are told on the loop, a moment later.
+A future ends in two steps, whatever it stands for. It is *settled* once, on the event loop's thread (collectives,
+tasks) or on a compute thread: it has its outcome and its last state, and threads that wait for it go on. Then its end
+is *delivered* on the loop, perhaps a moment later: its stream goes on, and tasks and callbacks hear of it. `conclude`
+does both. Before that it moves from state to state as `state.TABLE` allows.
 
 The functions below the classes are for streams, engines and worlds; programs use the methods.
 """
@@ -21,6 +23,7 @@ import trio
 from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
 from ..errors import FutureCancelledError, UsageError, shown
+from .state import CANCELLED, DONE, FAILED, ISSUED, State, TransitionError, transition
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,6 +95,12 @@ class Failure:
         self.cause.note_seen()
 
 
+class Onlooker(partial[None]):
+    """A callback that makes no use of the result: nobody but it waits for a receive that has no other."""
+
+    __slots__ = ()
+
+
 class Flag(int):
     """True or false, and callable for the same: `future.done`, or `future.done()` as in `concurrent.futures`."""
 
@@ -126,10 +135,12 @@ class Future(Generic[T_co]):
     `wait(timeout)` and `add_done_callback`, as in `concurrent.futures`. Programs on asyncio await it as well.
     """
 
-    __slots__ = ("_anywhere", "_callbacks", "_done", "_failure", "_taken", "_threads", "_value", "_waiters")
+    __slots__ = ("_anywhere", "_callbacks", "_failure", "_taken", "_threads", "_value", "_waiters", "state")
+
+    state: State  # Streams, engines and the ends below move it on
 
     def __init__(self) -> None:
-        self._done = False
+        self.state = ISSUED
         self._taken = False  # the result was given to a task, a thread, a callback or another operation
         self._value: object = None
         self._failure: Failure | None = None
@@ -141,16 +152,16 @@ class Future(Generic[T_co]):
     @property
     def done(self) -> Flag:
         """Whether the operation has ended, well or badly; `done()` says the same."""
-        return _YES if self._done else _NO
+        return _YES if self.state >= DONE else _NO
 
     @property
     def failed(self) -> bool:
         """Whether the operation has ended with an error. To ask does not count as having been given the error."""
-        return self._done and self._outcome()[1] is not None
+        return bool(self.done) and self._outcome()[1] is not None
 
     def cancelled(self) -> bool:
         """Whether it was cancelled, or failed because one of its inputs was; see `cancel`."""
-        failure = self._outcome()[1] if self._done else None
+        failure = self._outcome()[1] if self.done else None
         return failure is not None and isinstance(failure.error, FutureCancelledError)
 
     def cancel(self) -> bool:
@@ -275,7 +286,7 @@ class Future(Generic[T_co]):
             task = None
         if task is None:
             yield from _await_in_asyncio(self)
-        elif self._done:
+        elif self.state >= DONE:
             yield from self._await_ended()
         elif self._loop_thread() not in (None, threading.get_ident()):
             raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
@@ -331,8 +342,7 @@ class Future(Generic[T_co]):
         """Note that the program asks for it, or gives it to another operation; any thread."""
 
     def __repr__(self) -> str:
-        state = "pending" if not self.done else "failed" if self._outcome()[1] else "done"
-        return f"<{type(self).__name__.lstrip('_')} {self.label}: {state}>"
+        return f"<{type(self).__name__.lstrip('_')} {self.label}: {self._present.word}>"
 
     # -- a program that takes it for its value ---------------------------------------------------------------------
 
@@ -405,6 +415,27 @@ class Future(Generic[T_co]):
     def _outcome(self) -> tuple[object, Failure | None]:
         return self._value, self._failure
 
+    @property
+    def _present(self) -> State:
+        """The state as programs see it."""
+        return self.state
+
+    def _enter(self, state: State) -> None:
+        """Move on to another state; for ends see `settle`."""
+        try:
+            self.state = transition(self.state, state)
+        except TransitionError as error:
+            self._report(error)
+            raise
+
+    def _report(self, error: TransitionError) -> None:
+        """Name itself in an error about its own states."""
+        error.operation = self.label
+
+    def _deliver(self) -> None:
+        """Tell whoever waits on the loop that it has been settled; the loop's thread, or one in its place."""
+        self._tell()
+
     def _wake_threads(self) -> None:
         with _LOCK:
             waiting = list(self._threads or ())
@@ -424,7 +455,7 @@ class Future(Generic[T_co]):
             for task in waiters:
                 reschedule(task)
         if self._callbacks is not None:
-            self._taken = True
+            self._taken = self._taken or self._has_callers()
             with _LOCK:
                 callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks or ():
@@ -435,6 +466,10 @@ class Future(Generic[T_co]):
             self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
+
+    def _has_callers(self) -> bool:
+        """Whether anything is called at its end that does not only look on."""
+        return any(type(callback) is not Onlooker for callback in self._callbacks or ())
 
     def _take_callback(self, callback: Callable[[], None]) -> bool:
         with _LOCK:
@@ -450,11 +485,11 @@ class Future(Generic[T_co]):
             self._threads = {**(self._threads or {}), ended: None}
         longest = -1 if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
         # Settled before the lock was among them: nobody would release it.
-        if self._done or ended.acquire(timeout=longest):
+        if self.state >= DONE or ended.acquire(timeout=longest):
             return True
         with _LOCK:
             self._threads.pop(ended, None)
-        return self._done
+        return self.state >= DONE
 
 
 def _missing(name: str) -> property:
@@ -488,6 +523,10 @@ class _Item(Future[object]):
     @property
     def label(self) -> str:
         return f"item {self._index!r} of {self._whole.label}"
+
+    @property
+    def _present(self) -> State:
+        return self._whole._present if not self.done else FAILED if self._outcome()[1] is not None else DONE
 
     def _outcome(self) -> tuple[object, Failure | None]:
         whole, failure = self._whole._outcome()
@@ -594,22 +633,52 @@ def outcome(future: Future[Any]) -> tuple[object, Failure | None]:
     return future._outcome()
 
 
-def settle(future: Future[Any], value: object, failure: Failure | None = None) -> bool:
-    """Set the outcome, unless it has one; any thread. `tell` must follow on the loop's thread."""
+def settle(future: Future[Any], value: object, failure: Failure | None = None, *, before: State = DONE) -> bool:
+    """Give a future its outcome, any thread; `deliver` must follow on the loop's thread.
+
+    Args:
+        future: Which.
+        value: The result.
+        failure: The error, in place of a result.
+        before: Only in a state that comes before this one.
+
+    Returns:
+        Whether it has this outcome; False if it is further on.
+    """
+    cancelled = failure is not None and isinstance(failure.error, FutureCancelledError)
+    state = DONE if failure is None else CANCELLED if cancelled else FAILED
     with _LOCK:
-        if future._done:
+        if future.state >= before:
             return False
         future._value, future._failure = value, failure
-        future._done = True
-    future._wake_threads()
+        future._enter(state)
+    if future._threads is not None:
+        future._wake_threads()
     if future._anywhere is not None:
         future._call_anywhere()
     return True
 
 
-def tell(future: Future[Any]) -> None:
-    """Wake the tasks and run the callbacks that wait for a settled future; the loop's thread only."""
-    future._tell()
+def deliver(future: Future[Any]) -> None:
+    """Tell the stream, the tasks and the callbacks that wait for a settled future; the loop's thread only."""
+    future._deliver()
+
+
+def conclude(future: Future[Any], value: object, failure: Failure | None = None) -> bool:
+    """Settle a future, unless it has ended, and deliver its end; the loop's thread, or one that has its place."""
+    if not settle(future, value, failure):
+        return False
+    future._deliver()
+    return True
+
+
+def advance(future: Future[Any], state: State) -> bool:
+    """Move a future on to another state that is no end, unless it has ended; any thread."""
+    with _LOCK:
+        if future.state < DONE:
+            future._enter(state)
+            return True
+    return False
 
 
 def call_when_done(future: Future[Any], callback: Callable[[], None]) -> None:
@@ -665,26 +734,6 @@ def wait_in_thread(future: Future[Any], unless: Future[Any] | None = None) -> No
     if unless is not None:
         call_anywhere(unless, release)
     ended.acquire()
-
-
-def withdraw(future: Future[Any], failure: Failure, begun: Callable[[], bool]) -> bool:
-    """Settle a future with a failure unless it has ended or its work has begun; any thread. `tell` must follow."""
-    with _LOCK:
-        if future._done or begun():
-            return False
-        future._failure, future._done = failure, True
-    future._wake_threads()
-    if future._anywhere is not None:
-        future._call_anywhere()
-    return True
-
-
-def begins(future: Future[Any], begin: Callable[[], None]) -> bool:
-    """Call `begin` unless a future was withdrawn or given up; return whether it was called; any thread."""
-    with _LOCK:
-        if not future._done:
-            begin()
-        return not future._done
 
 
 def is_waited_for(future: Future[Any]) -> bool:

@@ -18,12 +18,13 @@ from .arguments import check_options, check_pairs, check_peer, check_root, prepa
 from .communicators import Communicators
 from .context import STEP_OF_TASK, RankContext
 from .derived import Resolved, check_here
-from .future import Failure, Future, settle, tell
+from .future import Failure, Future, conclude
 from .match import Key
 from .operation import CollectiveFuture, Lane, Member, Port
 from .outstanding import CallSite, check_timeout
 from .receive import ReceiveFuture
 from .received import Received, Room
+from .state import ISSUED
 from .stream import MessageLane, Stream, Streams
 from .tree_operation import PartLane, TreeOperation, check_tree, resolved
 from .trees import is_tree
@@ -341,7 +342,8 @@ class Issuer:
         self.context.flight.ended(operation.record, self.context.now_ns())
         lane = operation.port.stream
         lane.finished(operation, None)
-        operation.active, operation.priority = False, operation.priority - lane.priority
+        operation.priority -= lane.priority
+        operation._enter(ISSUED)
         self._enqueue(operation, chosen)
 
     # -- all operations ------------------------------------------------------------------------------------------
@@ -422,8 +424,7 @@ class Issuer:
             self._enqueue(operation, find_port())
             return
         operation.release()
-        settle(operation, None, Failure(self.context.ending.peer_failed(), seen=True))
-        tell(operation)
+        conclude(operation, None, Failure(self.context.ending.peer_failed(), seen=True))
 
 
 def _remembered(known: dict[K, T], which: K, make: Callable[[], T]) -> T:

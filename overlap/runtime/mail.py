@@ -382,7 +382,7 @@ class Letter:
     def _late(self) -> BaseException | None:
         if monotonic() < self.over_s:
             return None
-        state = _Waiting(self).state(self.mail.context.now_ns())
+        state = _Waiting(self).describe_state(self.mail.context.now_ns())
         return DeadlineError(self.label, call_site(*self.place), timeout_s=self._limit_s, state=state)
 
     def _left(self) -> BaseException | None:

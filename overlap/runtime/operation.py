@@ -1,8 +1,13 @@
 """Operation: one rank's end of a collective or message, from the call through a window and a match to its end.
 
-`CollectiveFuture` is the handle that users await and the state machine that streams and communicators drive::
+`CollectiveFuture` is the handle that users await. Streams, communicators and engines move it from state to state
+(`state.TABLE`)::
 
-    issued --(room in the stream's window)--> active --(input is there)--> ready --(match)--> done or failed
+    issued, queued, admitted   the stream: until there is room in its window
+    blocked                    until its input is there
+    matching                   the communicator: until the other ranks have come
+    running, stopping          the engine: while bytes move
+    done, failed, cancelled    `finish`, `fail`, `abandon`
 """
 
 from __future__ import annotations
@@ -26,9 +31,10 @@ from ..timeline.recording import RawGroup, RawMatch
 from .context import RankContext
 from .derived import sources
 from .event_loop import Cancels, Looks
-from .future import Failure, Future
+from .future import Failure, Future, conclude
 from .memory.arrays import read_only
 from .outstanding import CallSite, Issued, name_told, place_told
+from .state import DONE, ISSUED, MATCHING, RUNNING, STOPPING
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -115,7 +121,6 @@ class Lane(Protocol):
     name: str  # Also in the timeline
     priority: int  # Added to that of each operation
     window: int  # How many operations it works on at once
-    starting: frozenset[Operation]  # Operations that have room, and are about to begin
 
     @property
     def idle(self) -> bool:
@@ -191,6 +196,21 @@ class Port:
         self.next_seq -= 1
 
 
+class _Nowhere:
+    """The communicator and the lane of operations that a thread has issued a moment ago."""
+
+    members: tuple[int, ...] = ()
+    closed = False
+    identity = ""
+
+    def finished(self, operation: Operation, failure: Failure | None) -> None:
+        """Do nothing: it has not begun."""
+
+
+NOWHERE: Port = Port(cast("Matching", _Nowhere()), cast("Lane", _Nowhere()), position=0, place=0)
+"""The port of operations that the event loop has not heard of."""
+
+
 class CollectiveFuture(Issued[T_co]):
     """The handle of an issued collective or point-to-point operation.
 
@@ -199,10 +219,9 @@ class CollectiveFuture(Issued[T_co]):
     """
 
     __slots__ = (
-        "_input_locked", "active", "algorithm", "awaited_ns", "call", "changed", "context", "counts", "deadline_s",
+        "_input_locked", "algorithm", "awaited_ns", "call", "changed", "counts", "deadline_s",
         "exact", "given", "input", "insisted", "issued_ns", "kind", "locked", "look", "member", "out", "pairs", "port",
-        "priority", "record", "reduction", "root", "running", "scope", "seq", "shared", "source", "started_ns", "step",
-        "target",
+        "priority", "record", "reduction", "root", "scope", "seq", "shared", "source", "started_ns", "step", "target",
     )  # fmt: skip
 
     # -- its arguments
@@ -253,20 +272,19 @@ class CollectiveFuture(Issued[T_co]):
     ) -> None:
         # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
         # Callers name arguments by position: by keyword, to make an object of a class takes half as long again.
-        self._done = self._taken = False
+        self.state, self._taken = ISSUED, False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
         self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out  # type: ignore[assignment]
         self.insisted = algorithm
         self.given = self.changed = self.source = self.target = None
+        self.port = NOWHERE
         self.locked, self._input_locked = (), False
         self.priority, self.name = priority, kind.text if name is None else name_told(name, kind.text)
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
         self.deadline_s: float | None = None  # within which it must end
-        self.active: bool = False  # in its stream's window
         self.awaited_ns: int | None = None  # since when the program waits for it
-        self.running: bool = False  # its bytes are moving
-        self.scope: Cancels | None = None  # runs its program, while that is under way
+        self.scope: Cancels | None = None  # what moves its bytes, while they move: it can be stopped
         self.look: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
         self.algorithm: str = "direct"
         self.record: int = -1  # in the flight record
@@ -284,8 +302,7 @@ class CollectiveFuture(Issued[T_co]):
     @property
     def src(self) -> int | None:
         """Group rank that the message of a receive comes from; None as long as it is not known, and for collectives."""
-        port = getattr(self, "port", None)  # a thread may have issued it a moment ago
-        return port.src if port is not None else None
+        return self.port.src
 
     @property
     def urgency(self) -> int:
@@ -295,10 +312,8 @@ class CollectiveFuture(Issued[T_co]):
     @property
     def label(self) -> str:
         """Its name in messages."""
-        port = getattr(self, "port", None)  # a thread may have issued it a moment ago
-        which = ""
-        if port is not None:  # where no other rank has such an operation, its number says nothing
-            which = f" #{self.seq}{port.towards}" if port.communicator.members else port.towards
+        port = self.port  # where no other rank has such an operation, its number says nothing
+        which = f" #{self.seq}{port.towards}" if port.communicator.members else port.towards
         return f"{self.name}{which} on group '{self.member.name}'"
 
     @property
@@ -309,18 +324,16 @@ class CollectiveFuture(Issued[T_co]):
     @property
     def awaits(self) -> Sequence[int]:
         """World ranks that have not come to it, once this one has."""
-        arrived = self.active and not isinstance(self.input, Future)
-        return self.port.communicator.missing(self.seq) if arrived else ()
+        return self.port.communicator.missing(self.seq) if MATCHING <= self.state <= STOPPING else ()
 
     def concerns(self, ranks: Container[int]) -> bool:
         """Whether any of some world ranks takes part in it."""
-        port = getattr(self, "port", None)  # a thread may have issued it a moment ago
-        return port is not None and any(rank in ranks for rank in port.communicator.members)
+        return any(rank in ranks for rank in self.port.communicator.members)
 
     @property
     def since_ns(self) -> int | None:
         """When this rank came to it, once it has."""
-        return self.started_ns if self.active and not isinstance(self.input, Future) else None
+        return self.started_ns if MATCHING <= self.state <= STOPPING else None
 
     def told(self) -> dict[str, str]:
         """Return the words of all operations of this call at this place, for the flight record."""
@@ -348,12 +361,14 @@ class CollectiveFuture(Issued[T_co]):
         run, begun_s = self.scope, perf_counter()
         if isinstance(run, Looks):
             run.look_here(self.context.handover, timeout)
-        return self._done or super()._block(None if timeout is None else max(0.0, begun_s + timeout - perf_counter()))
+        return self.state >= DONE or super()._block(
+            None if timeout is None else max(0.0, begun_s + timeout - perf_counter())
+        )
 
     def _ends_at_once(self) -> bool:
         if self.look is not None:
             self.look()
-        return self._done
+        return self.state >= DONE
 
     def _pause(self) -> Coroutine[object, object, None]:
         return self.context.pause()
@@ -395,7 +410,7 @@ class CollectiveFuture(Issued[T_co]):
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Record the span, hand over the result and let the stream go on; the loop's thread only."""
-        if not self._done:
+        if self.state < DONE:
             if self.changed is not None and self.changed():
                 message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
                 self.fail(Failure(UsageError(message)))
@@ -406,9 +421,9 @@ class CollectiveFuture(Issued[T_co]):
             context.flight.carried(self.record, started_ns, end_ns)
             if self.shared:
                 self._share()
-            self._value = self.out if self.given is None else self.given
+            value = self.out if self.given is None else self.given
             self.release()  # first: who is told may want the same arrays at once
-            self._conclude()
+            conclude(self, value)
 
     @property
     def heard(self) -> bool:
@@ -420,58 +435,60 @@ class CollectiveFuture(Issued[T_co]):
         if not self.context.arrays.shapes_only:
             self.out = read_only(cast(Array, self.out))
 
+    def moves(self, by: Cancels | None) -> None:
+        """Note that its bytes begin to move; what moves them can be stopped, unless that takes no time."""
+        self.scope = by
+        if self.state is MATCHING:  # else it has begun before, or nobody waits for it any more
+            self._enter(RUNNING)
+
+    def taken_back(self) -> None:
+        """Note that the transport has taken back a receive, which may begin anew."""
+        self.scope = self.look = None
+
     def fail(self, failure: Failure) -> None:
         """End with an error, which goes to the awaiting tasks, and fails the rank if there are none.
 
         Bytes that are moving are stopped first, or waited for.
         """
-        if self._done:
+        if self.state >= DONE:
             return
-        if self.running:
-            self._failure = self._failure or failure  # its end once its bytes have stopped
-            self._stop()
+        if self.scope is not None:
+            if self.state is not STOPPING:
+                self._enter(STOPPING)
+                self._failure = failure  # its end once its bytes have stopped
+            self.scope.cancel()
         else:
-            self._failure = failure
             self.context.flight.ended(self.record, -self.context.now_ns())
             self.release()
-            self._conclude()
+            conclude(self, None, failure)
 
     def expire(self, error: BaseException) -> None:
         """Fail it because it has not ended in time, and with it all later operations of its communicator."""
-        if not self._done:
+        if self.state < DONE:
             self.port.communicator.give_up(self, Failure(error))
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has: waiting tasks hear before they are cancelled; the arrays come back later."""
         self.port.communicator.forget(self.seq)
-        if not self._done:
-            self._failure = Failure(error, seen=True)
-            self._conclude()
-        self._stop()
-        if not self.running:
+        conclude(self, None, Failure(error, seen=True))
+        if self.scope is not None:
+            self.scope.cancel()
+        else:
             self.release()
 
     def stopped(self) -> None:
         """Note that its bytes have stopped moving."""
-        self.running, self.scope, self.look = False, None, None
-        if self._failure is not None:
+        self.scope = self.look = None
+        if self.state is STOPPING:
+            assert self._failure is not None, "it stops because it has failed"
             self.fail(self._failure)
-        if self._done:
+        elif self.state >= DONE:
             self.release()
 
-    def _stop(self) -> None:
-        if self.scope is not None:
-            self.scope.cancel()
-
-    def _conclude(self) -> None:
-        self._done = True
+    def _deliver(self) -> None:
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
-        if self._threads is not None:
-            self._wake_threads()
         self.port.stream.finished(self, self._failure)
-        if self._anywhere is not None:
-            self._call_anywhere()
         if self._waiters is not None or self._callbacks is not None:
             self._tell()
 

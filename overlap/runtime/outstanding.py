@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache
 from math import inf, isfinite
 from types import CodeType, FrameType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import trio
 
@@ -17,6 +17,7 @@ from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, 
 from ..timeline.ranklist import listed
 from ..timeline.recording import call_site
 from .future import Cause, Failure, Future, consumers, is_waited_for, settle
+from .state import ADMITTED, BLOCKED, CANCELLING, QUEUED, STOPPING, UNWANTED, State, TransitionError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -26,13 +27,33 @@ CallSite: TypeAlias = FrameType | str | tuple[CodeType, int]
 _CAUSES = 64  # of failures elsewhere that a rank remembers: peers, mostly
 _LISTED = 4  # how many unfinished operations of a rank a report names
 
+# What reports say of states in which nobody is waited for; nothing of those that say nothing.
+_DESCRIBED: dict[State, str] = {
+    QUEUED: "is queued",
+    ADMITTED: "is queued",
+    BLOCKED: "waits for its input",
+    UNWANTED: "was left by its await, and goes on",
+    CANCELLING: "is being cancelled",
+    STOPPING: "is being stopped",
+}
+
+
+class OfRank(Protocol):
+    """The rank of an operation, as far as its handle knows it; see `RankContext`."""
+
+    rank: int
+
+    def report_bug(self, error: TransitionError) -> None:
+        """End the rank with an error of this library."""
+
 
 class Issued(Future[T_co]):
     """The handle of something a rank has issued: a collective, a message, or a compute."""
 
-    __slots__ = ("name", "place")
+    __slots__ = ("context", "name", "place")
 
     runs_code = False  # Whether it is code of the program, which may have been given the error that it raises
+    context: OfRank
     name: str  # As given by the caller, or that of the operation or function
     place: tuple[CodeType, int]  # Where it was issued, as code and instruction: finding the line takes longer
 
@@ -56,11 +77,11 @@ class Issued(Future[T_co]):
         """When its present state began; None if that is not known."""
         return None
 
-    def state(self, now_ns: int) -> str:
-        """Describe its present state for people; may be empty."""
+    def describe_state(self, now_ns: int) -> str:
+        """Describe its present state for people; empty where that would say nothing."""
         awaited = self.awaits
         if not awaited:
-            return ""
+            return _DESCRIBED.get(self.state, "")
         waited_s = seconds_since(self.since_ns, now_ns)
         told = f"{'rank' if len(awaited) == 1 else 'ranks'} {listed(awaited)}"
         return f"has waited {waited_s} s for {told}" if waited_s else f"waits for {told}"
@@ -72,6 +93,11 @@ class Issued(Future[T_co]):
     def expire(self, error: BaseException) -> None:
         """Fail it because it has not ended in time; the loop's thread only."""
         raise AssertionError("nobody has given it a deadline")
+
+    def _report(self, error: TransitionError) -> None:
+        """Name itself in an error about its own states, which ends the rank."""
+        error.operation = f"{self.label} ({self.call_site}) of rank {self.context.rank}"
+        self.context.report_bug(error)
 
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
@@ -190,7 +216,7 @@ class Outstanding:
         operations = list(self.operations)
         lines = []
         for operation in operations[:_LISTED]:
-            state = "" if now_ns is None else operation.state(now_ns)
+            state = "" if now_ns is None else operation.describe_state(now_ns)
             lines.append(f"{operation.label} ({operation.call_site}){'; ' if state else ''}{state}")
         rest = len(operations) - _LISTED
         return [*lines, f"and {rest} more"] if rest > 0 else lines
@@ -346,6 +372,6 @@ class Deadlines:
             due = [operation for operation, due_s in queue.items() if due_s <= now_s]
             for operation in due:
                 self.drop(operation, timeout_s)
-                state = operation.state(now_ns)
+                state = operation.describe_state(now_ns)
                 operation.expire(DeadlineError(operation.label, operation.call_site, timeout_s=timeout_s, state=state))
         self._next_s = min((next(iter(queue.values())) for queue in self._queues.values()), default=inf)

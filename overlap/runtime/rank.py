@@ -23,12 +23,13 @@ from .backend import Backend
 from .calls import Calls
 from .compute import ComputeFuture, ComputeStreams, Errors, TaskFuture, check_errors, check_stream
 from .context import STEP_OF_TASK, RankContext
-from .future import Future
+from .future import Future, advance
 from .group import Group, Surroundings
 from .memory.arrays import common_array, shape_only
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
 from .outstanding import CallSite, name_told
+from .state import QUEUED
 from .stream import DEFAULT_WINDOW, Stream, Streams
 
 T = TypeVar("T")
@@ -207,6 +208,7 @@ class Rank(Calls):
         context = self._context
         if context.closed:
             operation.abandon(context.ending.peer_failed())
+        if not advance(operation, QUEUED):  # that, or cancelled in the meantime
             return
         context.outstanding.operations[operation] = None
         operation.issued_ns = now_ns = context.now_ns()

@@ -2,8 +2,8 @@
 
 A receive whose only awaiting task is cancelled gives its place back, so that no message is lost in it:
 
-* If no message has met it, it leaves the queue of receives at once, and it is *parked*.
-* If a message has met it, that goes on; the message is put back at its end, and the next receive gets it.
+* If no message has met it, it leaves the queue of receives at once, and it is `PARKED`.
+* If a message has met it, it is `UNWANTED` and goes on; at its end the message is put back, for the next receive.
 
 A parked receive takes part again, behind all others, once the program asks for it again: by `await`, `result`,
 `exception`, `wait`, `add_done_callback`, as an input, or by `done` where a message has come. None of this depends on
@@ -25,10 +25,11 @@ from ..collectives.kinds import P2P
 from ..collectives.reduce import Array
 from ..errors import FutureCancelledError, PeerFailedError
 from ..timeline.recording import RawMatch
-from .future import Failure, Flag, settle, tell
+from .future import Failure, Flag, conclude
 from .memory.foreign import as_input
-from .operation import CollectiveFuture, Lane, Port, ReturnedMessage
+from .operation import NOWHERE, CollectiveFuture, Lane, Port, ReturnedMessage
 from .outstanding import CallSite
+from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -54,7 +55,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         order: Of the message that it has received; 0 before.
     """
 
-    __slots__ = ("_abandoned", "_cancelling", "_parked", "_place", "_was_taken", "order", "request")
+    __slots__ = ("_place", "_was_taken", "order", "request")
 
     request: tuple[Receives, int | None, int, Lane | str | None] | None
 
@@ -70,9 +71,6 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         self.request = request
         self._place = out
         self.order: int = 0
-        self._parked: bool = False  # it has given its place back
-        self._abandoned: bool = False  # a message has met it, and nobody waits for it any more
-        self._cancelling: bool = False  # the transport is asked to take it back
 
     @property
     def _taken(self) -> bool:
@@ -87,7 +85,8 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     @property
     def done(self) -> Flag:
         """Whether the operation has ended, well or badly; `done()` says the same."""
-        if self._parked and get_ident() == self.context.thread and self.port.communicator.has_message(self.port):
+        here = self.state is PARKED and get_ident() == self.context.thread
+        if here and self.port.communicator.has_message(self.port):
             self._resume()
         return super().done
 
@@ -98,13 +97,13 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     # -- awaits that are cancelled ---------------------------------------------------------------------------------
 
     def _await_cancelled(self) -> None:
-        if self._parked or self._cancelling or not hasattr(self, "port") or self._has_user():
+        if self.state in (PARKED, CANCELLING, STOPPING) or self.port is NOWHERE or self._has_user():
             return
-        if not self._done:
+        if self.state < DONE:
             if self._withdraw():
                 self._park()
-            else:
-                self._abandoned = True
+            elif self.state is not UNWANTED:
+                self._enter(UNWANTED)
         elif self._failure is None:
             assert self.request is not None, "nobody has taken the message"
             message, port = self._message(self._value), self.request[0].receivers_port(self)
@@ -117,12 +116,12 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def _has_user(self) -> bool:
         """Whether a task, a thread, a callback or another operation waits for it, or was given its result."""
-        if self._taken or self._waiters or self._threads or self._callbacks or self._anywhere:
+        if self._taken or self._waiters or self._threads or self._anywhere or self._has_callers():
             return True
         return any(self in operation.inputs for operation in self.context.outstanding.operations)
 
     def _claim(self) -> None:
-        if self._parked:
+        if self.state is PARKED:
             if get_ident() == self.context.thread:
                 self._resume()
             else:
@@ -130,18 +129,18 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def _ends_at_once(self) -> bool:
         self._claim()
-        self._abandoned = False
+        if self.state is UNWANTED:
+            self._enter(MATCHING if self.scope is None else RUNNING)
         return super()._ends_at_once()
 
     def _resume(self) -> None:
         """Take part again, behind the receives that were issued in the meantime."""
-        if not self._parked:
+        if self.state is not PARKED:
             return
-        self._parked = False
         if self.context.closed:
-            settle(self, None, Failure(self.context.ending.peer_failed(), seen=True))
-            tell(self)
+            conclude(self, None, Failure(self.context.ending.peer_failed(), seen=True))
             return
+        self._enter(ISSUED)
         self.out = self._place  # type: ignore[assignment]
         assert self.request is not None, "nobody has taken a message"
         self.request[0].receive_again(self)
@@ -150,10 +149,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def _withdraw(self) -> bool | None:
         """Take it out of the queue of receives; False if a message has met it; None if that is still open."""
-        stream = self.port.stream
-        if self in stream.starting:
-            stream.starting -= {self}
-        elif self.active:
+        if self.state > ADMITTED:
             withdrawn = self.port.communicator.withdraw_receive(self, self._withdrawn_late)
             if not withdrawn:
                 return withdrawn
@@ -162,14 +158,12 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def _withdrawn_late(self) -> None:
         """Give the place back after all: the transport has taken the receive back."""
-        if self._done:
+        if self.state >= DONE:
             return
         self.port.communicator.forget_receive(self)
         self._leave_queue()
-        self._park()
-        if self._cancelling:
-            self._settle_cancelled()
-        elif self._has_user():
+        self._park_or_cancel()
+        if self.state is PARKED and self._has_user():
             self._resume()
 
     def _leave_queue(self) -> None:
@@ -182,29 +176,33 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
         self.release()
-        self._parked, self._abandoned, self._done, self._value = True, False, False, None
-        self.active = self._input_locked = False
-        self.order = 0
+        self._enter(PARKED)
+        self._value, self._input_locked, self.order = None, False, 0
         self.priority -= self.port.stream.priority
 
+    def _park_or_cancel(self) -> None:
+        cancelled = self.state is CANCELLING
+        self._park()
+        if cancelled:
+            self._conclude_cancelled()
+
     def _cancel(self) -> bool:
-        if self._done or self._cancelling:
-            return self._cancelling or self.cancelled()
-        if not hasattr(self, "port"):  # another thread has issued it, and the loop has not heard of that
+        if self.state >= DONE or self.state is CANCELLING:
+            return self.state is CANCELLING or self.cancelled()
+        if self.port is NOWHERE:  # another thread has issued it, and the loop has not heard of that
             self.release()
-        elif not self._parked:
+        elif self.state is not PARKED:
             withdrawn = self._withdraw()
-            self._cancelling = withdrawn is None
+            if withdrawn is None:
+                self._enter(CANCELLING)
             if not withdrawn:
-                return self._cancelling
+                return withdrawn is None
             self._park()
-        self._settle_cancelled()
+        self._conclude_cancelled()
         return True
 
-    def _settle_cancelled(self) -> None:
-        self._parked = self._cancelling = False
-        settle(self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True))
-        tell(self)
+    def _conclude_cancelled(self) -> None:
+        conclude(self, None, Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True))
 
     # -- messages that nobody takes ------------------------------------------------------------------------------------
 
@@ -216,28 +214,24 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def puts_back(self) -> bool:
         """Put the message that has arrived back, if nobody waits for it any more, or it is cancelled."""
-        if self._done or not self._given_up:
+        if not self._given_up:
             return False
         communicator, port, stream = self.port.communicator, self.port, self.port.stream
         communicator.put_back(port, self._message(None), self)
         stream.finished(self, None)  # the next receive, if there is one, takes it
-        self._park()
-        if self._cancelling:
-            self._settle_cancelled()
+        self._park_or_cancel()
         return True
 
     def fail(self, failure: Failure) -> None:
         """End with an error; a receive that nobody waits for gives its place back instead."""
-        if self._done or not self._given_up:
+        if not self._given_up:
             super().fail(failure)
-        elif not self.running:  # else its end comes from the transport
+        elif self.scope is None:  # else its end comes from the transport
             self._withdrawn_late()
 
     @property
     def _given_up(self) -> bool:
-        if self._failure is not None:  # which it has from before
-            return False
-        return self._cancelling or (self._abandoned and not self._has_user())
+        return self.state is CANCELLING or (self.state is UNWANTED and not self._has_user())
 
     def _message(self, value: object) -> ReturnedMessage:
         """Return the message that it has received: `value`, or what has arrived if there is no value yet."""

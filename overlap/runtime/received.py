@@ -20,6 +20,7 @@ from .forms import Absent, parsed, text_of
 from .future import Failure
 from .memory.foreign import as_output
 from .receive import ReceiveFuture
+from .state import DONE
 from .trees import filled, leaves_of, with_items
 
 
@@ -110,7 +111,7 @@ class Received(ReceiveFuture[object]):
         """Take apart what has arrived, and hand it over."""
         if self.puts_back():
             return
-        if not self._done and self._form:
+        if self.state < DONE and self._form:
             try:
                 self.given = self._taken_apart()
             except Exception as error:  # no memory, or a form that cannot be meant

@@ -27,8 +27,7 @@ from .context import RankContext
 from .derived import resolve
 from .future import Failure, Future, call_when_done
 from .operation import Operation
-
-_NONE: frozenset[Operation] = frozenset()  # one object: lanes of messages are made for each
+from .state import ADMITTED, BLOCKED, DONE, MATCHING, QUEUED
 
 DEFAULT_WINDOW = 8
 SPAN = 32  # Operations; half of what `transports.common.OPERATIONS` keeps apart
@@ -46,12 +45,11 @@ class Stream:
         window: How many unfinished operations may be in flight at once.
         rank: World rank that it belongs to.
         rests: Called when none of its operations is under way any more, unless it is None.
-        starting: Operations that have room, and begin as soon as the one that has made it is over.
     """
 
     __slots__ = (
         "_context", "_in_flight", "_outstanding", "_span", "_started", "_waiting", "name", "priority", "rank", "rests",
-        "starting", "window",
+        "window",
     )  # fmt: skip
     name: str
     priority: int
@@ -65,7 +63,6 @@ class Stream:
         self._started, self._span = 0, max(window, SPAN)
         self._waiting: deque[Operation] = deque()
         self.rests: Callable[[], None] | None = None
-        self.starting: frozenset[Operation] = _NONE
 
     def __repr__(self) -> str:
         in_flight, queued = len(self._in_flight), len(self._waiting)
@@ -113,19 +110,21 @@ class Stream:
             if type(operation.input) is not ndarray:  # a future, a tree, a number, or none
                 activate(operation)
             else:  # as `activate` does, without the call: short latencies count here
-                operation.active = True
+                operation._enter(MATCHING)
                 operation.port.communicator.arrive(operation)
         else:
+            operation._enter(QUEUED)
             operation.lock()
             self._waiting.append(operation)
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove an operation that has ended, and start the next one that waits for room."""
         outstanding = self._outstanding
-        del outstanding.operations[operation]
+        if outstanding.operations.pop(operation, operation) is not None:
+            return  # a receive that has given its place back
         if outstanding.draining or failure is not None:
             outstanding.note_end(operation, failure)
-        if not operation.active:  # it failed before its turn came; a world that ends begins with the newest
+        if operation not in self._in_flight:  # it failed before its turn came; a world that ends begins with the newest
             if self._waiting[-1] is operation:
                 self._waiting.pop()
             else:
@@ -136,8 +135,7 @@ class Stream:
             following = self._waiting.popleft()
             self._in_flight[following] = self._started
             self._started += 1
-            following.active = True
-            self.starting |= {following}
+            following._enter(ADMITTED)
             self._context.soon(partial(activate_late, following))
         if self.rests is not None and not self._in_flight:
             self.rests()
@@ -145,28 +143,25 @@ class Stream:
 
 def activate(operation: Operation) -> None:
     """Let an operation begin that its stream has room for: once its input exists."""
-    operation.active = True
     if isinstance(operation.input, Future):
+        operation._enter(BLOCKED)
         operation.lock()
         settled = partial(_input_settled, operation)
         call_when_done(operation.input, lambda: operation.context.soon(settled))
     else:
+        operation._enter(MATCHING)
         operation.arrive()
 
 
 def activate_late(operation: Operation) -> None:
-    """Activate an operation that had to wait for room."""
-    stream = operation.port.stream
-    if operation not in stream.starting:  # it was withdrawn in the meantime
-        return
-    stream.starting -= {operation}
-    if not operation.done:  # the world may have failed in the meantime
+    """Activate an operation that had to wait for room, unless it was withdrawn or has failed in the meantime."""
+    if operation.state is ADMITTED:
         operation.started_ns = operation.context.now_ns()
         activate(operation)
 
 
 def _input_settled(operation: Operation) -> None:
-    if operation.done:  # the world failed in the meantime
+    if operation.state >= DONE:  # the world failed in the meantime
         return
     operation.input, failure = resolve(operation.input)
     if failure is None:
@@ -179,6 +174,7 @@ def _input_settled(operation: Operation) -> None:
         return
     operation.context.flight.described(operation.record, operation, operation.port.known, operation.call)
     operation.started_ns = operation.context.now_ns()
+    operation._enter(MATCHING)
     operation.arrive()
 
 

@@ -22,9 +22,10 @@ from ..timeline.recording import RawMatch
 from .context import RankContext
 from .derived import Resolved, check_here
 from .forms import outline_of
-from .future import Failure
-from .operation import CollectiveFuture, Operation, Port
+from .future import Failure, conclude
+from .operation import NOWHERE, CollectiveFuture, Operation, Port
 from .outstanding import Outstanding
+from .state import DONE, MATCHING
 from .trees import arrays_of, copied, futures_in, packs, unpacked, unpacked_as
 
 # Errors that fail an operation on all of its ranks: no rank goes on with its parts.
@@ -50,7 +51,6 @@ class PartLane:
     def __init__(self, name: str, window: int, outstanding: Outstanding) -> None:
         self.name: str = name
         self.window: int = window
-        self.starting: frozenset[Operation] = frozenset()
         self._outstanding = outstanding
 
     def waiting(self) -> Sequence[Operation]:
@@ -60,12 +60,12 @@ class PartLane:
     def enqueue(self, operation: Operation) -> None:
         """Start a part."""
         self._outstanding.operations[operation] = None
-        operation.active = True
+        operation._enter(MATCHING)
         operation.port.communicator.arrive(operation)
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove a part that has ended; its operation has the failure."""
-        del self._outstanding.operations[operation]
+        self._outstanding.operations.pop(operation, None)
         self._outstanding.note_end(operation, None)
 
 
@@ -76,11 +76,11 @@ class Part(CollectiveFuture[Any]):
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Keep the result; the timeline shows the operation that it is part of."""
-        if not self._done:
+        if self.state < DONE:
             self.context.flight.carried(self.record, self.started_ns, end_ns)
-            self._value = self.out
+            value = self.out
             self.release()
-            self._conclude()
+            conclude(self, value)
 
 
 class TreeOperation(CollectiveFuture[Any]):
@@ -152,7 +152,7 @@ class TreeOperation(CollectiveFuture[Any]):
         failure = self._failure_of_parts
         if failure is None:
             port.communicator.arrive(self)
-        elif not self._done:
+        elif self.state < DONE:
             port.communicator.withdraw(self, failure)
 
     def fit(self, pattern: Call) -> None:
@@ -163,7 +163,7 @@ class TreeOperation(CollectiveFuture[Any]):
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Hand over the tree of results, once the parts have ended as well."""
-        if self._make is None or self._done:
+        if self._make is None or self.state >= DONE:
             super().finish(end_ns, meeting)
         elif self._left:
             self._meeting = meeting
@@ -177,7 +177,7 @@ class TreeOperation(CollectiveFuture[Any]):
 
     def _part_ended(self) -> None:
         self._left -= 1
-        if self._meeting is not None and not self._left and not self._done:
+        if self._meeting is not None and not self._left and self.state < DONE:
             self._hand_over(self.context.now_ns(), self._meeting)
 
     def _hand_over(self, end_ns: int, meeting: RawMatch) -> None:
@@ -202,11 +202,11 @@ class TreeOperation(CollectiveFuture[Any]):
 
         Where only this rank has failed, others may need its parts: they hear that it gave up.
         """
-        if not self._done:
+        if self.state < DONE:
             failure = self._failure_of_parts or failure
             super().fail(failure)
             for part in self.parts:
-                if hasattr(part, "port") and not part.done:
+                if part.port is not NOWHERE and not part.done:
                     if isinstance(failure.error, _OF_ALL_RANKS):
                         part.port.communicator.forget(part.seq)
                         part.fail(failure)

@@ -135,6 +135,7 @@ class FaultyCommunicator(Communicator):
     def __init__(self, shared: Communicators, key: Key, name: str, members: Sequence[int], doom: Doom) -> None:
         super().__init__(shared, key, name, tuple(members))
         self._doom, self._dead = doom, doom.fates.dead
+        self._held: dict[Operation, object] = {}  # operations that come later
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end, if it comes: now, or later."""
@@ -148,15 +149,27 @@ class FaultyCommunicator(Communicator):
         elif fate.lost:
             doom.lose(context, operation)
         elif fate.late_ns:
-            kernel, late = doom.kernel, partial(self._arrive_late, operation, dies=fate.dies_at is not None)
-            kernel.at(kernel.now_ns + fate.late_ns, context.rank, late, order=Order.WAKE)
+            kernel, late = doom.kernel, partial(self._arrive, operation, dies=fate.dies_at is not None)
+            kernel.at(kernel.now_ns + fate.late_ns, context.rank, self.hold(operation, late), order=Order.WAKE)
         else:
             self._arrive(operation, dies=fate.dies_at is not None)
 
-    def _arrive_late(self, operation: Operation, *, dies: bool) -> None:
-        if not operation.done and operation.context.rank not in self._dead:
-            operation.started_ns = self._doom.kernel.now_ns
-            self._arrive(operation, dies=dies)
+    def hold(self, operation: Operation, arrive: Callable[[], None]) -> Callable[[], None]:
+        """Return what lets an operation arrive later, unless it is withdrawn or fails in the meantime."""
+        held = self._held[operation] = object()
+
+        def late() -> None:
+            if self._held.get(operation) is held:
+                del self._held[operation]
+                if not operation.done and operation.context.rank not in self._dead:
+                    operation.started_ns = self._doom.kernel.now_ns
+                    arrive()
+
+        return late
+
+    def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
+        """Take a receive out of matching, or keep it from coming; see `Communicator.withdraw_receive`."""
+        return self._held.pop(operation, None) is not None or super().withdraw_receive(operation, later)
 
     def _arrive(self, operation: Operation, *, dies: bool) -> None:
         super().arrive(operation)

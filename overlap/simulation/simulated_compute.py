@@ -11,7 +11,8 @@ from typing import cast
 
 from ..runtime.compute import ComputeFuture, ComputeStream
 from ..runtime.context import RankContext
-from ..runtime.future import Failure, call_when_done
+from ..runtime.future import Failure, call_when_done, deliver
+from ..runtime.state import BLOCKED, QUEUED, RUNNING
 from ..timeline.replay.computes import Call, Which
 from . import ComputeCosts, Conditions, Order, Traffic
 from .faulty_world import Doom
@@ -136,6 +137,8 @@ class SimulatedCompute(ComputeStream):
             self._busy = True
             pending = next((future for future in operation.awaited if not future.done), None)
             if pending is not None:
+                if operation.state is QUEUED:
+                    operation._enter(BLOCKED)
                 for end in (pending, operation):  # its own end is a cancellation
                     call_when_done(end, partial(self.context.soon, partial(self._go_on, operation)))
             else:
@@ -177,7 +180,7 @@ class SimulatedCompute(ComputeStream):
             self._end(operation, None, failure)
             return
         value = None
-        operation.begins()
+        operation._enter(RUNNING)
         assert operation.function is not None
         assert operation.cost is not None
         try:
@@ -228,7 +231,7 @@ class SimulatedCompute(ComputeStream):
             operation.unlock_arguments(value)
         else:
             operation.settle(value, failure)
-            operation.ended()
+            deliver(operation)
         self.context.soon(self._next)
 
 

@@ -123,6 +123,8 @@ class SimulatedEngine(BaseEngine):
         arrivals_ns = [operation.started_ns for operation in operations]
         transfer = self._transfer(communicator, operations, pattern, arrivals_ns)
         told = partial(_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
+        for operation in operations:
+            operation.moves(None)
         self._traffic.begin(transfer, told)
 
     def _transfer(

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..processes.life import cluster_of
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
-from ..runtime.future import call_when_done
+from ..runtime.future import Onlooker, call_when_done
 from ..runtime.issue import Issuer
 from ..runtime.match import Key
 from ..runtime.operation import CollectiveFuture, Operation, Port
+from ..runtime.state import CANCELLED, PARKED
 from ..runtime.stream import Stream
 from ..runtime.world import World
 from ..simulation.faulty_world import Doom, FaultyCommunicator, FaultyCommunicators, FaultyWorld
@@ -108,6 +109,9 @@ class TestedCommunicators(FaultyCommunicators):
 
         def ended() -> None:
             self.noted.pop(id(operation), None)
+            if issue.op == "recv" and operation.state is CANCELLED:  # nobody waits for its message
+                self.record.issues.remove(issue)
+                return
             issue.ended_ns = operation.context.now_ns()
             issue.failed = operation._failure is not None
             _describe(issue, operation)
@@ -115,7 +119,13 @@ class TestedCommunicators(FaultyCommunicators):
             if issue.awaited:
                 issue.waited_ns = issue.ended_ns
 
-        call_when_done(operation, ended)
+        call_when_done(operation, Onlooker(ended))
+
+    def drop_withdrawn(self) -> None:
+        """Drop from the record receives whose awaits were cancelled: nobody waits for their messages."""
+        for issue, operation in self.noted.values():
+            if operation.state is PARKED:
+                self.record.issues.remove(issue)
 
     def note_unfinished(self, rank: int, *, sends: bool) -> None:
         """Note what a rank's program has left under way at its end, and never waited for.
@@ -170,13 +180,9 @@ class _TestedCommunicator(FaultyCommunicator):
         assert isinstance(plan, Plan)
         if plan.turns is not None:
             operation.lock()
-            plan.turns.hold(operation.context.rank, partial(self._in_turn, operation))
+            arrive = partial(FaultyCommunicator.arrive, self, operation)
+            plan.turns.hold(operation.context.rank, self.hold(operation, arrive))
         elif operation.context.rank in plan.dead or plan.arriving(operation):
-            super().arrive(operation)
-
-    def _in_turn(self, operation: Operation) -> None:
-        if not operation.done:
-            operation.started_ns = self._doom.kernel.now_ns
             super().arrive(operation)
 
 
@@ -293,13 +299,21 @@ def simulate(
 
     async def live() -> list[Any]:
         world = clock.world(size, placed, algorithm=None)
-        clock.kernel.on_stall = world.deadlock
+        shared = clock.shared
+        assert shared is not None
+
+        def stall() -> None:
+            shared.drop_withdrawn()  # before the end cancels the awaits of all others
+            world.deadlock()
+
+        clock.kernel.on_stall = stall
         try:
-            return await world.live(wrap(clock, world), (), timeout_s)
+            results = await world.live(wrap(clock, world), (), timeout_s)
+            shared.drop_withdrawn()
+            return results
         finally:
             lived.timeline = world.timeline
-            assert clock.shared is not None
-            for issue, operation in clock.shared.noted.values():
+            for issue, operation in shared.noted.values():
                 issue.awaited = operation.awaited_ns is not None
                 _describe(issue, operation)
 

@@ -260,8 +260,8 @@ def test_words() -> None:
         [
             "<CollectiveFuture all_reduce #0 on group 'world': done>",
             "<CollectiveFuture sync #1 on group 'world': done>",
-            "<ReceiveFuture late #0 from rank 0 on group 'world': pending>",
-            "<Item item 0 of late #0 from rank 0 on group 'world': pending>",
+            "<ReceiveFuture late #0 from rank 0 on group 'world': matching>",
+            "<Item item 0 of late #0 from rank 0 on group 'world': matching>",
             "<ComputeFuture compute 'boom': failed>",
             "<ReceiveFuture late #0 from rank 0 on group 'world': done>",
             "<Stream 'comm' of rank 0: 0 in flight, 0 queued>",

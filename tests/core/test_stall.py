@@ -256,7 +256,7 @@ def test_a_compute_that_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatch
     assert re.sub(r"has run \d+ s", "runs", plain(said[0])) == (
         f"no progress for 0.2 s: rank 1 waits for rank 0, whose compute 'tokenise' ({at}) runs\n"
         f"  rank 0: compute 'tokenise' ({at}); runs\n"
-        f"  rank 0: all_reduce #0 on group 'world' ({at})\n"
+        f"  rank 0: all_reduce #0 on group 'world' ({at}); waits for its input\n"
         f"  rank 1: all_reduce #0 on group 'world' ({at}); waits for rank 0\n"
         "  the run waits on; Ctrl-C ends it, as --give-up SECONDS would"
     )

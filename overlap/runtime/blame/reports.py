@@ -97,7 +97,7 @@ class Member:
     def _busy(self, now_ns: int, places: list[str]) -> str:
         running = self.computing()
         if running is not None:
-            return f"whose {running.label} ({running.call_site}) {running.state(now_ns)}"
+            return f"whose {running.label} ({running.call_site}) {running.describe_state(now_ns)}"
         if places:
             return f"whose program is at {' and '.join(places)}"
         return "" if self.context.outstanding.operations else "whose program is elsewhere"

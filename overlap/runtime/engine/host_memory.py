@@ -41,7 +41,7 @@ class HostMemory:
         if meeting is None:
             return False
         for operation in ends:
-            if not (operation.running or operation.done):
+            if operation.scope is None and not operation.done:
                 _run(meeting, match, operation).start()
         return True
 

@@ -170,7 +170,7 @@ class SmallRun(BoardRun):
         if self._meeting.free(self._operation):
             self._arrive()
             return
-        self._operation.running, self._operation.scope = True, self
+        self._operation.moves(self)
         self._operation.context.spawn(self._meeting.until_free, self._operation, self._arrive)
 
     def _arrive(self) -> None:
@@ -184,7 +184,7 @@ class SmallRun(BoardRun):
     def wait(self, tag: int) -> None:
         """End when the others have come, who can know that this rank has."""
         operation, self._tag = self._operation, tag
-        operation.running, operation.scope = True, self
+        operation.moves(self)
         operation.look = self.look_before_sleeping
         self._meeting.board.waiting.watch(self)
 

@@ -73,8 +73,7 @@ class HostRun(BoardRun):
     def start(self) -> None:
         """Arrive, as soon as the board is there, and go on as far as the others have come."""
         operation = self._operation
-        operation.running = True
-        operation.scope = self
+        operation.moves(self)
         operation.look = self.look_before_sleeping
         if self._board.ready:
             self._begin()
@@ -395,7 +394,7 @@ class HostRun(BoardRun):
             self._operation.context.from_thread(self._fall_back)
             return
         self._close()
-        self._operation.running, self._operation.scope = False, None
+        self._operation.scope = None
         self._meeting.common.fall_back(self._meeting.communicator, self._match)
 
     def _end(self, error: BaseException | None) -> None:

@@ -41,7 +41,7 @@ class ProgramRunner:
             lasting: Whether later operations with an equal call run as this program without asking the engine.
         """
         for operation in match.arrived:
-            if operation is not None and not (operation.running or operation.done):
+            if operation is not None and operation.scope is None and not operation.done:
                 self._start(communicator, match, operation, lasting=lasting)
 
     def _start(self, communicator: Communicator, match: Match, operation: Operation, *, lasting: bool) -> None:
@@ -109,7 +109,7 @@ class ProgramWay(ShortWay):
 
     def start(self, match: Match, operation: Operation) -> None:
         """Start the program; small messages leave before any task starts."""
-        operation.running, operation.algorithm = True, self._compiled.schedule.algorithm
+        operation.algorithm = self._compiled.schedule.algorithm
         communicator = self._communicator
         try:
             operation.fit(self._call)
@@ -123,13 +123,14 @@ class ProgramWay(ShortWay):
 
     def _begin(self, match: Match, operation: Operation) -> tuple[Execution, bool]:
         """Begin an execution, which becomes the operation's scope; return it, and whether it is over."""
-        operation.scope = execution = Execution(
+        execution = Execution(
             *self._compiled.laid(operation),
             self._station,
             tag=self._communicator.tag(self._call, operation.seq),
             priority=operation.urgency,
             spawn=operation.context.spawn,
         )
+        operation.moves(execution)
         return execution, execution.begin(partial(self._over, match, operation))
 
     def _over(self, match: Match, operation: Operation, error: BaseException | None) -> None:
@@ -157,7 +158,8 @@ class MessageWay(ProgramWay):
     def _begin(self, match: Match, operation: Operation) -> tuple[Execution, bool]:
         communicator, receives = self._communicator, operation.port.position == 1
         peer = communicator.members[1 - operation.port.position]
-        operation.scope = message = Message(self._station, peer, operation.context.spawn)
+        message = Message(self._station, peer, operation.context.spawn)
+        operation.moves(message)
         tag, over = communicator.tag(self._call, operation.seq), partial(self._over, match, operation)
         if receives:
             return message, message.receive(tag, bytes_of(cast(Array, operation.target).reshape(-1)), over)

@@ -147,7 +147,7 @@ class RealEngine(BaseEngine):
         )
         self._in_flight += 1  # the end is told on this thread, so it cannot come before
         for operation in operations:
-            operation.running = True
+            operation.moves(_WORKERS)
 
     def _direct_done(self, communicator: Communicator, match: Match, met_ns: int, error: BaseException | None) -> None:
         self._in_flight -= 1
@@ -160,6 +160,16 @@ class RealEngine(BaseEngine):
             return
         for operation in match.ends:
             operation.fail(Failure(error))
+
+
+class _Working:
+    """Work of worker threads, which is not stopped, but waited for."""
+
+    def cancel(self) -> None:
+        """Do nothing: its end comes soon."""
+
+
+_WORKERS = _Working()
 
 
 def _is_idle(operations: Sequence[Operation]) -> bool:

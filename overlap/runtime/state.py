@@ -1,0 +1,104 @@
+"""The states of an operation, and which may follow which. Pure.
+
+One table for all that a program can await: collectives, messages, computes, tasks, and futures made of others. It is
+the same on both clocks. `docs/architecture.md` shows it with what an observer sees.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+
+class State(IntEnum):
+    """The state of an operation. From `DONE` on, it has ended."""
+
+    ISSUED = 0  #: the program has it; no stream has taken it yet, or what it is made of has not ended
+    QUEUED = 1  #: waits for room in the window of its stream, or for its turn on a compute stream
+    ADMITTED = 2  #: has room, and begins as soon as the end that has made it is over
+    BLOCKED = 3  #: has its turn, and waits for the results that it takes
+    MATCHING = 4  #: waits for other ranks
+    RUNNING = 5  #: its bytes move, or its function runs
+    UNWANTED = 6  #: a receive that a message has met, or may have, and that nobody waits for any more
+    CANCELLING = 7  #: a receive that is cancelled, and that the transport is asked to take back
+    STOPPING = 8  #: has failed, and its bytes are being stopped
+    PARKED = 9  #: a receive that has given its place back, until it is asked for again
+    DONE = 10  #: has a result
+    FAILED = 11  #: has an error
+    CANCELLED = 12  #: was withdrawn, or one of its inputs was
+
+    @property
+    def word(self) -> str:
+        """Its name for people."""
+        return self.name.lower()
+
+
+ISSUED: Final = State.ISSUED
+QUEUED: Final = State.QUEUED
+ADMITTED: Final = State.ADMITTED
+BLOCKED: Final = State.BLOCKED
+MATCHING: Final = State.MATCHING
+RUNNING: Final = State.RUNNING
+UNWANTED: Final = State.UNWANTED
+CANCELLING: Final = State.CANCELLING
+STOPPING: Final = State.STOPPING
+PARKED: Final = State.PARKED
+DONE: Final = State.DONE
+FAILED: Final = State.FAILED
+CANCELLED: Final = State.CANCELLED
+
+_ENDS = (DONE, FAILED, CANCELLED)
+
+TABLE: Final[dict[State, tuple[State, ...]]] = {
+    ISSUED: (QUEUED, BLOCKED, MATCHING, RUNNING, *_ENDS),
+    QUEUED: (ADMITTED, BLOCKED, MATCHING, RUNNING, PARKED, *_ENDS),
+    ADMITTED: (BLOCKED, MATCHING, PARKED, *_ENDS),
+    BLOCKED: (BLOCKED, MATCHING, RUNNING, *_ENDS),
+    MATCHING: (ISSUED, RUNNING, UNWANTED, CANCELLING, PARKED, *_ENDS),
+    RUNNING: (UNWANTED, CANCELLING, STOPPING, PARKED, *_ENDS),
+    UNWANTED: (MATCHING, RUNNING, CANCELLING, STOPPING, PARKED, *_ENDS),
+    CANCELLING: (PARKED, *_ENDS),
+    STOPPING: (FAILED, CANCELLED),
+    PARKED: (ISSUED, *_ENDS),
+    DONE: (PARKED,),
+    FAILED: (),
+    CANCELLED: (),
+}
+"""The states that may follow each state.
+
+Only receives become `UNWANTED`, `CANCELLING` or `PARKED`, which is also the one way back from `DONE`: a message that
+nobody has taken goes to the next receive. `MATCHING` goes back to `ISSUED` where a receive from any source has chosen
+one.
+"""
+
+# Rows of truth values: each operation looks some up, and members of an enum are slow to find in sets.
+_FOLLOWS: Final = tuple(tuple(after in TABLE[state] for after in State) for state in State)
+
+
+class TransitionError(RuntimeError):
+    """A state was to follow another that it may not follow: an error of this library, not of the program.
+
+    Attributes:
+        before: The state of the operation, which it keeps.
+        after: The state that it was to have.
+        operation: Which, with its line and rank.
+    """
+
+    def __init__(self, before: State, after: State) -> None:
+        super().__init__(before, after)
+        self.before, self.after = before, after
+        self.operation: str = "an operation"
+
+    def __str__(self) -> str:
+        return f"{self.operation} is {self.before.word} and cannot become {self.after.word}: this is a bug in overlap"
+
+
+def transition(state: State, after: State) -> State:
+    """Return the state that follows another one.
+
+    Raises:
+        TransitionError: If it may not follow.
+    """
+    if _FOLLOWS[state][after]:
+        return after
+    raise TransitionError(state, after)
