@@ -14,7 +14,7 @@ from typing import TextIO
 from rich.text import Text
 
 from ..live.screen import Line, brief, lines, title
-from ..live.worlds import Sampler, World
+from ..live.worlds import RunningWorld, Sampler
 from .console import Console
 
 _PANEL_LINES = 12
@@ -38,7 +38,7 @@ class Show:
 
     looks: Sampler
 
-    def __init__(self, world: World, looks: Sampler, *, ascii: bool) -> None:
+    def __init__(self, world: RunningWorld, looks: Sampler, *, ascii: bool) -> None:
         self.looks, self._world, self._ascii = looks, world, ascii
 
     @property

@@ -10,16 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from time import sleep, time
 
-from transports.tls import Tls
-
-from ..config import RunConfig
 from ..errors import UsageError
 from ..live.worlds import RunningWorld, Sampler, chosen, of_descendants, running
-from ..notice import notify
-from ..processes.launchers import is_loopback
-from ..processes.secret import given_secret, user_secret
-from ..processes.sockets import Endpoint, format_endpoint, parse_endpoint
-from ..processes.watching import WatchedWorld, WorldOverError
 from ..units import columns
 from .console import Console
 from .livescreen import Panel, Paper, Show, full_screen, is_terminal
@@ -32,10 +24,9 @@ _DESCRIPTION = """\
 Without JOB, list the jobs that run on this host: every program of this user whose ranks live now.
 
 With JOB, show the work of its ranks: compute and communication as bars, hidden and exposed, the time of a step, the
-ranks that others wait for, bytes per second by wire, and operations in flight. Of a job here the command reads the
-flight records, which costs the job nothing. Of a job elsewhere, or on several hosts, it asks process 0, where that
-listens (--rdzv-endpoint), and proves the job's secret as its processes do: by --secret-file, OVERLAP_SECRET_FILE or
-OVERLAP_SECRET. A look takes at most a hundredth of a processor of any process. q or Ctrl-C ends it, the job runs on.
+ranks that others wait for, bytes per second by wire, and operations in flight. The command reads the flight records of
+this host's processes, which costs the job nothing; on another host, run it there (ssh HOST overlap top). A look takes
+at most a hundredth of a processor. q or Ctrl-C ends it, the job runs on.
 """
 
 _EPILOG = """\
@@ -43,7 +34,7 @@ examples:
   overlap top                       the jobs here
   overlap top 5f2c0d1e              a job, or the id of one of its processes
   overlap top train.py              the job of that program, if there is one
-  overlap top node0:29500 --secret-file job.secret      all processes of a job, on all its hosts
+  ssh -t node1 overlap top          the processes of a job on another host
   overlap top --once                one look at the newest job
   overlap top --every 5 | tee log   a line every 5 seconds, of the newest job
   overlap top --list --json         the list for programs
@@ -55,17 +46,13 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
         "job", nargs="?", metavar="JOB",
-        help="name of a job, its program, id of a process, or HOST:PORT; default: OVERLAP_RDZV_ENDPOINT, or with "
-        "--every or --once the newest job here",
+        help="name of a job, its program, or id of a process; default: with --every or --once the newest job",
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list jobs, one a line; the default without JOB")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--every", type=float, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe")
     parser.add_argument("--once", action="store_true", help="look once")
     parser.add_argument("--ascii", action="store_true", help="draw with # = ~ ! only")
-    parser.add_argument(
-        "--secret-file", metavar="FILE", help="the job's secret, in a file that only you can read; for HOST:PORT"
-    )
     parser.add_argument("--below", type=int, help=argparse.SUPPRESS)  # of `run --live`: for its process
 
 
@@ -79,11 +66,13 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"--every: {args.every:g} s; expected 0.1 to 3600")
     if args.below is not None:
         return _below(args)
-    endpoint = _endpoint(args.job)
-    watches = args.once or args.every is not None or args.job is not None or endpoint is not None
+    watches = args.once or args.every is not None or args.job is not None
     if args.list or args.json or not watches:
         return _list(args)
-    world = chosen(args.job) if endpoint is None else _watched(endpoint, args.secret_file)
+    if args.job is not None and ":" in args.job:
+        host = args.job.rpartition(":")[0]
+        raise UsageError(f"{args.job}: the ranks of a job are seen on the host where they run: ssh {host} overlap top")
+    world = chosen(args.job)
     drawn = is_terminal(sys.stdout)
     try:
         looks = Sampler(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
@@ -95,8 +84,6 @@ def main(args: argparse.Namespace) -> int:
             Paper(Show(world, looks, ascii=args.ascii), sys.stdout).run(lambda: world.lives)
     except KeyboardInterrupt:
         pass
-    except WorldOverError as over:
-        notify(str(over))
     finally:
         world.close()
     return 0
@@ -131,7 +118,7 @@ def _draw_below(world: RunningWorld, args: argparse.Namespace, goes_on: Callable
 
 
 def _list(args: argparse.Namespace) -> int:
-    told = _here() if args.job is None else [_elsewhere(args.job, args.secret_file)]
+    told = _here()
     if args.json:
         print(json.dumps([asdict(one) for one in told], indent=2, sort_keys=True))
     elif not told:
@@ -151,24 +138,6 @@ def _here() -> list[_Told]:
             world.close()
 
 
-def _elsewhere(named: str, secret_file: str | None) -> _Told:
-    world = _watched(parse_endpoint(named), secret_file)
-    try:
-        seen = world.processes.values()
-        return _Told(
-            job=world.job,
-            script=world.script,
-            ranks=world.size,
-            processes=next(iter(seen)).processes,
-            here=len(seen),
-            step=min((table.last_step for each in seen for table in each.ranks if table.last_step >= 0), default=None),
-            age_s=int(world.age_s),
-            pids=[f"{each.host}:{each.pid}" for each in seen],
-        )
-    finally:
-        world.close()
-
-
 @dataclass(frozen=True, slots=True)
 class _Told:
     """One line of the list."""
@@ -180,7 +149,7 @@ class _Told:
     here: int
     step: int | None
     age_s: int
-    pids: Sequence[int | str]
+    pids: Sequence[int]
 
 
 def _told(world: RunningWorld) -> _Told:
@@ -204,37 +173,3 @@ def _row(one: _Told) -> list[str]:
     here = str(one.processes) if one.here == one.processes else f"{one.here} of {one.processes}"
     step = "" if one.step is None else str(one.step)
     return [one.job, one.script or "?", str(one.ranks), here, step, str(one.age_s), ", ".join(map(str, one.pids))]
-
-
-# -- jobs elsewhere ----------------------------------------------------------------------------------------------------
-
-
-def _endpoint(named: str | None) -> Endpoint | None:
-    """Return the endpoint of a job elsewhere, or None for a job here.
-
-    Raises:
-        UsageError: If a text with a colon is no endpoint.
-    """
-    if named is not None:
-        return parse_endpoint(named) if ":" in named else None
-    told = os.environ.get("OVERLAP_RDZV_ENDPOINT")
-    return parse_endpoint(told) if told else None
-
-
-def _watched(endpoint: Endpoint, secret_file: str | None) -> WatchedWorld:
-    """Return the world whose process 0 listens at an endpoint.
-
-    Raises:
-        UsageError: If no world listens there, or its secret is not given.
-    """
-    environ = os.environ if secret_file is None else {"OVERLAP_SECRET_FILE": secret_file}
-    try:
-        secret = given_secret(environ)
-    except UsageError as error:
-        raise UsageError(str(error).replace("OVERLAP_SECRET_FILE: ", "--secret-file: ", 1)) from None
-    if secret is None and not is_loopback(endpoint[0]):
-        where = format_endpoint(endpoint)
-        raise UsageError(f"{where}: say the secret of the job: --secret-file, OVERLAP_SECRET_FILE or OVERLAP_SECRET")
-    tls = RunConfig.from_environment(os.environ).tls_files()
-    files = Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None
-    return WatchedWorld(endpoint, secret=secret or user_secret(), tls=files)

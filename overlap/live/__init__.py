@@ -3,6 +3,5 @@
 # The map of this room, in the order data flows:
 #
 #   worlds    the worlds that run on this host, and snapshots of a world one after the other
-#   snapshot  the ranks of one process as bytes, for watchers elsewhere
 #   figures   the last moments of each rank: compute, communication hidden and exposed, bytes, which rank is late
 #   screen    figures as lines of a terminal

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from time import process_time, time_ns
-from typing import Protocol
 
 from ..errors import UsageError
 from ..flight.folder import ENDING, default_folder, runs
@@ -28,38 +27,6 @@ class WorldSnapshot:
     now_ns: int  # When
     # Where each is, its ranks and its calls.
     processes: Sequence[tuple[Place, Sequence[RankTable], Mapping[int, CallWords]]]
-    pause_s: float = 0.0  # Least time until the next snapshot
-
-
-class World(Protocol):
-    """A world that runs, here or elsewhere."""
-
-    @property
-    def job(self) -> str:
-        """Its name."""
-
-    @property
-    def script(self) -> str:
-        """The program."""
-
-    @property
-    def size(self) -> int:
-        """Ranks."""
-
-    @property
-    def where(self) -> str:
-        """Its processes, for people to read."""
-
-    @property
-    def age_s(self) -> float:
-        """For how long it has run."""
-
-    @property
-    def lives(self) -> bool:
-        """Whether it runs."""
-
-    def snapshot(self) -> WorldSnapshot:
-        """Return the work of its ranks at this moment."""
 
 
 class Sampler:
@@ -70,7 +37,7 @@ class Sampler:
         every_s: How often, if that is cheap enough; each snapshot covers that time.
     """
 
-    def __init__(self, world: World, *, every_s: float) -> None:
+    def __init__(self, world: RunningWorld, *, every_s: float) -> None:
         self._world, self._every_s = world, every_s
         self.pause_s: float = every_s
         self._is_first = True
@@ -83,7 +50,7 @@ class Sampler:
         seen = [(glance, calls) for _, ranks, calls in look.processes for glance in ranks]
         found = figures(seen, (look.now_ns - round(self._every_s * _NS), look.now_ns), places=places)
         spent_s = 0.0 if self._is_first else process_time() - begun_s  # the first snapshot loads modules
-        self.pause_s, self._is_first = max(self._every_s, look.pause_s, spent_s / MOST_SHARE), False
+        self.pause_s, self._is_first = max(self._every_s, spent_s / MOST_SHARE), False
         return found
 
 
@@ -206,7 +173,7 @@ def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> Ru
         jobs = ", ".join(f"{world.job} ({world.size} ranks, for {world.age_s:.0f} s)" for world in of_program)
         raise UsageError(f"{name!r} is the program of several running jobs, name one of them: {jobs}")
     if name is None:
-        raise UsageError("no world of yours runs on this host; of others, say where process 0 listens: HOST:PORT")
+        raise UsageError("no world of yours runs on this host")
     known = ", ".join(world.job for world in worlds) or "none"
     raise UsageError(f"{name!r} is no running job, nor the program or a process of one; running on this host: {known}")
 

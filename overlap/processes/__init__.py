@@ -11,9 +11,8 @@
 #   join            join(): the one way in;  host: the side of member 0;  thread: the event loop of the connection
 #   sockets         endpoints, listening, dialling, meet()
 #   member          Membership: exchanges, gathers, news;  clock: how far this clock is from that of member 0
-#   coordinator     what member 0 does with each message;  lookout: with the questions of watchers
+#   coordinator     what member 0 does with each message
 #   messages        all control messages;  link: one connection that carries them;  silence: how long it may be silent
-#   watching        a watcher: a look at a world from elsewhere
 #
 # A world among them:
 #

@@ -19,8 +19,6 @@ from .messages import (
     Fetch,
     Give,
     Given,
-    Glance,
-    Glimpse,
     Goodbye,
     Join,
     MemberLeft,
@@ -60,7 +58,6 @@ class Coordinator:
         gone: Of these, members that left or were lost.
         went: Members that had joined and went away before all had; they may come again.
         changed: Set, and made anew, whenever a member comes or goes.
-        on_glimpse: Takes what a member says of its ranks.
     """
 
     members: int
@@ -73,7 +70,6 @@ class Coordinator:
         self.gone: set[int] = set()
         self.went: set[int] = set()
         self.changed: trio.Event = trio.Event()
-        self.on_glimpse: Callable[[int, Glimpse], None] = _unasked
         self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}
         self._exchanges: dict[tuple[str, int], dict[int, bytes]] = {}
@@ -125,10 +121,6 @@ class Coordinator:
     def _waiting(self) -> Waiting:
         return Waiting(missing=self.missing, went=sorted(self.went))
 
-    def ask_all(self, question: Glance) -> None:
-        """Ask all members that are there what their ranks do."""
-        self._send_all(question)
-
     def handle(self, member: int, message: Message) -> None:
         """Act on a message of a member.
 
@@ -151,8 +143,6 @@ class Coordinator:
                 self._fetch(message)
             case Piece() if self._fetched[member]:
                 self._bring(member, message)
-            case Glimpse() if self.complete:
-                self.on_glimpse(member, message)
             case Bye() if self.complete:
                 self._leave(member)
             case _:
@@ -228,10 +218,6 @@ class Coordinator:
         for other in list(self._senders):
             if other != member and other not in self.gone:
                 self._send(other, message)
-
-
-def _unasked(member: int, glimpse: Glimpse) -> None:
-    raise MessageError("a Glimpse, which is not its turn")
 
 
 def _fitting(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:

@@ -1,4 +1,4 @@
-"""Member 0 as the host of a world: it listens, lets members and watchers in, and carries their messages.
+"""Member 0 as the host of a world: it listens, lets members in, and carries their messages.
 
 Connections that are turned away disturb no member. `Coordinator` decides about each message; this is the side with
 sockets and tasks.
@@ -20,9 +20,8 @@ from transports.handshake import HandshakeError, welcome
 from transports.identity import Hello
 
 from .coordinator import Coordinator, RefusedError
-from .identity import FRESH, LAUNCHER, WATCHER, JoinError, RendezvousConfig, name_absent, name_epoch
+from .identity import FRESH, LAUNCHER, JoinError, RendezvousConfig, name_absent, name_epoch
 from .link import ControlLink
-from .lookout import Lookout
 from .member import Membership
 from .messages import Join, MemberLost, Message, Refused, Told
 from .silence import watch
@@ -65,7 +64,6 @@ class Acceptor:
         self._listener, self._coordinator, self._config, self._report = listener, coordinator, config, report
         self._mine = config.greeting
         self._reported: set[str] = set()
-        self._lookout = Lookout(coordinator)
         self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, the oldest first
         self._pending_limit = 2 * config.members + 8
 
@@ -101,9 +99,7 @@ class Acceptor:
             async with stream:
                 tune(connection, self._config.patience.outage_s)
                 hello = await self._shake_hands(stream)
-                if hello.role == WATCHER:
-                    await self._lookout.serve(stream)
-                elif hello.epoch == self._mine.epoch or self._takes(hello):
+                if hello.epoch == self._mine.epoch or self._takes(hello):
                     await self._serve(stream, address, hello.member)
         except HandshakeError as error:
             self._turn_away(address, error)
@@ -127,8 +123,6 @@ class Acceptor:
     def _judge(self, theirs: Hello) -> Hello | str:
         """Return this host's hello, or a reason to refuse; a process of a later epoch hears of this one, and waits."""
         mine = self._mine
-        if theirs.role == WATCHER:
-            return self._lookout.refusal() or mine
         if (theirs.role, theirs.job) == (LAUNCHER, mine.job):
             return f"the world is running; node {theirs.member} can take part from the next attempt on"
         if (theirs.role, theirs.job) != (mine.role, mine.job):

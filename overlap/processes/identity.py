@@ -14,8 +14,8 @@ from .sockets import Endpoint
 
 #: Detail in the hello of a process that has been in no world yet.
 FRESH = "fresh"
-#: Roles in a hello: of a member, of a launcher, and of a watcher, which only looks on.
-MEMBER, LAUNCHER, WATCHER = "member", "launcher", "watcher"
+#: Roles in a hello: of a member, and of a launcher.
+MEMBER, LAUNCHER = "member", "launcher"
 #: Epochs of one attempt of a job: more worlds than one program runs.
 WORLDS = 1 << 20
 

@@ -89,7 +89,7 @@ async def live(
         if joined is not None:
             joined.notices.show = world.show
         results: list[T] = []
-        with _shown(flight, joined), _streamed(wanted, world, joined, keeper):
+        with _streamed(wanted, world, joined, keeper):
             try:
                 results = await world.live(main, args, wanted.timeout_s)
             except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
@@ -111,24 +111,6 @@ async def live(
     if failure is not None:
         raise failure
     return results
-
-
-@contextmanager
-def _shown(flight: FlightFile | None, joined: Joined | None) -> Iterator[None]:
-    """Answer watchers elsewhere for the length of the block."""
-    if flight is None or joined is None:
-        yield
-        return
-    from ..live.snapshot import SnapshotWriter  # of worlds of several processes
-
-    membership = joined.membership
-    glimpses = SnapshotWriter(flight.path, lambda: membership.clock.offset_ns)
-    membership.glimpse = glimpses
-    try:
-        yield
-    finally:
-        membership.glimpse = lambda room_bytes: b""
-        glimpses.close()
 
 
 def _streamed(wanted: RunConfig, world: World, joined: Joined | None, keeper: Keeper) -> AbstractContextManager[None]:

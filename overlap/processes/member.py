@@ -1,7 +1,7 @@
 """Membership of a process in its world: exchanges, gathers and news among the processes.
 
 Messages go through the coordinator, in the process of member 0. The connection to it lives in an event loop in a
-thread of its own (`join`), where signs of life, the time and glimpses are answered whatever keeps the program busy.
+thread of its own (`join`), where signs of life and the time are answered whatever keeps the program busy.
 Every other message is handed over to the program's loop, in the order in which it came.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns
 from typing import Self, TypeAlias
 
 import trio
@@ -25,8 +25,6 @@ from .messages import (
     Fetch,
     Give,
     Given,
-    Glance,
-    Glimpse,
     Goodbye,
     MemberLeft,
     MemberLost,
@@ -79,8 +77,6 @@ class Membership:
     Attributes:
         member: Index of this process.
         members: How many there are.
-        glimpse: Returns what the ranks of this process do, given the limit in bytes; called in the thread of the
-            connection.
         on_loss: Called with each loss of a member at once, before it is read among the messages.
     """
 
@@ -106,7 +102,6 @@ class Membership:
             clock: Samples of the coordinator's clock; None where the coordinator is.
         """
         self.member, self.members = member, members
-        self.glimpse: Callable[[int], bytes] = lambda room_bytes: b""
         self.on_loss: Callable[[MemberLost], object] = lambda lost: None
         self._home, self._there = home, trio.lowlevel.current_trio_token()
         self._send, self._clock = send, clock
@@ -230,8 +225,6 @@ class Membership:
             case Pong() if self._clock is not None:
                 sent_ns, server_ns = message.sent_ns, message.server_ns
                 self._clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=perf_counter_ns()))
-            case Glance():
-                self._post(self._glimpsed(message))
             case Told() | Given() | Fetch() | Piece() | MemberLost() | MemberLeft() | Goodbye():
                 with suppress(trio.RunFinishedError):
                     self._home.run_sync_soon(self._receive, message)
@@ -245,11 +238,6 @@ class Membership:
         done = trio.Event()
         self._there.run_sync_soon(done.set)
         await done.wait()
-
-    def _glimpsed(self, asked: Glance) -> Glimpse:
-        begun_ns = thread_time_ns()
-        blob = self.glimpse(min(max(asked.room_bytes, 0), BLOB_LIMIT_BYTES))
-        return Glimpse(turn=asked.turn, took_ns=thread_time_ns() - begun_ns, blob=blob)
 
     # -- in the program's loop -----------------------------------------------------------------------------------------
 

@@ -161,43 +161,9 @@ class Goodbye(Tagged):
     """From the coordinator: you have left."""
 
 
-class Look(Tagged):
-    """To the coordinator, from a watcher, which is no member: what do the ranks do?"""
-
-
-class Glance(Tagged):
-    """From the coordinator: say what your ranks do."""
-
-    turn: int  # Counts these questions
-    room_bytes: int  # Size of the answer at most
-
-
-class Glimpse(Tagged):
-    """To the coordinator: what my ranks do, as `overlap.live.snapshot` writes it."""
-
-    turn: int
-    took_ns: int  # Processor time that the answer has cost
-    blob: bytes
-
-
-class Seen(Tagged):
-    """To a watcher: what a member said of its ranks."""
-
-    member: int
-    blob: bytes
-
-
-class Looked(Tagged):
-    """To a watcher: all answers have been passed on."""
-
-    now_ns: int  # When the members were asked
-    silent: list[int]  # Members that did not answer
-    pause_ms: int  # How long to wait before the next look
-
-
 Message: TypeAlias = (
     Join | Waiting | Ready | Refused | Present | Give | Given | Fetch | Piece | Tell | Told | Ping | Pong
-    | MemberLost | MemberLeft | Bye | Goodbye | Look | Glance | Glimpse | Seen | Looked
+    | MemberLost | MemberLeft | Bye | Goodbye
 )  # fmt: skip
 
 

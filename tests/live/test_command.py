@@ -95,12 +95,17 @@ def test_calls_of_a_record_have_their_bytes():
 def test_who_is_no_job_is_told_in_one_line():
     with pytest.raises(UsageError) as caught:
         chosen(None)
-    assert str(caught.value) == (
-        "no world of yours runs on this host; of others, say where process 0 listens: HOST:PORT"
-    )
+    assert str(caught.value) == "no world of yours runs on this host"
     with pytest.raises(UsageError) as caught:
         chosen("x")
     assert str(caught.value) == "'x' is no running job, nor the program or a process of one; running on this host: none"
+
+
+def test_the_place_of_a_job_elsewhere_is_refused_with_what_shows_it(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["top", "node1:29500"])
+    assert ended.value.code == 2
+    assert "the ranks of a job are seen on the host where they run: ssh node1 overlap top" in capsys.readouterr().err
 
 
 def test_the_list_has_names_that_can_be_copied(capsys, monkeypatch):
