@@ -124,7 +124,7 @@ class RankContext:
         self.kept_step = step
         self.flight.kept(step)
 
-    def from_thread(self, function: Callable[..., None], *args: object) -> None:
+    def from_thread(self, function: Callable[..., object], *args: object) -> None:
         """Let the event loop call a function, soon: in the order in which threads have asked.
 
         Raises:

@@ -13,13 +13,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Derived(Future[T_co]):
-    """The future of `make(results)` of some operations that have not been issued yet.
+    """The future of `make(results)` of other futures. It fails as soon as one of them does.
 
     Args:
-        parts: The operations.
-        make: Makes the result of theirs; called once, on the event loop's thread.
-        thread: Of the event loop.
-        label: Its name in messages; by default as the first of the parts.
+        parts: The other futures, such as operations that have not been issued yet.
+        make: Makes the result from theirs; called once, on the event loop's thread.
+        thread: Thread of the event loop.
+        label: Its name in messages; by default that of the first part.
     """
 
     __slots__ = ("_label", "_left", "_make", "_parts", "_thread")
@@ -28,10 +28,14 @@ class Derived(Future[T_co]):
         self, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T_co], thread: int, label: str = ""
     ) -> None:
         super().__init__()
-        self._parts, self._make, self._thread, self._label = list(parts), make, thread, label
-        self._left = len(self._parts)
+        self._parts, self._make, self._thread, self._label = parts, make, thread, label
+        self._left = len(parts)
+
+    def begin(self) -> Derived[T_co]:
+        """Wait for the parts; on the loop's thread only, unless they have not been issued. Return this future."""
         for part in self._parts:
-            call_when_done(part, self._part_done)
+            call_when_done(part, partial(self._part_done, part))
+        return self
 
     @property
     def label(self) -> str:
@@ -41,54 +45,19 @@ class Derived(Future[T_co]):
     def _loop_thread(self) -> int | None:
         return self._thread
 
-    def _part_done(self) -> None:
+    def _part_done(self, part: Future[Any]) -> None:
         self._left -= 1
-        if self._left:
-            return
-        failures = [failure for part in self._parts if (failure := outcome(part)[1]) is not None]
-        value, failure = None, failures[0] if failures else None
-        for other in failures[1:]:
-            other.note_seen()  # this future has the first failure
+        value, failure = None, outcome(part)[1]
         if failure is None:
+            if self._left or self.done:
+                return
             try:
-                value = self._make([outcome(part)[0] for part in self._parts])
+                value = self._make([outcome(each)[0] for each in self._parts])
             except Exception as error:  # the failure of this future
                 failure = Failure(error)
-        conclude(self, value, failure)
-
-
-class Resolved(Future[object]):
-    """The future of a tree some of whose leaves are futures. It fails as soon as one of them does.
-
-    Args:
-        tree: The tree.
-        leaves: The futures in it.
-        thread: Of the event loop.
-    """
-
-    __slots__ = ("_leaves", "_left", "_thread", "_tree")
-
-    def __init__(self, tree: object, leaves: Sequence[Future[object]], thread: int) -> None:
-        super().__init__()
-        self._tree, self._leaves, self._thread, self._left = tree, leaves, thread, len(leaves)
-
-    def begin(self) -> None:
-        """Wait for the leaves; the loop's thread only."""
-        for leaf in self._leaves:
-            call_when_done(leaf, partial(self._leaf_done, leaf))
-
-    def _loop_thread(self) -> int | None:
-        return self._thread
-
-    def _leaf_done(self, leaf: Future[object]) -> None:
-        self._left -= 1
-        value, failure = None, outcome(leaf)[1]
-        if failure is None:
-            if self._left:
-                return
-            value, failure = resolve(self._tree)
         if conclude(self, value, failure):
-            self._tree, self._leaves = None, ()
+            self._label, self._parts = self.label, ()
+            del self._make
 
 
 def check_here(x: Future[Any], thread: int) -> None:

@@ -750,6 +750,6 @@ def source_of(future: Future[Any]) -> Future[object]:
 def consumers(future: Future[Any]) -> Iterator[Future[Any]]:
     """Yield the futures that have asked to be called when another one is done; the loop's thread only."""
     for callback in future._callbacks or ():
-        consumer = getattr(callback, "__self__", None)
+        consumer = getattr(getattr(callback, "func", callback), "__self__", None)
         if isinstance(consumer, Future):
             yield consumer

@@ -17,7 +17,7 @@ from ..flight.recorder import Known
 from .arguments import check_options, check_pairs, check_peer, check_root, prepare, receive_like, take_output
 from .communicators import Communicators
 from .context import STEP_OF_TASK, RankContext
-from .derived import Resolved, check_here
+from .derived import check_here
 from .future import Failure, Future, conclude
 from .match import Key
 from .operation import CollectiveFuture, Lane, Member, Port
@@ -116,11 +116,12 @@ class Issuer:
         """
         caller = _getframe(2) if call_site is None else call_site
         made: type[CollectiveFuture[Any]] = CollectiveFuture
+        tree = False
         if type(x) is not np.ndarray:
             if isinstance(x, Future):
                 made = TreeOperation
             elif isinstance(x, _FORMS) and is_tree(x):
-                made, x = TreeOperation, resolved(x, self.context)
+                made, x, tree = TreeOperation, resolved(x, self.context), True
             elif x is None and out is None and kind.traits.rooted:  # the root may have a tree
                 made = TreeOperation
         operation = made(
@@ -140,7 +141,7 @@ class Issuer:
         )
         if isinstance(operation, TreeOperation):
             operation.issue_part = self._issue_part
-        if made is TreeOperation and type(x) is Resolved:
+        if tree:
             check_tree(operation)
         return self.start(operation, stream, timeout_s)
 

@@ -49,7 +49,7 @@ def give(
         values = cast("Sequence[object]", value) if kind is SCATTER else [value]
         mine = _rows([pack(each, pickled=pickled) for each in values])
     sent: CollectiveFuture[Array] = CollectiveFuture(kind, mine, None, caller, priority, name, None, root)
-    found = Derived([sent], lambda got: _objects(got[0], 1, pickled)[0], issuer.context.thread)
+    found = Derived([sent], lambda got: _objects(got[0], 1, pickled)[0], issuer.context.thread).begin()
     issuer.start(sent, stream, timeout_s)
     return found
 
@@ -73,9 +73,9 @@ def gather(
     longest: CollectiveFuture[Array] = CollectiveFuture(
         ALL_REDUCE, metadata([len(mine)]), None, caller, priority, f"{name}: size", "max"
     )
-    padded = Derived([longest], lambda got: _rows([mine], int(got[0][0])), thread)
+    padded = Derived([longest], lambda got: _rows([mine], int(got[0][0])), thread).begin()
     sent: CollectiveFuture[Array] = CollectiveFuture(kind, padded, None, caller, priority, name, None, root)
-    found = Derived([sent], lambda got: _objects(got[0], size, pickled), thread)
+    found = Derived([sent], lambda got: _objects(got[0], size, pickled), thread).begin()
     issuer.start(longest, stream, timeout_s)
     issuer.start(sent, stream, timeout_s)
     return found

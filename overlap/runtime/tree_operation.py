@@ -20,7 +20,7 @@ from ..collectives.reduce import Array
 from ..errors import CollectiveMismatchError, NonFiniteError, PeerError, UsageError
 from ..timeline.recording import RawMatch
 from .context import RankContext
-from .derived import Resolved, check_here
+from .derived import Derived, check_here, resolve
 from .forms import outline_of
 from .future import Failure, conclude
 from .operation import NOWHERE, CollectiveFuture, Operation, Port
@@ -230,7 +230,8 @@ def resolved(x: object, context: RankContext) -> object:
         return x
     for future in futures:
         check_here(future, context.thread)
-    tree = Resolved(copied(x, context.arrays), futures, context.thread)
+    copy = copied(x, context.arrays)
+    tree = Derived(futures, lambda _: resolve(copy)[0], context.thread, "tree")
     if get_ident() == context.thread:
         tree.begin()
     else:
