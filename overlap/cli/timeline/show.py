@@ -66,7 +66,8 @@ def tables(
         rows = operations(timeline, step=step, ranks=ranks)
         lines += [*operations_table(rows, ranks=of.ranks, width=on.width), ""]
     if args.stragglers:
-        lines += [*stragglers_table(stragglers(timeline, of, step=step), width=on.width), ""]
+        found = stragglers(timeline, of, step=step)
+        lines += [*stragglers_table(found, width=on.width, partial=of.partial), ""]
     if args.critical_path:
         path = critical_path(timeline, step=step, ranks=ranks)
         lines += [*critical_path_table(path, width=on.width), ""]

@@ -38,8 +38,17 @@ def operations_table(rows: Sequence[Operations], *, ranks: int, width: int) -> l
     return columns(heads, figures, width=width, words=[0, 1])
 
 
-def stragglers_table(rows: Sequence[Straggler], *, width: int, rows_at_most: int = 10) -> list[str]:
-    """Return the table of the worst ranks; the others are counted."""
+def stragglers_table(
+    rows: Sequence[Straggler], *, width: int, partial: bool = False, rows_at_most: int = 10
+) -> list[str]:
+    """Return the table of the worst ranks; the others are counted.
+
+    Args:
+        rows: The ranks, worst first.
+        width: Columns of the terminal.
+        partial: Whether the trace has not all ranks, and does not tell when the others came.
+        rows_at_most: How many ranks to show.
+    """
     unit, unit_ns = figure_unit(max((max(row.exposed_ns, row.slow_ns) for row in rows), default=0))
     figures = [
         (
@@ -52,6 +61,8 @@ def stragglers_table(rows: Sequence[Straggler], *, width: int, rows_at_most: int
         for row in rows[:rows_at_most]
         if 20 * max(row.exposed_ns, row.slow_ns) >= unit_ns
     ]
+    if not figures and partial:
+        return ["other ranks are not in the trace: it cannot tell who was waited for, or who was slow"]
     if not figures:
         return ["nobody was waited for, and nobody was slow"]
     heads = ("rank", "came last", f"waited for/{unit}", f"slow/{unit}", "it was at")

@@ -1,9 +1,10 @@
 """Traces of PyTorch's profiler (Kineto): one file for each rank.
 
-Where kernels are recorded, computes are kernels and communication is the kernels of the communication libraries; on a
-CPU, computes are the outermost operators and communication is what gloo's threads do, or what our backend records from
-the call of an operation to its end. Categories, fields and their
-traps: pytorch/kineto, libkineto/src/output_json.cpp.
+Where events of a device are recorded, computes are its kernels, communication is the kernels of the communication
+libraries, and a step is what was launched in it, from its first event on the device to that of the next step: the host
+is ahead of its device, often by more than a step. On a CPU, computes are the outermost operators and
+communication is what gloo's threads do, or what our backend records from the call of an operation to its end.
+Categories, fields and their traps: pytorch/kineto, libkineto/src/output_json.cpp.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..span import CollectiveInfo, Kind, Span
-from ..spans import ORIGIN, Timeline
+from ..spans import LEFT_OUT, ORIGIN, Timeline
 from .events import Event, Json
 
-_COMM_KERNEL = re.compile(r"nccl|rccl|hccl|.*(ncclKernel|ncclDevKernel)", re.IGNORECASE)
+_COMM_KERNEL = re.compile(  # the last two names are those of PyTorch's symmetric memory
+    r"nccl|rccl|hccl|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce)", re.IGNORECASE
+)
 _ON_CPU = re.compile(r"(?:gloo|overlap):(\w+)")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _WIDTHS = {
@@ -42,10 +45,13 @@ def from_kineto(events: Sequence[Event], document: Mapping[str, Json]) -> Timeli
     rank, world = _place(document)
     base_ns = document.get("baseTimeNanoseconds")
     reader = _Reader(rank, world, base_ns if isinstance(base_ns, int) else 0)
-    spans = [*reader.steps(events), *reader.computes(events), *reader.communication(events)]
+    device = [event for event in events if _is_kernel(event)]
+    spans = [*reader.steps(events, device), *reader.computes(events, device), *reader.communication(events)]
     if not any(span.kind != "step" for span in spans):
         return None
     meta = {ORIGIN: "PyTorch profiler"}
+    if not device and document.get("deviceProperties"):
+        meta[LEFT_OUT] = "no kernel of its device is recorded: computes are operators of the host"
     return Timeline(spans=spans, world_size=world, meta=meta)
 
 
@@ -64,20 +70,27 @@ class _Reader:
         self._rank, self._world, self._base_ns = rank, world, base_ns
         self._numbers: dict[tuple[str, str], int] = {}
 
-    def steps(self, events: Iterable[Event]) -> Iterator[Span]:
-        """Yield the profiler's steps, without their copies on the tracks of a GPU."""
+    def steps(self, events: Sequence[Event], device: Sequence[Event]) -> Iterator[Span]:
+        """Yield the profiler's steps: on a device, those of which it has done something."""
+        host: dict[int, Event] = {}
+        marked: dict[int, tuple[float, float]] = {}  # on the device, by the profiler
         for event in events:
             match = _STEP.fullmatch(str(event.get("name", "")))
             if match and event.get("cat") == "user_annotation":
-                yield self._span(event, "step", "step", match[0], step=int(match[1]))
+                host[int(match[1])] = event
+            elif match and event.get("cat") == "gpu_user_annotation":
+                marked[int(match[1])] = _us(event, "ts"), _us(event, "ts") + _us(event, "dur")
+        found = _increasing(marked or _launched(host, events, device)) if device else {}
+        for step, (start_us, end_us) in (found or {step: _interval(event) for step, event in host.items()}).items():
+            event = {"ts": start_us, "dur": end_us - start_us}
+            yield self._span(event, "step", "step", f"ProfilerStep#{step}", step=step)
 
-    def computes(self, events: Sequence[Event]) -> Iterator[Span]:
+    def computes(self, events: Sequence[Event], device: Sequence[Event]) -> Iterator[Span]:
         """Yield kernels, or where there are none the outermost operators."""
-        kernels = [event for event in events if event.get("cat") == "kernel"]
-        for event in kernels:
+        for event in device:
             if not _communicates(event):
                 yield self._span(event, "compute", f"compute {event.get('tid', '')}".strip(), str(event.get("name")))
-        if not kernels:
+        if not device:
             yield from self._operators(events)
 
     def _operators(self, events: Sequence[Event]) -> Iterator[Span]:
@@ -130,6 +143,41 @@ class _Reader:
         )
 
 
+def _launched(
+    host: Mapping[int, Event], events: Iterable[Event], device: Iterable[Event]
+) -> dict[int, tuple[float, float]]:
+    """Return the first begin and the last end of what was launched on the device in each step of the host."""
+    launches = {
+        _args(event).get("correlation"): _us(event, "ts")
+        for event in events
+        if str(event.get("cat")).endswith(("_runtime", "_driver"))
+    }
+    steps = sorted((*_interval(event), step) for step, event in host.items())
+    found: dict[int, tuple[float, float]] = {}
+    for event in device:
+        at_us = launches.get(_args(event).get("correlation"))
+        place = -1 if at_us is None else bisect_right(steps, at_us, key=lambda step: step[0]) - 1
+        if at_us is not None and place >= 0 and at_us < steps[place][1]:
+            step, (start_us, end_us) = steps[place][2], _interval(event)
+            first_us, last_us = found.get(step, (start_us, end_us))
+            found[step] = min(first_us, start_us), max(last_us, end_us)
+    return found
+
+
+def _increasing(steps: Mapping[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
+    """Return intervals of steps, each of which ends where the next begins; none if they are out of order."""
+    numbers = sorted(steps)
+    begins = [steps[number][0] for number in numbers]
+    if begins != sorted(begins):
+        return {}
+    following = {number: steps[number + 1][0] for number in numbers if number + 1 in steps}
+    return {number: (steps[number][0], following.get(number, steps[number][1])) for number in numbers}
+
+
+def _interval(event: Event) -> tuple[float, float]:
+    return _us(event, "ts"), _us(event, "ts") + _us(event, "dur")
+
+
 class _Calls:
     """Calls of c10d's operators, which say how large an operation of ours is, and among which ranks."""
 
@@ -157,6 +205,11 @@ def _is_ours(event: Event) -> bool:
 def _args(event: Event) -> Mapping[str, Json]:
     args = event.get("args")
     return args if isinstance(args, Mapping) else {}
+
+
+def _is_kernel(event: Event) -> bool:
+    """Whether a device computed or communicated; engines of MTIA have events for what they do besides, too."""
+    return event.get("cat") == "kernel" or (event.get("cat") == "mtia_ccp_events" and event.get("name") == "pe_exe")
 
 
 def _communicates(event: Event) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import UsageError, printable
 from ...units import figure, figure_unit, format_bytes, format_ns
-from ..spans import Timeline
+from ..spans import ORIGIN, Timeline
 from .metrics import Breakdown, Coverage, coverage, issued_in, of_steps
 from .reasons import Cause, Reasons, kept_loops, queues, reasons
 
@@ -67,6 +67,7 @@ class Verdict:
     small: Calls | None  # The operation that is called most, if it is called often and carries little
     issued: bool = False  # Whether operations were issued in it, whenever these ran
     torch: bool = False  # Whether it is a program of `torch.distributed`
+    partial: bool = False  # Whether waiting and wire cannot be told apart: other ranks' parts are not in the trace
 
     @property
     def exposed_share(self) -> float:
@@ -169,7 +170,8 @@ class Verdict:
 
     def _wires(self, unit_ns: int) -> list[str]:
         moves = [cause for cause in self.causes if cause.doing == "wire" and cause.rank is None]
-        return [f"{self._mean(self.wire_ns, unit_ns)} on the wire{_mostly(moves)}"] if moves else []
+        where = "on the wire or waiting for a rank that is not in the trace" if self.partial else "on the wire"
+        return [f"{self._mean(self.wire_ns, unit_ns)} {where}{_mostly(moves)}"] if moves else []
 
 
 def _by_place(causes: Iterable[Cause]) -> list[tuple[Cause, int]]:
@@ -213,8 +215,14 @@ def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, ste
         small=_small(timeline, covers),
         issued=bool(rows) and bool(issued_in(timeline, {each.rank: each.window for each in covers}, step).any()),
         torch="torch" in timeline.meta,
+        partial=is_partial(timeline),
         **{name: _sum(rows, name) for name in _SUMMED},
     )
+
+
+def is_partial(timeline: Timeline) -> bool:
+    """Whether nothing tells when the other ranks came: a trace of another tool without all ranks."""
+    return ORIGIN in timeline.meta and len(np.unique(timeline.columns.rank)) < timeline.world_size
 
 
 def _small(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:

@@ -1,0 +1,108 @@
+"""Statements about traces of devices that only some of the ranks have recorded: true, or not made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from overlap.cli.timeline.tables import stragglers_table
+from overlap.timeline.files.tracefile import read_trace
+from overlap.timeline.measure.metrics import breakdowns
+from overlap.timeline.measure.oddities import oddities
+from overlap.timeline.measure.stragglers import stragglers
+from overlap.timeline.measure.verdict import verdict_of
+from overlap.timeline.spans import Timeline
+
+Event = dict[str, Any]
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: object) -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": tid, "args": args}
+
+
+def launched(number: int, at: float, ts: float, dur: float, name: str = "gemm", tid: int = 7) -> list[Event]:
+    """A kernel that the host has launched at an instant."""
+    return [
+        event("cuda_runtime", "cudaLaunchKernel", at, 1, correlation=number),
+        event("kernel", name, ts, dur, tid, correlation=number),
+    ]
+
+
+def read(folder: Path, *events: Event, world: int = 1, device: bool = True) -> Timeline:
+    path = folder / "trace.json"
+    document = {
+        "schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": world}, "traceEvents": events,
+        "deviceProperties": [{"id": 0, "name": "any"}] if device else [],
+    }  # fmt: skip
+    path.write_text(json.dumps(document))
+    return read_trace(path)
+
+
+def steps(timeline: Timeline) -> dict[int | None, tuple[int, int]]:
+    return {span.step: (span.start_ns // 1000, span.end_ns // 1000) for span in timeline.spans if span.kind == "step"}
+
+
+def test_a_step_of_a_device_is_what_the_host_has_launched_in_it(tmp_path: Path) -> None:
+    host = [event("user_annotation", f"ProfilerStep#{step}", 100 * step, 100) for step in (1, 2, 3)]
+    kernels = [
+        *launched(1, 110, 150, 50),
+        *launched(2, 190, 230, 70),
+        *launched(3, 210, 300, 90),
+        *launched(4, 310, 400, 20),
+    ]
+    timeline = read(tmp_path, *host, *kernels)
+    assert steps(timeline) == {1: (150, 300), 2: (300, 400), 3: (400, 420)}
+    assert [breakdowns(timeline, step=step)[0].compute_ns for step in (1, 2, 3)] == [120_000, 90_000, 20_000]
+
+
+def test_the_profilers_own_marks_on_the_device_count_first(tmp_path: Path) -> None:
+    host = [event("user_annotation", f"ProfilerStep#{step}", 100 * step, 100) for step in (1, 2)]
+    marks = [
+        event("gpu_user_annotation", "ProfilerStep#1", 160, 100, 7),
+        event("gpu_user_annotation", "ProfilerStep#2", 270, 30, 7),
+    ]
+    timeline = read(tmp_path, *host, *marks, *launched(1, 110, 150, 100), *launched(2, 210, 280, 20))
+    assert steps(timeline) == {1: (160, 270), 2: (270, 300)}
+
+
+def test_steps_whose_launches_are_not_recorded_are_those_of_the_host(tmp_path: Path) -> None:
+    host = event("user_annotation", "ProfilerStep#1", 100, 100)
+    assert steps(read(tmp_path, host, event("kernel", "gemm", 150, 10, 7, correlation=3))) == {1: (100, 200)}
+
+
+def test_a_device_without_kernels_is_told_beside_the_operators_of_its_host(tmp_path: Path) -> None:
+    timeline = read(tmp_path, event("cpu_op", "aten::mm", 10, 20))
+    assert breakdowns(timeline)[0].compute_ns == 20_000
+    assert oddities(timeline) == "no kernel of its device is recorded: computes are operators of the host"
+    assert oddities(read(tmp_path, event("cpu_op", "aten::mm", 10, 20), device=False)) == ""
+
+
+def test_engines_of_mtia_compute_and_do_other_things(tmp_path: Path) -> None:
+    other = event("mtia_ccp_events", "event_wait", 0, 500, 3)
+    timeline = read(tmp_path, event("cpu_op", "aten::mm", 10, 20), event("mtia_ccp_events", "pe_exe", 20, 30, 3), other)
+    assert breakdowns(timeline)[0].compute_ns == 30_000
+
+
+def test_symmetric_memory_communicates(tmp_path: Path) -> None:
+    names = (
+        "void multimem_all_reduce_kernel<float>",
+        "multimem_all_reduce_kernel",
+        "void two_shot_all_reduce_kernel<float>",
+    )
+    kernels = [each for at, name in enumerate(names) for each in launched(at, 10 * at, 100 * at + 50, 10, name)]
+    (row,) = breakdowns(read(tmp_path, *kernels, *launched(9, 40, 60, 5)))
+    assert (row.comm_ns, row.compute_ns) == (30_000, 5_000)
+
+
+def test_one_rank_of_several_cannot_tell_waiting_from_the_wire(tmp_path: Path) -> None:
+    kernels = [*launched(1, 10, 50, 10), *launched(2, 20, 60, 30, "ncclDevKernel_AllReduce", 9)]
+    timeline = read(tmp_path, *kernels, world=2)
+    said = verdict_of(timeline)
+    assert "30.0 on the wire or waiting for a rank that is not in the trace (ncclDevKernel_AllReduce)" in str(said)
+    assert stragglers_table(stragglers(timeline, said), width=80, partial=said.partial) == [
+        "other ranks are not in the trace: it cannot tell who was waited for, or who was slow"
+    ]
+    alone = verdict_of(read(tmp_path, *kernels, world=1))
+    assert "30.0 on the wire (ncclDevKernel_AllReduce)" in str(alone)
+    assert not alone.partial
