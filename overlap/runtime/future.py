@@ -157,11 +157,11 @@ class Future(Generic[T_co]):
     @property
     def failed(self) -> bool:
         """Whether the operation has ended with an error. To ask does not count as having been given the error."""
-        return bool(self.done) and self._outcome()[1] is not None
+        return self._present >= DONE and self._outcome()[1] is not None
 
     def cancelled(self) -> bool:
         """Whether it was cancelled, or failed because one of its inputs was; see `cancel`."""
-        failure = self._outcome()[1] if self.done else None
+        failure = self._outcome()[1] if self._present >= DONE else None
         return failure is not None and isinstance(failure.error, FutureCancelledError)
 
     def cancel(self) -> bool:
@@ -526,7 +526,8 @@ class _Item(Future[object]):
 
     @property
     def _present(self) -> State:
-        return self._whole._present if not self.done else FAILED if self._outcome()[1] is not None else DONE
+        whole = self._whole._present
+        return FAILED if whole is DONE and self._outcome()[1] is not None else whole
 
     def _outcome(self) -> tuple[object, Failure | None]:
         whole, failure = self._whole._outcome()

@@ -210,3 +210,21 @@ def test_no_message_is_lost_over_a_real_transport(wire: str) -> None:
             return await play(rank, seed, 1e-3)
 
         run(main, wire, ranks=2 + seed % 3)
+
+
+def test_to_cancel_a_parked_receive_takes_no_message() -> None:
+    async def main(rank: R) -> list[float]:
+        if rank.rank == 0:
+            await rank.barrier()
+            rank.send(message(1), 1)
+            await rank.barrier()
+            return []
+        future = rank.recv(LIKE, 0)
+        await cancelled_await(future)
+        await rank.barrier()
+        await rank.barrier()  # the message is there
+        assert not future.failed
+        assert future.cancel()
+        return (await rank.recv(LIKE, 0)).tolist()
+
+    assert run(main, "direct") == [[], [1.0] * 3]
