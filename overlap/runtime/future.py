@@ -23,7 +23,7 @@ import trio
 from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
 from ..errors import FutureCancelledError, UsageError, shown
-from .state import CANCELLED, DONE, FAILED, ISSUED, State, TransitionError, transition
+from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, State, TransitionError, transition
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -422,8 +422,11 @@ class Future(Generic[T_co]):
 
     def _enter(self, state: State) -> None:
         """Move on to another state; for ends see `settle`."""
+        if FOLLOWS[self.state][state]:  # else `transition` says what is wrong: each operation comes here twice or more
+            self.state = state
+            return
         try:
-            self.state = transition(self.state, state)
+            transition(self.state, state)
         except TransitionError as error:
             self._report(error)
             raise

@@ -31,7 +31,7 @@ from ..timeline.recording import RawGroup, RawMatch
 from .context import RankContext
 from .derived import sources
 from .event_loop import Cancels, Looks
-from .future import Failure, Future, conclude
+from .future import Failure, Future, conclude, settle
 from .memory.arrays import read_only
 from .outstanding import CallSite, Issued, name_told, place_told
 from .state import DONE, ISSUED, MATCHING, RUNNING, STOPPING
@@ -423,7 +423,8 @@ class CollectiveFuture(Issued[T_co]):
                 self._share()
             value = self.out if self.given is None else self.given
             self.release()  # first: who is told may want the same arrays at once
-            conclude(self, value)
+            settle(self, value)
+            self._deliver()
 
     @property
     def heard(self) -> bool:

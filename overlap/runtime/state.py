@@ -72,7 +72,8 @@ one.
 """
 
 # Rows of truth values: each operation looks some up, and members of an enum are slow to find in sets.
-_FOLLOWS: Final = tuple(tuple(after in TABLE[state] for after in State) for state in State)
+FOLLOWS: Final = tuple(tuple(after in TABLE[state] for after in State) for state in State)
+"""`FOLLOWS[state][after]`: whether a state may follow another one."""
 
 
 class TransitionError(RuntimeError):
@@ -99,6 +100,6 @@ def transition(state: State, after: State) -> State:
     Raises:
         TransitionError: If it may not follow.
     """
-    if _FOLLOWS[state][after]:
+    if FOLLOWS[state][after]:
         return after
     raise TransitionError(state, after)
