@@ -28,9 +28,10 @@
 #     mail        messages that the threads of a program carry themselves, between processes of one host: torch's
 #     checking    replaces issue under `run(check="nan")`, and refuses NaN before it is sent
 #     backend     the differences between real and simulated time;  event_loop: runs what other threads ask for
-#     engine/     moves the bytes. real_engine decides how: ranks read each other's memory (in_process; between
+#     plan        Plan: how a rank's operations with one call are carried out, decided once
+#     engine/     moves the bytes. real_engine makes the plans: ranks read each other's memory (in_process; between
 #                 processes of a host host_memory: on_board, on_host), or each rank runs a program over a transport
-#                 (compiler, layout, execution; message: without one)
+#                 (programs: compiler, layout, execution; message: without one)
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
 #     blame/      reports of stalls: stall (when, and the headline), standing (which rank waits for which: sentence and
 #                 table), reports (each rank's state), and which rank keeps the event loop
@@ -60,13 +61,13 @@
 #
 # Eleven routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
 #
-#   an all_reduce          runtime/calls -> issue -> stream -> communicator -> engine/real_engine -> in_process (one
-#                          process). Several processes: spanning in place of communicator; then host_memory (one
-#                          host), which picks on_board or on_host, or engine/programs -> execution -> the package
-#                          transports/: matched -> efa/efa_link -> efa/connection, and back: connection -> reading ->
-#                          efa_link -> matching/incoming -> execution -> arithmetic, which reduces. A call that was
-#                          seen before skips real_engine: communicator keeps the way (shortened). Its end:
-#                          operation.finish -> future.conclude -> stream
+#   an all_reduce          runtime/calls -> issue -> stream -> communicator.arrive -> its plan, which real_engine makes
+#                          when a call comes first. One process: in_process.MemoryPlan, when all ranks have arrived.
+#                          Several processes: spanning.arrive, and one plan a rank. One host: host_memory decides for
+#                          on_board.Exchange (small) or host_memory.HostPlan -> on_host. Else programs.ProgramPlan ->
+#                          execution -> the package transports/: matched -> efa/efa_link -> efa/connection, and back:
+#                          connection -> reading -> efa_link -> matching/incoming -> execution -> arithmetic, which
+#                          reduces. Its end: communicator.settle -> operation.finish -> future.conclude -> stream
 #   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
 #                          transports: memory of its own ranks first, then shared memory of a host before sockets
 #                          (transports/nearest); transports/router takes the first that reaches the peer

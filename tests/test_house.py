@@ -48,6 +48,7 @@ HOUSE = (
     ("overlap.runtime.arguments",),
     ("overlap.runtime.compute", "overlap.runtime.stream"),
     ("overlap.runtime.match",),
+    ("overlap.runtime.plan",),
     ("overlap.runtime.communicator",),
     ("overlap.runtime.communicators",),
     ("overlap.runtime.spanning",),

@@ -28,6 +28,7 @@ from .event_loop import Withdraws
 from .future import Failure
 from .match import Key, Match, Unfit, Voice, few_and_many, mismatch
 from .operation import Lane, Operation, Port, ReturnedMessage
+from .plan import Plan
 from .stream import MessageLane, Stream
 
 if TYPE_CHECKING:
@@ -39,16 +40,12 @@ _DISPUTE_S = 0.05
 RETURNED_NS = -1
 """Start time of a message that was received before, and put back."""
 
-# How many calls may have a shorter way: training repeats a few, shapes that differ make a new one each time.
-_SHORT_WAYS = 64
+# Calls whose plans are kept, for each rank: training repeats a few, shapes that differ make a new one each time.
+_PLANS = 64
 
 
 class BaseEngine(ABC):
     """Engine that runs the operations of one process's ranks once they have matched."""
-
-    def at_once(self, communicator: Communicator, operation: Operation) -> bool:
-        """Whether one end of an operation starts, and may end, without a task that is started or woken."""
-        return False
 
     def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that other processes of this host map, and what gives it back; None: there is none."""
@@ -56,22 +53,18 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def direct(self, members: tuple[int, ...]) -> bool:
-        """Whether operations of these ranks start when all of them have come, for they need no program."""
+        """Whether nothing of these ranks moves before all of them, which are in this process, have arrived."""
 
     @abstractmethod
-    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
-        """Start what can start, now that one more rank has come to a match.
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan:
+        """Decide how a rank's operations with a call are carried out.
 
-        Returns:
-            Whether ends are under way, each as a program that says when it is over: see `Communicator.ended`.
-
-        Raises:
-            Unfit: If one end cannot take part.
+        Args:
+            communicator: That of the operations.
+            call: The call that all ranks agree on; it is settled.
+            operation: The first of them. Its own call may leave dtype and shape open; a thread that asks whether it may
+                carry it out has not given it a port yet, but that is never the first plan of a communicator.
         """
-
-    @abstractmethod
-    def start(self, communicator: Communicator, match: Match) -> None:
-        """Start the programs of the ranks here, once some rank has given dtype and shape."""
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
         """Call `look` when it is time for a receive from any source to choose among messages."""
@@ -83,14 +76,6 @@ class BaseEngine(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Wait for the work at hand and end all threads."""
-
-
-class ShortWay(ABC):
-    """Carries out a call that comes again and again, for the only rank of this process while nothing is wrong."""
-
-    @abstractmethod
-    def take(self, operation: Operation) -> None:
-        """Carry out one rank's end."""
 
 
 class Shared(Protocol):
@@ -122,7 +107,7 @@ class Communicator:
         members: World ranks that meet, in group order.
         size: How many ranks the group has: all of these, unless some stand for others.
         here: How many of the members live in this process; all of them, unless it spans processes.
-        direct: Whether their operations take the short cut through shared memory.
+        direct: Whether nothing moves before all of them have arrived, which are in this process.
         ports: The ends of messages, by place; those of collectives belong to their groups.
         first_seq: Number of the first of these messages.
         closed: Whether it has been forgotten: the next operation opens another one.
@@ -146,7 +131,7 @@ class Communicator:
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
-        self._short_ways: dict[Call, ShortWay] = {}
+        self._plans: dict[tuple[Call, int], Plan] = {}  # by call and world rank
         self._moving: dict[int, Match] = {}  # matches whose ends are all here and not all over
         self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
 
@@ -185,15 +170,16 @@ class Communicator:
             if isinstance(port.stream, MessageLane):
                 port.stream.rests = None
         self.ports.clear()
-        self._short_ways.clear()
+        self._plans.clear()
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; with the last one, or at once where data must travel, the work begins."""
-        if operation.port.returned:
+        if operation.port.returned:  # a message that was put back comes first
             self._take_returned(operation)
             return
+        # its match, by number
         seq = operation.seq
         match = self._matches.get(seq)
         if match is None:
@@ -203,38 +189,69 @@ class Communicator:
                 self._check_left(match, operation)
         match.arrived[operation.port.place] = operation
         match.count += 1
+        complete = match.count == self.here
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        complete = match.count == self.here
         if complete:
             del self._matches[seq]
-        elif self.direct and match.error is None:
+        # what can start
+        if match.error is not None:
+            operation.fail(Failure(match.error()))
+        elif self.direct and not complete:
             operation.lock()
-            if self._messages:
-                self._announce(operation)
-            return
-        if self._proceed(match, operation) and complete and match.ended < self.here:
-            self._moving[seq] = match
+        elif self.direct and (plan := self.plan(match.pattern, operation)).together:  # type: ignore[arg-type]  # all agree
+            try:
+                plan.start(match, operation)
+            except Unfit as unfit:
+                self.fail_one(match, unfit.operation, Failure(unfit.__cause__ or unfit))
+            except Exception as error:
+                self.fail_one(match, operation, Failure(error))
+        else:
+            self._start_arrived(match, operation)
+            if complete and match.ended < self.here:
+                self._moving[seq] = match
         if self._messages:
             self._announce(operation)
+
+    def plan(self, call: Call, operation: Operation) -> Plan:
+        """Return how one rank's end of an operation is carried out, with the call that all ranks agree on."""
+        key = call, operation.context.rank
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._engine.plan(self, call, operation)
+            if plan.lasts:
+                if len(self._plans) >= _PLANS * self.here:
+                    self._plans.clear()
+                self._plans[key] = plan
+        return plan
+
+    def _start_arrived(self, match: Match, operation: Operation) -> None:
+        """Start what can start now that a rank has arrived; its arrays are locked, unless it ends at once."""
+        if not (lock_later := operation.may_leave_at_once):
+            operation.lock()
+        self._start(match)
+        if lock_later and not operation.done:
+            operation.lock()
+
+    def _start(self, match: Match) -> None:
+        """Start all ends here that are not under way, once any rank has given dtype and shape."""
+        call = match.pattern
+        if call is not None and call.settled:
+            for operation in match.ends:
+                if operation.scope is None and not operation.done:
+                    self.start_end(match, operation, self.plan)
+
+    def start_end(self, match: Match, operation: Operation, plan: Callable[[Call, Operation], Plan]) -> None:
+        """Start one rank's end by the plan that a function returns; its error ends it."""
+        try:
+            plan(cast("Call", match.pattern), operation).start(match, operation)
+        except Exception as error:  # no memory, no wire that joins them, no schedule that fits
+            operation.stopped()
+            self.settle(match, operation, error)
 
     def at_once(self, operation: Operation) -> bool:
         """Whether taking in an operation neither wakes nor starts a task; unknown unless it spans processes."""
         return False
-
-    def shorten(self, call: Call, way: ShortWay) -> None:
-        """Let a call take a shorter way from now on, where only one rank lives in this process and nothing is wrong."""
-        if len(self._short_ways) >= _SHORT_WAYS:
-            self._short_ways.clear()
-        self._short_ways[call] = way
-
-    def shortened(self, call: Call) -> bool:
-        """Whether a call takes a shorter way."""
-        return call in self._short_ways
-
-    def match_alone(self, operation: Operation) -> Match:
-        """Return the match of what takes a shorter way: all its other ends are elsewhere."""
-        raise AssertionError("what has all ends here takes no shorter way")
 
     def _announce(self, operation: Operation) -> None:
         """Tell receives from any source that a rank has begun to send."""
@@ -341,19 +358,6 @@ class Communicator:
         if port is not None:
             started = [*(RETURNED_NS for _ in port.returned), *started][len(port.stream.waiting()) :]
         return started[0] if started else None
-
-    def _proceed(self, match: Match, operation: Operation) -> bool:
-        """Hand a match to the engine, whose errors are told to all ranks; return whether its ends run as programs."""
-        if match.error is not None:
-            operation.fail(Failure(match.error()))
-            return False
-        try:
-            return self._engine.arrived(self, match, operation)
-        except Unfit as unfit:
-            self.fail_one(match, unfit.operation, Failure(unfit.__cause__ or unfit))
-        except Exception as error:  # no memory, no wire that joins them, no schedule that fits
-            self.fail_one(match, operation, Failure(error))
-        return False
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match because one rank has no input for it."""

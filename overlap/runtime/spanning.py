@@ -140,30 +140,41 @@ class SpanningCommunicator(Communicator):
     # -- our own ranks -------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
-        """Take in one rank's end; its program starts as soon as it is known what travels."""
-        if operation.port.returned:
+        """Take in one rank's end; it starts as soon as it is known what travels."""
+        if operation.port.returned:  # a message that was put back comes first
             self._take_returned(operation)
             return
         self._note(operation)
-        way = self._short_ways.get(operation.call)
-        if way is not None and self._calm():
-            way.take(operation)
+        # a call that was made before, while nothing is wrong
+        plan = self._plans.get((operation.call, operation.context.rank))
+        if plan is not None and self._calm():
+            if not plan.finish_now(operation):
+                self._start_arrived(self._match_alone(operation), operation)
             return
+        # its match, by number
         seq = operation.seq
         match = self._matches.get(seq)
         if match is None:
-            match = self._open(operation)
+            match = self._matches[seq] = SpanningMatch(self.size)
+            match.error = self._broken
+            if match.error is not None:
+                self._is_heard()
+            elif self._left:
+                self._check_left(match, operation)
         match.arrived[operation.port.position] = operation
         match.count += 1
+        # what the others have called, as far as that is known
         if match.pattern is not operation.call:
             self._compare(match, operation)
         for said in self._others.said_before(self.id, seq):
             self.hear(seq, said)
         if operation.call.dtype is None and match.pattern is not None and not match.pattern.settled:
             self._assume_or_ask(match, operation)
-        failed = match.error is not None
-        self._proceed(match, operation)
-        if failed:
+        # what can start
+        if match.error is None:
+            self._start_arrived(match, operation)
+        else:
+            operation.fail(Failure(match.error()))
             self.ended(match, operation)
 
     def _note(self, operation: Operation) -> None:
@@ -187,27 +198,22 @@ class SpanningCommunicator(Communicator):
             match.pattern, match.assumed = assumed, True
 
     def at_once(self, operation: Operation) -> bool:
-        """Whether taking in an operation neither wakes nor starts a task: nothing is wrong, and nothing to be told."""
-        return self._calm() and self._engine.at_once(self, operation)
+        """Whether taking in an operation neither wakes nor starts a task: nothing is wrong, and nothing to be told.
+
+        The first plan is made by the event loop, for it opens what the ranks have in common.
+        """
+        call = operation.call
+        return bool(self._plans) and call.settled and self._calm() and self.plan(call, operation).takes_threads()
 
     def _calm(self) -> bool:
         """Whether a rank is alone in this process, nothing is wrong, and nobody has said what it must hear first."""
         return self.here == 1 and not self._left and self._broken is None and self._others.silent
 
-    def match_alone(self, operation: Operation) -> Match:
-        """Return the match of what takes a shorter way: all its other ends are elsewhere."""
+    def _match_alone(self, operation: Operation) -> Match:
+        """Return the match of an operation that was made before: all its other ends are elsewhere."""
         match = self._matches[operation.seq] = SpanningMatch(self.size)
         match.arrived[operation.port.position] = match.first = operation
         match.count, match.pattern = 1, operation.call
-        return match
-
-    def _open(self, operation: Operation) -> SpanningMatch:
-        match = self._matches[operation.seq] = SpanningMatch(self.size)
-        match.error = self._broken
-        if match.error is not None:
-            self._is_heard()
-        if self._left and match.error is None:
-            self._check_left(match, operation)
         return match
 
     def ended(self, match: Match, operation: Operation) -> None:
@@ -316,7 +322,7 @@ class SpanningCommunicator(Communicator):
         elif match.pattern.dtype is None and said.call.dtype is not None:
             match.pattern = said.call
             self._check_results(match)
-            self._engine.start(self, match)
+            self._start(match)
         return True
 
     def _is_heard(self) -> None:

@@ -17,6 +17,7 @@ from ..runtime.context import RankContext
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
 from ..runtime.outstanding import Issued
+from ..runtime.plan import Plan
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
@@ -26,6 +27,8 @@ from .kernel import Kernel, Order
 if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
+
+    from ..collectives.call import Call
 
 T = TypeVar("T")
 
@@ -176,7 +179,19 @@ class FaultyCommunicator(Communicator):
         if dies:
             self._doom.kill(operation.context, operation)
 
-    def _proceed(self, match: Match, operation: Operation) -> bool:
+    def plan(self, call: Call, operation: Operation) -> Plan:
         """Let nothing begin that needs a dead rank to pass on bytes; its own message has left it."""
         alive = self.key.messages or self._dead.isdisjoint(self.members)
-        return alive and super()._proceed(match, operation)
+        return super().plan(call, operation) if alive else _Never()
+
+
+class _Never(Plan):
+    """Carries out nothing."""
+
+    together = True
+
+    def start(self, match: Match, operation: Operation) -> None:
+        """Let all ranks wait."""
+
+    def __str__(self) -> str:
+        return "nothing: a rank is dead"

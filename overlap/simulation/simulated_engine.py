@@ -22,6 +22,7 @@ from ..runtime.engine.in_process import fit_all, run_here
 from ..runtime.future import Failure, call_when_done
 from ..runtime.match import Match
 from ..runtime.operation import Operation
+from ..runtime.plan import Plan
 from . import Kernel, Order, Reached, Traffic, Transfer
 from .simulated_compute import SimulatedCompute
 
@@ -30,6 +31,22 @@ if TYPE_CHECKING:
 
     from ..collectives.call import Call
     from ..cost.option import Option
+
+
+class ModelledPlan(Plan):
+    """Carries out operations in modelled time, once all ranks have met."""
+
+    together = True
+
+    def __init__(self, engine: SimulatedEngine, communicator: Communicator) -> None:
+        self._engine, self._communicator = engine, communicator
+
+    def __str__(self) -> str:
+        return "model"
+
+    def start(self, match: Match, operation: Operation) -> None:
+        """Move the data, and begin the time of the operation."""
+        self._engine.carry_out(self._communicator, match)
 
 
 class SimulatedEngine(BaseEngine):
@@ -71,18 +88,17 @@ class SimulatedEngine(BaseEngine):
         kernel = self._traffic.kernel
         kernel.at(kernel.now_ns, context.rank, look, order=Order.SETTLE)
 
-    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> bool:
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan:
+        """Let the model say how long all operations take."""
+        return ModelledPlan(self, communicator)
+
+    def carry_out(self, communicator: Communicator, match: Match) -> None:
         """Move the data of an operation that has met, and begin its time."""
         self._move(match)
         if self._free:
             self._begin(communicator, match)
         else:
             self._once_launched(_ends(match), partial(self._trigger, communicator, match))
-        return False
-
-    def start(self, communicator: Communicator, match: Match) -> None:
-        """Never asked for: no other process takes part."""
-        raise AssertionError("a modelled world is one process")
 
     async def aclose(self) -> None:
         """Nothing is left to wait for."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from ...collectives.call import Call, Pairs
-from ...collectives.generators import generate
 from ...collectives.generators.rank_order import ONLY_FOR_ORDER
-from ...collectives.kinds import ALL_GATHER, BARRIER, GATHER, Collective
+from ...collectives.kinds import ALL_GATHER, BARRIER, GATHER
 from ...collectives.program import Kind, Program, project
 from ...collectives.proof import verify
 from ...collectives.reduce import Array, reducer
@@ -33,9 +31,6 @@ from .layout import Buffers, Layout, ThinLayout, UnevenLayout, runs_touched
 
 if TYPE_CHECKING:
     from topology import Cluster
-
-MESSAGE_ALGORITHM = "mesh"
-"""What a message between two ranks goes by in timelines, and is where it needs a program."""
 
 # Calls whose programs are found at one look-up: those of a training loop are the same in every step.
 _REMEMBERED = 1 << 14
@@ -61,7 +56,7 @@ class Compiler:
         self, cluster: Cluster, algorithm: str | None, *, far: Callable[[Sequence[int]], bool] = lambda _: False
     ) -> None:
         self.cluster, self.algorithm, self.far = cluster, algorithm, far
-        # The engine compiles where it has decided against the short cut.
+        # The engine compiles what it does not carry out of memory in common.
         self._choices = Choices(cluster, algorithm, programs_only=True)
         self._known: dict[tuple[Call, tuple[int, ...], int], Compiled] = {}
         self._schedules: dict[_Key, Schedule] = {}
@@ -92,7 +87,9 @@ class Compiler:
         )
         schedule = self._schedules.get(key)
         if schedule is None:
-            schedule = self._schedules[key] = self._for_blocks_of(call, self._schedule(call, members), members)
+            schedule = self._schedules[key] = self._for_blocks_of(
+                call, self._choices.plan(call, members).schedule(), members
+            )
         program = self._programs.get((key, position))
         if program is None:
             program = self._programs[key, position] = project(schedule, position)
@@ -105,18 +102,6 @@ class Compiler:
         found = uneven(schedule)
         verify(found)
         return found
-
-    def _schedule(self, call: Call, members: tuple[int, ...]) -> Schedule:
-        if call.kind is Collective.P2P:  # one message; which groups are legal does not concern it
-            return _message()
-        return self._choices.plan(call, members).schedule()
-
-
-@cache
-def _message() -> Schedule:
-    schedule = generate("permute", MESSAGE_ALGORITHM, 2, pairs=((0, 1),))
-    verify(schedule)
-    return schedule
 
 
 # What barriers send, get, and make of both: always zero, so all may use the same.

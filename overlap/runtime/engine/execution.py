@@ -43,6 +43,11 @@ class Station:
         every = {starter.waiting for starter in self.starters.values()}
         return every.pop() if len(every) == 1 else None
 
+    @property
+    def wires(self) -> str:
+        """The kind of the wires, in words."""
+        return "wires" if self.waiting is None else "shared memory"
+
 
 class Execution(Looking):
     """One execution of one rank's program.

@@ -11,17 +11,45 @@ from __future__ import annotations
 from transports import Transport
 from transports.common import OPERATIONS
 
+from ...collectives.call import Call
 from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
+from ..plan import Plan
 from .meeting import Common, Meeting
-from .on_board import Exchange, SmallRun, small
+from .on_board import Exchange, small
 from .on_host import HostRun
 from .shared_result import SharedRun
 
 
+class HostPlan(Plan):
+    """Carries out operations of one rank out of the memory of the processes of this host.
+
+    Args:
+        meeting: Of the ranks.
+        call: The call: kind, sizes and dtype.
+    """
+
+    def __init__(self, meeting: Meeting, call: Call) -> None:
+        self._meeting, self._run = meeting, SharedRun if call.shared else HostRun
+        # what is small goes on the board, once that is ready; uneven blocks seldom repeat
+        self.lasts: bool = not (small(call) or call.counts)
+
+    def __str__(self) -> str:
+        return "memory of this host, one result" if self._run is SharedRun else "memory of this host"
+
+    def start(self, match: Match, operation: Operation) -> None:
+        """Arrive, and go on as far as the others have come."""
+        self._run(self._meeting, match, operation).start()
+
+    def takes_threads(self) -> bool:
+        """Whether the board can be used; before, it takes a task."""
+        board = self._meeting.board
+        return board.ready and board.usable and board.lost is None
+
+
 class HostMemory:
-    """Carries out operations whose ranks are in several processes of this host.
+    """Plans operations whose ranks are in several processes of this host.
 
     Args:
         transport: Knows who has what in common.
@@ -32,31 +60,22 @@ class HostMemory:
         self._transport, self._common = transport, common
         self._meetings: dict[Communicator, Meeting | None] = {}
 
-    def start(self, communicator: Communicator, match: Match) -> bool:
-        """Start all ends that are ready and not under way; False if the ranks have no memory in common."""
-        ends = match.ends
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan | None:
+        """Return how one rank's operations with a call are carried out; None if the ranks have no memory in common."""
         if communicator not in self._meetings:
-            self._meetings[communicator] = self._open(communicator, ends[0])
+            self._meetings[communicator] = self._open(communicator, operation)
         meeting = self._meetings[communicator]
         if meeting is None:
-            return False
-        for operation in ends:
-            if operation.scope is None and not operation.done:
-                _run(meeting, match, operation).start()
-        return True
+            return None
+        if small(operation.call) and meeting.board.ready and meeting.board.usable:
+            return Exchange(meeting, call, communicator.members.index(operation.context.rank))
+        return HostPlan(meeting, call)
 
     def close(self, communicator: Communicator) -> None:
         """Give back the memory of a communicator; no rank, of any process, uses it any more."""
         meeting = self._meetings.pop(communicator, None)
         if meeting is not None:
             meeting.close()
-
-    def at_once(self, communicator: Communicator, operation: Operation) -> bool:
-        """Whether one end of an operation starts, and may go on, without a task that is started or woken."""
-        meeting = self._meetings.get(communicator)
-        if meeting is None or not operation.call.settled:  # it has to be told what travels
-            return False
-        return meeting.board.ready and meeting.board.usable and meeting.board.lost is None
 
     def _open(self, communicator: Communicator, operation: Operation) -> Meeting | None:
         if operation.port.stream.window > OPERATIONS // 2:
@@ -66,14 +85,3 @@ class HostMemory:
             return None
         self._common.workers.share(board.processes)
         return Meeting(self._common, board, communicator)
-
-
-def _run(meeting: Meeting, match: Match, operation: Operation) -> HostRun | SmallRun:
-    call = operation.call
-    if call.shared:
-        return SharedRun(meeting, match, operation)
-    if not (small(call) and meeting.board.ready and meeting.board.usable):
-        return HostRun(meeting, match, operation)
-    exchange = Exchange(meeting, call, operation.port.position)
-    meeting.communicator.shorten(call, exchange)
-    return SmallRun(exchange, match, operation)

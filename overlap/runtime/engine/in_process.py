@@ -9,16 +9,103 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
+from typing import cast
 
 import numpy as np
+import trio
+from trio.lowlevel import TrioToken
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array, Reducer
-from ..match import Unfit
+from ..future import Failure
+from ..match import Match, Unfit
 from ..operation import Operation
+from ..plan import Plan
 from .pulls import Move, moves
-from .workers import PIECE_BYTES
+from .workers import INLINE_BYTES, PIECE_BYTES, Workers
+
+
+class MemoryPlan(Plan):
+    """Carries out operations whose ranks are all in this process, out of each other's memory.
+
+    Args:
+        workers: The threads that do large work.
+        token: Token of the event loop.
+    """
+
+    together = True
+
+    def __init__(self, workers: Workers, token: TrioToken) -> None:
+        self._workers, self._token = workers, token
+        self._in_flight = 0
+        self._idle = trio.Event()
+
+    def __str__(self) -> str:
+        return "memory of this process"
+
+    def start(self, match: Match, operation: Operation) -> None:
+        """Carry out all ends, now that the last one has arrived: small ones here, large ones in worker threads."""
+        met_ns = operation.started_ns
+        operations: list[Operation] = match.arrived  # type: ignore[assignment]  # a call of `cast` takes time
+        pattern: Call = match.pattern  # type: ignore[assignment]
+        if pattern.work_bytes * len(operations) <= INLINE_BYTES or _is_idle(operations):
+            self._workers.quiet.run(run_here, operations, pattern)
+            _complete(operations, met_ns, pattern)
+            return
+        operation.lock()
+        work = pieces(operations, pattern)
+        done = partial(self._done, match, met_ns)
+        self._workers.submit(
+            work,
+            lambda error: self._token.run_sync_soon(done, error),
+            priority=min(operation.urgency for operation in operations),
+        )
+        self._in_flight += 1  # the end is told on this thread, so it cannot come before
+        for operation in operations:
+            operation.moves(_WORKERS)
+
+    def _done(self, match: Match, met_ns: int, error: BaseException | None) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+        for operation in match.ends:
+            operation.stopped()
+        if error is None:
+            _complete(match.ends, met_ns, cast("Call", match.pattern))
+            return
+        for operation in match.ends:
+            operation.fail(Failure(error))
+
+    async def until_idle(self) -> None:
+        """Wait for the reductions at hand."""
+        while self._in_flight:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+
+class _Working:
+    """Work of worker threads, which is not stopped, but waited for."""
+
+    def cancel(self) -> None:
+        """Do nothing: its end comes soon."""
+
+
+_WORKERS = _Working()
+
+
+def _is_idle(operations: Sequence[Operation]) -> bool:
+    """Whether there is nothing to do: a rank alone has its result where its input is."""
+    return len(operations) == 1 and operations[0].out is operations[0].source is not None
+
+
+def _complete(operations: list[Operation], met_ns: int, pattern: Call) -> None:
+    end_ns = perf_counter_ns()
+    meeting = operations[0].describe(pattern, met_ns)
+    for operation in operations:
+        operation.finish(end_ns, meeting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from trio.lowlevel import TrioToken
 
 from transports.common import Board, Place, Waits
 
+from ...collectives.call import Call
 from ..communicator import Communicator
-from ..match import Match
 from ..operation import Operation
+from ..plan import Plan
 from ..stream import SPAN
 from .looking import Looking
 from .workers import Workers
@@ -42,7 +43,7 @@ class Common:
 
     workers: Workers  # The threads that do large work
     token: TrioToken  # Token of the event loop
-    fall_back: Callable[[Communicator, Match], None]  # Starts an operation as a program, where memory does not do
+    program: Callable[[Communicator, Call, Operation], Plan]  # Plans a program, where memory does not do
 
 
 class Meeting:

@@ -19,17 +19,17 @@ from transports.common import OPERATIONS, PAYLOAD_BYTES, PHASES
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
-from ..communicator import ShortWay
 from ..match import Match
 from ..operation import Operation
+from ..plan import Plan
 from .meeting import BoardRun, Meeting, Mode
 from .pulls import gives, needed, pulls, rings
 
 _ARRIVED = 1
 
 
-class Exchange(ShortWay):
-    """Where the ranks of a group meet for one small operation again and again: what they post on a board, as arrays.
+class Exchange(Plan):
+    """Carries out operations of one rank with one small call on a board: what the ranks of its group post, as arrays.
 
     Args:
         meeting: Of the ranks; its board is ready.
@@ -37,15 +37,16 @@ class Exchange(ShortWay):
         position: Of the rank in the group.
 
     Attributes:
-        tag: Of the operation whose input was posted last.
+        seq: Number of the operation whose input was posted last.
+        tag: Its tag.
     """
 
-    __slots__ = ("_call", "_needed", "_pieces", "_position", "_posted", "_posts", "_rings", "_said", "meeting", "tag")
     meeting: Meeting
+    seq: int
     tag: int
 
     def __init__(self, meeting: Meeting, call: Call, position: int) -> None:
-        self.meeting, self._call, self._position, self.tag = meeting, call, position, 0
+        self.meeting, self._call, self._position, self.seq, self.tag = meeting, call, position, -1, 0
         self._needed, nbytes = needed(call, position), _input_bytes(call)
         self._posts = nbytes > 0 and (call.reducer is not None or gives(call, position))
         self._said = (nbytes, Mode.ON_BOARD) if self._posts else (0, Mode.NOWHERE)
@@ -55,7 +56,7 @@ class Exchange(ShortWay):
 
     def post(self, operation: Operation) -> bool:
         """Post a rank's input, and wake who waits for it; return whether all have come whom this rank needs."""
-        board, number = self.meeting.board, operation.seq
+        board, self.seq = self.meeting.board, (number := operation.seq)
         self.tag = tag = self.meeting.communicator.tag(self._call, number)
         if self._posts:
             row = number % OPERATIONS, ...  # "...", or an array without dimensions would be a number
@@ -110,28 +111,35 @@ class Exchange(ShortWay):
             held = self._posted[who][row] if who != self._position else cast(Array, operation.source).reshape(-1)
             cast(Array, operation.target).reshape(-1)[start : start + size] = held[first : first + size]
 
-    def take(self, operation: Operation) -> None:
-        """Carry out one rank's end: at once if who is needed has come, and that does not fail, else in a match."""
-        free = self.meeting.free(operation)
-        if free and self.post(operation) and self._ends_at_once(operation):
-            return
-        match = self.meeting.communicator.match_alone(operation)
-        operation.lock()
-        run = SmallRun(self, match, operation)
-        if free:
-            run.wait(self.tag)
-        else:
-            run.start()
+    def __str__(self) -> str:
+        return "board of this host"
 
-    def _ends_at_once(self, operation: Operation) -> bool:
-        """End an operation that all have come to; False if that fails, and then whoever waits will say so."""
+    def takes_threads(self) -> bool:
+        """Whether no rank is lost, which is the end of the world."""
+        return self.meeting.board.lost is None
+
+    def finish_now(self, operation: Operation) -> bool:
+        """Post a rank's input, and end if all have come whom it needs, and that does not fail; else it waits."""
+        if not (self.meeting.free(operation) and self.post(operation)):
+            return False
         try:
             self.make(operation)
-        except Exception:
+        except Exception:  # which the match is told of
             return False
         self.meeting.board.end(self._position, operation.seq, self.tag)
         operation.finish(operation.context.now_ns(), operation.describe(self._call, operation.started_ns))
         return True
+
+    def start(self, match: Match, operation: Operation) -> None:
+        """Post a rank's input as soon as its row is free, unless that is done; who comes last ends at once."""
+        run = SmallRun(self, match, operation)
+        if self.seq == operation.seq:  # `finish_now` has posted it
+            run.wait()
+        elif self.meeting.free(operation):
+            run.arrive()
+        else:
+            operation.moves(run)
+            operation.context.spawn(self.meeting.until_free, operation, run.arrive)
 
 
 def small(call: Call) -> bool:
@@ -165,25 +173,18 @@ class SmallRun(BoardRun):
         self._exchange, self._meeting = exchange, exchange.meeting
         self._match, self._operation, self._tag = match, operation, -PHASES  # none, before it has arrived
 
-    def start(self) -> None:
-        """Arrive, as soon as the row is free; who comes last is done, and wakes the others."""
-        if self._meeting.free(self._operation):
-            self._arrive()
-            return
-        self._operation.moves(self)
-        self._operation.context.spawn(self._meeting.until_free, self._operation, self._arrive)
-
-    def _arrive(self) -> None:
+    def arrive(self) -> None:
+        """Post the input; who comes last is done, and wakes the others."""
         if self._exchange.post(self._operation):
             self._tag = self._exchange.tag
             self._operation.stopped()
             self._end()
         else:
-            self.wait(self._exchange.tag)
+            self.wait()
 
-    def wait(self, tag: int) -> None:
+    def wait(self) -> None:
         """End when the others have come, who can know that this rank has."""
-        operation, self._tag = self._operation, tag
+        operation, self._tag = self._operation, self._exchange.tag
         operation.moves(self)
         operation.look = self.look_before_sleeping
         self._meeting.board.waiting.watch(self)

@@ -395,7 +395,8 @@ class HostRun(BoardRun):
             return
         self._close()
         self._operation.scope = None
-        self._meeting.common.fall_back(self._meeting.communicator, self._match)
+        communicator = self._meeting.communicator
+        communicator.start_end(self._match, self._operation, partial(self._meeting.common.program, communicator))
 
     def _end(self, error: BaseException | None) -> None:
         if self._operation.heard and get_ident() != self._operation.context.thread:

@@ -15,123 +15,89 @@ from transports.blocking import TaskStarter
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
-from ..communicator import Communicator, ShortWay
+from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
+from ..plan import Plan
 from .compiler import Compiled, Compiler
 from .execution import Execution, Station
 from .host_bytes import bytes_of
 from .message import Message
 from .workers import Workers
 
+MESSAGE_ALGORITHM = "mesh"
+"""What a message between two ranks goes by in timelines."""
 
-class ProgramRunner:
-    """Runs operations whose bytes travel over a transport, while the ranks compute."""
+
+class Programs:
+    """Plans operations whose bytes travel over a transport, while the ranks compute."""
 
     def __init__(self, transport: Transport, workers: Workers, compiler: Compiler, token: TrioToken) -> None:
-        self._transport, self._workers, self._compiler, self._token = transport, workers, compiler, token
+        self._transport, self._workers, self._token = transport, workers, token
+        self.compiler: Compiler = compiler
         self._stations: dict[tuple[int, ...], Station] = {}  # by world rank and group members
 
-    def start(self, communicator: Communicator, match: Match, *, lasting: bool) -> None:
-        """Start the programs of all local ranks that have arrived and have not started yet.
+    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan:
+        """Return how one rank's operations with a call are carried out."""
+        plan = MessagePlan if call.kind is Collective.P2P else ProgramPlan
+        return plan(self, communicator, call)
 
-        Args:
-            communicator: The communicator of the operation.
-            match: The ends of the operation; its `pattern` is known.
-            lasting: Whether later operations with an equal call run as this program without asking the engine.
-        """
-        for operation in match.arrived:
-            if operation is not None and operation.scope is None and not operation.done:
-                self._start(communicator, match, operation, lasting=lasting)
-
-    def _start(self, communicator: Communicator, match: Match, operation: Operation, *, lasting: bool) -> None:
-        call = match.pattern
-        assert call is not None, "a program is started for a known call"
-        try:
-            way = self._way(communicator, call, operation)
-        except Exception as error:
-            _end(communicator, match, operation, error)
-            return
-        if lasting and call is operation.call and not call.counts:  # uneven blocks seldom repeat
-            communicator.shorten(call, way)
-        way.start(match, operation)
-
-    def _way(self, communicator: Communicator, call: Call, operation: Operation) -> ProgramWay:
-        """Return the program of one rank for a call, as a short way for its later operations."""
-        members, position = communicator.members, operation.port.position
-        compiled = self._compiler.compile(call, members, position)
-        station = self._stations.get((members[position], *members))
-        if station is None:
-            station = self._stations[members[position], *members] = self._station(members, position, operation)
-        if call.kind is Collective.P2P and station.starters:  # a rank with itself has none
-            return MessageWay(communicator, call, compiled, station)
-        return ProgramWay(communicator, call, compiled, station)
-
-    def _station(self, members: tuple[int, ...], position: int, operation: Operation) -> Station:
+    def station(self, communicator: Communicator, operation: Operation) -> Station:
         """Return the starters of a rank's messages; where the transport has none, each message gets a task."""
-        endpoint, spawn = self._transport.endpoint(members[position]), operation.context.spawn
-        peers = [peer for peer in members if peer != members[position]]
-        starters = {peer: endpoint.starter(peer) or TaskStarter(endpoint, spawn) for peer in peers}
-        thread = operation.context.thread
-        return Station(starters=starters, workers=self._workers, token=self._token, thread=thread)
-
-    def at_once(self, communicator: Communicator, operation: Operation) -> bool:
-        """Whether one end of a message starts, and may end, without a task that is started or woken."""
-        station = self._stations.get((operation.context.rank, *communicator.members))
-        if station is None or not communicator.shortened(operation.call):
-            return False
-        for peer, starter in station.starters.items():  # noqa: SIM110 - in every message, and twice as fast
-            if not starter.takes_threads(peer):
-                return False
-        return True
+        rank, members = operation.context.rank, communicator.members
+        station = self._stations.get((rank, *members))
+        if station is None:
+            endpoint, spawn = self._transport.endpoint(rank), operation.context.spawn
+            peers = [peer for peer in members if peer != rank]
+            starters = {peer: endpoint.starter(peer) or TaskStarter(endpoint, spawn) for peer in peers}
+            thread = operation.context.thread
+            station = Station(starters=starters, workers=self._workers, token=self._token, thread=thread)
+            self._stations[rank, *members] = station
+        return station
 
 
-class ProgramWay(ShortWay):
-    """Carries out one rank's operations with one call as executions of a program.
+class ProgramPlan(Plan):
+    """Carries out operations of one rank with one call as executions of a program, which the first one compiles.
 
     Args:
+        programs: Those of all ranks here.
         communicator: The communicator of the operations.
         call: The call: kind, sizes and dtype.
-        compiled: The program of the rank.
-        station: The starters of the rank's messages.
     """
 
-    def __init__(self, communicator: Communicator, call: Call, compiled: Compiled, station: Station) -> None:
-        self._communicator, self._call, self._compiled, self._station = communicator, call, compiled, station
+    _compiled: Compiled
+    _station: Station | None = None
 
-    def take(self, operation: Operation) -> None:
-        """Start an operation as soon as its rank has arrived."""
-        if not (lock_later := operation.may_leave_at_once):
-            operation.lock()
-        self.start(self._communicator.match_alone(operation), operation)
-        if lock_later and not operation.done:
-            operation.lock()
+    def __init__(self, programs: Programs, communicator: Communicator, call: Call) -> None:
+        self._programs, self._communicator, self._call = programs, communicator, call
+        self.lasts: bool = not call.counts  # uneven blocks seldom repeat
+
+    def __str__(self) -> str:
+        if self._station is None:
+            return "program"
+        return f"program {self._compiled.schedule.algorithm} over {self._station.wires}"
 
     def start(self, match: Match, operation: Operation) -> None:
         """Start the program; small messages leave before any task starts."""
-        operation.algorithm = self._compiled.schedule.algorithm
         communicator = self._communicator
-        try:
-            operation.fit(self._call)
-            execution, over = self._begin(match, operation)
-            operation.look = None if over or communicator.here > 1 else execution.look_before_sleeping
-        except Exception as error:
-            _end(communicator, match, operation, error)
-            return
-        if over:
-            self._over(match, operation, None)
-
-    def _begin(self, match: Match, operation: Operation) -> tuple[Execution, bool]:
-        """Begin an execution, which becomes the operation's scope; return it, and whether it is over."""
+        if self._station is None:
+            position = operation.port.position
+            self._compiled = self._programs.compiler.compile(self._call, communicator.members, position)
+            self._station = self._programs.station(communicator, operation)
+        operation.algorithm = self._compiled.schedule.algorithm
+        operation.fit(self._call)
         execution = Execution(
             *self._compiled.laid(operation),
             self._station,
-            tag=self._communicator.tag(self._call, operation.seq),
+            tag=communicator.tag(self._call, operation.seq),
             priority=operation.urgency,
             spawn=operation.context.spawn,
         )
         operation.moves(execution)
-        return execution, execution.begin(partial(self._over, match, operation))
+        over = execution.begin(partial(self._over, match, operation))
+        operation.look = None if over or communicator.here > 1 else execution.look_before_sleeping
+        if over:
+            self._over(match, operation, None)
 
     def _over(self, match: Match, operation: Operation, error: BaseException | None) -> None:
         """End an operation; in a task if a local rank has yet to arrive, because its call may disagree."""
@@ -152,22 +118,36 @@ class ProgramWay(ShortWay):
         self._communicator.settle(match, operation, None)
 
 
-class MessageWay(ProgramWay):
-    """Carries out one rank's ends of messages with another rank."""
+class MessagePlan(ProgramPlan):
+    """Carries out one rank's ends of messages with another rank, which need no program."""
 
-    def _begin(self, match: Match, operation: Operation) -> tuple[Execution, bool]:
-        communicator, receives = self._communicator, operation.port.position == 1
-        peer = communicator.members[1 - operation.port.position]
+    def __str__(self) -> str:
+        return "message" if self._station is None else f"message over {self._station.wires}"
+
+    def takes_threads(self) -> bool:
+        """Whether its wires take threads."""
+        if self._station is None:
+            return False
+        for peer, starter in self._station.starters.items():  # noqa: SIM110 - in every message, and twice as fast
+            if not starter.takes_threads(peer):
+                return False
+        return True
+
+    def start(self, match: Match, operation: Operation) -> None:
+        """Start to send, or to receive; a small message leaves at once."""
+        communicator, position = self._communicator, operation.port.position
+        if self._station is None:
+            self._station = self._programs.station(communicator, operation)
+        operation.algorithm = MESSAGE_ALGORITHM
+        operation.fit(self._call)
+        peer = communicator.members[1 - position]
         message = Message(self._station, peer, operation.context.spawn)
         operation.moves(message)
-        tag, over = communicator.tag(self._call, operation.seq), partial(self._over, match, operation)
-        if receives:
-            return message, message.receive(tag, bytes_of(cast(Array, operation.target).reshape(-1)), over)
-        data = bytes_of(cast(Array, operation.source).reshape(-1))
-        return message, message.send(tag, data, operation.urgency, over)
-
-
-def _end(communicator: Communicator, match: Match, operation: Operation, error: BaseException | None) -> None:
-    """Settle an operation whose bytes have stopped moving."""
-    operation.stopped()
-    communicator.settle(match, operation, error)
+        tag, ended = communicator.tag(self._call, operation.seq), partial(self._over, match, operation)
+        if position == 1:
+            over = message.receive(tag, bytes_of(cast(Array, operation.target).reshape(-1)), ended)
+        else:
+            over = message.send(tag, bytes_of(cast(Array, operation.source).reshape(-1)), operation.urgency, ended)
+        operation.look = None if over or communicator.here > 1 else message.look_before_sleeping
+        if over:
+            ended(None)

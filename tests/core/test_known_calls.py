@@ -1,4 +1,4 @@
-"""Calls that take a shorter way over wires, as they have been made before: nothing of what is promised is left out."""
+"""Calls that were made before need no matching while nothing is wrong: nothing of what is promised is left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import overlap
 from overlap.processes.control_plane import ControlPlane
 from overlap.processes.messages import Finished
 from overlap.runtime.engine.compiler import Compiled
-from overlap.runtime.engine.programs import ProgramWay
+from overlap.runtime.match import Match
+from overlap.runtime.spanning import SpanningCommunicator
 
 from .companies import Company, by_sockets, run_far
 
@@ -34,22 +35,23 @@ CALLS: dict[str, Issue] = {
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the numbers of the operations that take a shorter way."""
+    """Return the numbers of the operations that are not matched."""
     seqs: list[int] = []
+    alone = SpanningCommunicator._match_alone
 
-    take = ProgramWay.take
-
-    def seen(self: ProgramWay, operation: overlap.CollectiveFuture) -> None:
+    def seen(self: SpanningCommunicator, operation: overlap.CollectiveFuture) -> Match:
         seqs.append(operation.seq)
-        take(self, operation)
+        return alone(self, operation)
 
-    monkeypatch.setattr(ProgramWay, "take", seen)
+    monkeypatch.setattr(SpanningCommunicator, "_match_alone", seen)
     return seqs
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_only_calls_that_were_made_before_take_it(name: str, taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControlPlane, "silent", True)  # or who is told of a call, as after a while, takes the long way
+def test_only_calls_that_were_made_before_are_not_matched(
+    name: str, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ControlPlane, "silent", True)  # or who is told of a call, as after a while, compares it
 
     async def main(rank: overlap.Rank) -> None:
         for count in (3, 3, 4, 3, 4):
@@ -116,7 +118,7 @@ def test_who_comes_to_a_rank_that_has_finished_is_told() -> None:
 
 
 def test_an_operation_that_cannot_begin_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong with it is told to all, and the next one takes the same way."""
+    """What is wrong with it is told to all, and the next one goes on alike."""
     laid = Compiled.laid
 
     def lay_out(self: Compiled, operation: overlap.CollectiveFuture) -> object:

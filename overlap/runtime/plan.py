@@ -1,0 +1,44 @@
+"""Plans: how the operations of a rank with one call are carried out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from .match import Match
+from .operation import Operation
+
+
+class Plan(ABC):
+    """How the operations of one rank with one call are carried out, decided once. Its text names the executor.
+
+    An end under way is the operation's `scope` (see `moves`); `Communicator.settle` ends it. Making a plan is quick and
+    starts nothing: compiling, for instance, waits for the first operation.
+
+    Attributes:
+        lasts: Whether later operations with this call are carried out alike, so that the plan is kept for them.
+        together: Whether one start carries out the ends of all ranks, which are in this process and have arrived.
+    """
+
+    lasts: bool = True
+    together = False
+
+    @abstractmethod
+    def start(self, match: Match, operation: Operation) -> None:
+        """Start the end of a rank; of plans that carry out all ends `together`, that of the rank which arrived last.
+
+        Raises:
+            Unfit: Another end cannot take part.
+            Exception: This end cannot: no memory, no wire that joins the ranks, no schedule that fits.
+        """
+
+    def finish_now(self, operation: Operation) -> bool:
+        """Finish the end of a rank at once, without a match, if that needs nobody else; False: it must be started."""
+        return False
+
+    def takes_threads(self) -> bool:
+        """Whether an end starts, and may end, without a task that is started or woken: a thread may carry it out."""
+        return False
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Name the executor in a few words."""

@@ -1,0 +1,173 @@
+"""The executor of each call: what decides is where the ranks live, the call, and its size."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import overlap
+from overlap.collectives.call import Call
+from overlap.runtime.communicator import Communicator
+from overlap.runtime.engine.real_engine import RealEngine
+from overlap.runtime.match import Match
+from overlap.runtime.operation import Operation
+from overlap.runtime.plan import Plan
+from overlap.simulation.simulated_engine import ModelledPlan
+from transports.common import PAYLOAD_BYTES
+
+from .companies import by_shared_memory, by_sockets, run_far
+from .worlds import run
+
+Issue = Callable[[overlap.Rank], Any]
+Made = list[tuple[int, Plan]]
+
+FITS = PAYLOAD_BYTES // 8
+
+
+def message(rank: overlap.Rank) -> Any:
+    return rank.send(np.ones(2), 1) if rank.rank == 0 else rank.recv(np.empty(2), 0) if rank.rank == 1 else None
+
+
+CALLS: dict[str, Issue] = {
+    "small": lambda rank: rank.all_reduce(np.ones(FITS)),
+    "longer": lambda rank: rank.all_reduce(np.ones(FITS + 1)),
+    "long": lambda rank: rank.all_gather(np.ones(1 << 18)),
+    "barrier": lambda rank: rank.barrier(stream=rank.stream("another")),
+    "root": lambda rank: rank.broadcast(np.ones(2) if rank.rank == 0 else None),
+    "shared": lambda rank: rank.all_reduce(np.ones(2), shared=True),
+    "uneven": lambda rank: rank.all_gather(np.ones(1 + rank.rank), counts=[*range(1, rank.world_size + 1)]),
+    "ring": lambda rank: rank.all_reduce(np.ones(2), algorithm="ring"),
+    "pair": lambda rank: rank.group([rank.rank // 2 * 2, rank.rank // 2 * 2 + 1]).all_reduce(np.ones(2)),
+    "message": message,
+}
+HERE, BOARD, HOST = "memory of this process", "board of this host", "memory of this host"
+RING, MESH, DOUBLING = "program ring over wires", "program mesh over wires", "program recursive_doubling over wires"
+
+# Processes, ranks of each, and the executors of all calls.
+WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
+    "one process": (1, 2, {}, {**{name: {HERE} for name in CALLS}, "ring": {RING}}),
+    "one process, wires": (
+        1,
+        2,
+        {"path": "wire"},
+        {**{name: {DOUBLING} for name in CALLS}, "long": {RING}, "root": {MESH}, "uneven": {RING}, "ring": {RING}}
+        | {"message": {"message over wires"}},
+    ),
+    "one host": (
+        2,
+        1,
+        {"wires": by_shared_memory},
+        {
+            "small": {BOARD},
+            "longer": {HOST},
+            "long": {HOST},
+            "barrier": {BOARD},
+            "root": {BOARD, HOST},  # the other rank hears late what comes
+            "shared": {HOST + ", one result"},
+            "uneven": {"program ring over shared memory"},
+            "ring": {"program ring over shared memory"},
+            "pair": {HOST},  # a new group, whose board is not ready
+            "message": {"message over shared memory"},
+        },
+    ),
+    "one host, two ranks each": (
+        2,
+        2,
+        {"wires": by_shared_memory},
+        {
+            "small": {BOARD},
+            "longer": {HOST},
+            "long": {HOST},
+            "barrier": {BOARD},
+            "root": {BOARD, HOST},
+            "shared": {HOST + ", one result"},
+            "uneven": {"program rdh over wires"},
+            "ring": {RING},
+            "pair": {HERE},
+            "message": {HERE},
+        },
+    ),
+    "one host, mesh": (
+        2,
+        1,
+        {"wires": by_shared_memory, "algorithm": "mesh"},
+        {**{name: {"program mesh over shared memory"} for name in CALLS}, "ring": {"program ring over shared memory"}}
+        | {"message": {"message over shared memory"}},
+    ),
+    "two hosts": (
+        2,
+        1,
+        {"wires": by_sockets},
+        {**{name: {DOUBLING} for name in CALLS}, "long": {RING}, "root": {MESH}, "uneven": {RING}, "ring": {RING}}
+        | {"message": {"message over wires"}},
+    ),
+}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Return the plans that are made, and for which rank."""
+    made: Made = []
+    plan_of = RealEngine.plan
+
+    def plan(self: RealEngine, communicator: Communicator, call: Call, operation: Operation) -> Plan:
+        made.append((operation.context.rank, plan_of(self, communicator, call, operation)))
+        return made[-1][1]
+
+    monkeypatch.setattr(RealEngine, "plan", plan)
+    return made
+
+
+async def issue_all(rank: overlap.Rank, made: Made) -> dict[str, list[str]]:
+    """Issue each call three times; return its executors as they were decided."""
+    for _ in range(2):
+        await rank.barrier()  # a board is ready when the second one begins
+    found = {}
+    for name, issue in CALLS.items():
+        before = len(made)
+        for _ in range(3):
+            future = issue(rank)
+            if future is not None:
+                await future
+            await rank.barrier()
+        found[name] = [str(plan) for each, plan in made[before:] if each == rank.rank]
+    return found
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_executors(name: str, made: Made) -> None:
+    processes, each, options, expected = WORLDS[name]
+    found: list[Any] = (
+        run(issue_all, each, made, **options)
+        if processes == 1
+        else run_far(issue_all, processes, each, made, **options)
+    )
+    last = {name: {ranks[name][-1] for ranks in found if ranks[name]} for name in CALLS}
+    assert last == expected
+
+
+def test_a_plan_is_made_once_unless_it_may_change(made: Made) -> None:
+    found: list[Any] = run_far(issue_all, 2, 1, made, wires=by_shared_memory)
+    for ranks in found:
+        assert [len(ranks[name]) for name in ("small", "longer", "long", "shared", "ring")] == [1] * 5
+        assert ranks["barrier"] == [HOST, BOARD]  # its board was not ready
+        assert len(ranks["uneven"]) == 3
+
+
+def test_the_model_carries_out_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = list[str]()
+    start = ModelledPlan.start
+
+    def started(self: ModelledPlan, match: Match, operation: Operation) -> None:
+        plans.append(str(self))
+        start(self, match, operation)
+
+    monkeypatch.setattr(ModelledPlan, "start", started)
+
+    async def main(rank: overlap.Rank) -> None:
+        await rank.all_reduce(np.ones(2))
+        await rank.all_reduce(np.ones(1 << 18), algorithm="ring")
+
+    overlap.run(main, ranks=2, clock="virtual")
+    assert plans == ["model"] * 2
