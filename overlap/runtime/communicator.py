@@ -225,26 +225,28 @@ class Communicator:
                 self._plans[key] = plan
         return plan
 
-    def _start_arrived(self, match: Match, operation: Operation) -> None:
+    def _start_arrived(self, match: Match, operation: Operation, plan: Plan | None = None) -> None:
         """Start what can start now that a rank has arrived; its arrays are locked, unless it ends at once."""
         if not (lock_later := operation.may_leave_at_once):
             operation.lock()
-        self._start(match)
+        if plan is None:
+            self._start(match)
+        else:
+            self.start_end(match, operation, plan)
         if lock_later and not operation.done:
             operation.lock()
 
     def _start(self, match: Match) -> None:
         """Start all ends here that are not under way, once any rank has given dtype and shape."""
-        call = match.pattern
-        if call is not None and call.settled:
+        if match.pattern is not None and match.pattern.settled:
             for operation in match.ends:
                 if operation.scope is None and not operation.done:
-                    self.start_end(match, operation, self.plan)
+                    self.start_end(match, operation)
 
-    def start_end(self, match: Match, operation: Operation, plan: Callable[[Call, Operation], Plan]) -> None:
-        """Start one rank's end by the plan that a function returns; its error ends it."""
+    def start_end(self, match: Match, operation: Operation, plan: Plan | None = None) -> None:
+        """Start one rank's end, by its plan unless another one is given; its error ends it."""
         try:
-            plan(cast("Call", match.pattern), operation).start(match, operation)
+            (plan or self.plan(cast("Call", match.pattern), operation)).start(match, operation)
         except Exception as error:  # no memory, no wire that joins them, no schedule that fits
             operation.stopped()
             self.settle(match, operation, error)

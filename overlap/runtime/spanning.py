@@ -149,7 +149,7 @@ class SpanningCommunicator(Communicator):
         plan = self._plans.get((operation.call, operation.context.rank))
         if plan is not None and self._calm():
             if not plan.finish_now(operation):
-                self._start_arrived(self._match_alone(operation), operation)
+                self._start_arrived(self._match_alone(operation), operation, plan)
             return
         # its match, by number
         seq = operation.seq

@@ -6,7 +6,7 @@ and one turn of the event loop takes as long as sending a small message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import get_ident
@@ -84,7 +84,7 @@ class Execution(Looking):
         self._before_begin, self._before_work = [*laid.before_begin], [*laid.before_work]
         self._able = [*laid.first]  # runs that may begin
         self._running: dict[LaidStep, Call | None] = {}  # None: the worker threads have the step
-        self._waiting: dict[LaidStep, tuple[Array, Delivery | None]] = {}  # data that waits for its turn
+        self._waiting: dict[LaidStep, Delivery | None] = {}  # steps that wait for their turn; None: of this rank's data
         self._consumed: set[LaidStep] = set()  # receives whose message came in pieces
 
     def begin(self, ended: Callable[[BaseException | None], None]) -> bool:
@@ -197,7 +197,7 @@ class Execution(Looking):
             while self._running:
                 self._sleeper = current_task()
                 await wait_task_rescheduled(_never)
-        for _, delivery in self._waiting.values():
+        for delivery in self._waiting.values():
             if delivery is not None:
                 delivery.release()
         self._waiting.clear()
@@ -238,7 +238,7 @@ class Execution(Looking):
             elif step.receives:
                 self._receive(step)
             elif step.works:
-                self._in_turn(step, self._part(step.source), None)
+                self._work(step, None)
             else:
                 self._step_ended(step)
         if run.lets_begin:
@@ -270,7 +270,7 @@ class Execution(Looking):
                 tag,
                 None,
                 step.message_bytes,
-                done=partial(self._arrived, step),
+                done=partial(self._moved, step),
                 consume=None if self._before_work[step.number] else partial(self._consume, step),
             )
         else:
@@ -281,47 +281,56 @@ class Execution(Looking):
 
     # -- what has ended ------------------------------------------------------------------------------------------
 
-    def _step_ended(self, step: LaidStep) -> None:
-        """Note the end of a step, and go on with the steps and runs that have waited for it."""
+    def _moved(self, step: LaidStep, call: Call) -> None:
+        """Go on with a step whose message has left, or has come."""
+        self._running.pop(step, None)
+        delivery = call.delivery() if step.works and call.error is None and not call.withdrawn else None
+        if delivery is None or step in self._consumed or self._failure is not None:
+            self._step_ended(step, delivery, call.error)
+        else:
+            self._work(step, delivery)
+
+    def _work(self, step: LaidStep, delivery: Delivery | None) -> None:
+        """Move or add to the target of a step what has come, or lies elsewhere; in worker threads if it is large."""
+        if self._before_work[step.number]:  # until earlier steps on overlapping memory have ended
+            self._waiting[step] = delivery
+            return
+        error: BaseException | None = None
+        try:
+            incoming = self._part(step.source) if delivery is None else self._incoming(step, delivery.view)
+            target, mine = self._places(step)
+            pieces = pieces_of(step.step, self._laid.layout, self._laid.rank, incoming, mine, target)
+            if len(pieces) > 1:
+                self._running[step] = None
+                ended = partial(self._station.token.run_sync_soon, self._step_ended, step, delivery)
+                self._station.workers.submit(pieces, ended, priority=self._priority)
+                return
+            self._station.workers.quiet.run(pieces[0])
+        except Exception as raised:
+            error = raised
+        self._step_ended(step, delivery, error)
+
+    def _step_ended(self, step: LaidStep, delivery: Delivery | None = None, error: BaseException | None = None) -> None:
+        """End a step; the steps and runs that have waited for it go on, unless anything has failed."""
+        self._running.pop(step, None)
+        if delivery is not None:
+            delivery.release()  # the caller may have its arrays back
+        if error is not None or self._failure is not None:
+            self._stopped(error)
+            return
         self._unended -= 1
         if step.lets_begin:
             self._let_begin(step.lets_begin)
         for number in step.lets_work:
             left = self._before_work[number] = self._before_work[number] - 1
-            if not left:
-                self._has_turn(self._laid.steps[number])
+            following = self._laid.steps[number]
+            if not left and following in self._waiting and self._failure is None:
+                self._work(following, self._waiting.pop(following))
         if not self._advancing:
             if self._able:
                 self._advance()
             if not self._unended:
                 self._end(None)
-
-    def _moved(self, step: LaidStep, call: Call) -> None:
-        """Note that a message has left, or has come to its final place."""
-        self._running.pop(step, None)
-        if call.error is None and self._failure is None:
-            self._step_ended(step)
-        else:
-            self._stopped(call.error)
-
-    def _arrived(self, step: LaidStep, call: Call) -> None:
-        """Move or add the data of a message that has come."""
-        self._running.pop(step, None)
-        if call.error is None and not call.withdrawn:
-            delivery = call.delivery()
-            if self._failure is None:
-                self._use(step, delivery)
-                return
-            delivery.release()  # the caller may have its arrays back
-        self._stopped(call.error)
-
-    def _use(self, step: LaidStep, delivery: Delivery) -> None:
-        if step in self._consumed:
-            self._worked(step, delivery, None)
-        else:
-            self._in_turn(step, self._incoming(step, delivery.view), delivery)
-
-    # -- moving and adding ---------------------------------------------------------------------------------------
 
     def _consume(self, step: LaidStep, offset: int, piece: memoryview) -> None:
         """Add a piece of a message while it is in the cache, before the next piece overwrites it."""
@@ -349,50 +358,6 @@ class Execution(Looking):
         """Return the target of a step, and the operand to which incoming data is added."""
         target = self._part(step.target)
         return target, target if step.base is None else self._part(step.base)
-
-    def _in_turn(self, step: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
-        """Move or add `incoming` once all earlier steps on overlapping memory have ended."""
-        if self._before_work[step.number]:
-            self._waiting[step] = incoming, delivery
-        else:
-            self._work(step, incoming, delivery)
-
-    def _has_turn(self, step: LaidStep) -> None:
-        if step in self._waiting and self._failure is None:
-            self._work(step, *self._waiting.pop(step))
-
-    def _work(self, step: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
-        """Move or add `incoming` to the target of a step, in worker threads if it is large."""
-        try:
-            target, mine = self._places(step)
-            pieces = pieces_of(step.step, self._laid.layout, self._laid.rank, incoming, mine, target)
-            if len(pieces) > 1:
-                self._let_others(pieces, step, delivery)
-                return
-            self._station.workers.quiet.run(pieces[0])
-        except Exception as error:
-            self._worked(step, delivery, error)
-        else:
-            self._worked(step, delivery, None)
-
-    def _let_others(self, pieces: Sequence[Callable[[], None]], step: LaidStep, delivery: Delivery | None) -> None:
-        """Submit the pieces of a step to the worker threads."""
-        token = self._station.token
-        done = partial(self._told_by_workers, step, delivery)
-        self._running[step] = None
-        self._station.workers.submit(pieces, lambda error: token.run_sync_soon(done, error), priority=self._priority)
-
-    def _told_by_workers(self, step: LaidStep, delivery: Delivery | None, error: BaseException | None) -> None:
-        del self._running[step]
-        self._worked(step, delivery, error)
-
-    def _worked(self, step: LaidStep, delivery: Delivery | None, error: BaseException | None) -> None:
-        if delivery is not None:
-            delivery.release()
-        if error is None and self._failure is None:
-            self._step_ended(step)
-        else:
-            self._stopped(error)
 
 
 def _never(_: object) -> trio.lowlevel.Abort:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import prod
 from threading import get_ident
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -41,18 +41,34 @@ _SLICED_BYTES = 64 << 10
 _PIECE_BYTES = 512 << 10
 
 
+class Posted(NamedTuple):
+    """The place of data that a rank has posted: of its input, or of its slice of the result."""
+
+    where: int  # An offset, an address, or a length; see `mode`
+    mode: int  # A `Mode`: what `where` counts in
+
+
+class Stage(NamedTuple):
+    """The part of an operation between two meetings: what a rank takes from the others at one go."""
+
+    pulls: Sequence[Pull]
+    slicing: bool  # Whether these make the slice of the result that this rank reduces for all
+    phase: int  # How far the rank has come afterwards
+    waits: bool  # Whether it waits then until all have come as far
+
+
 class HostRun(BoardRun):
     """One rank's end of an operation under way. It is the operation's `scope`, too: what is cancelled ends here."""
 
     __slots__ = (
         "_board", "_call", "_cancelled", "_given", "_home", "_in_place", "_lent", "_match", "_needed", "_number",
-        "_over", "_phase", "_place", "_position", "_private", "_source", "_steps", "_tag", "_target", "_watched",
+        "_over", "_phase", "_place", "_position", "_private", "_source", "_stages", "_tag", "_target", "_watched",
         "_working",
     )  # fmt: skip
 
     _source: Array | None
     _target: Array | None
-    _given: list[tuple[int, int]]
+    _given: list[Posted]
 
     def __init__(self, meeting: Meeting, match: Match, operation: Operation) -> None:
         self._meeting, self._match, self._operation = meeting, match, operation
@@ -64,7 +80,7 @@ class HostRun(BoardRun):
         self._needed = needed(self._call, self._position)
         self._place: Place | None = None
         self._working = self._watched = self._over = self._cancelled = False
-        self._steps: list[tuple[Sequence[Pull], bool, int, bool]] = []
+        self._stages: list[Stage] = []
         self._in_place = self._lent = self._private = False
         self._home = 0
 
@@ -81,63 +97,60 @@ class HostRun(BoardRun):
             self._board.open(self._position, self._begin)
 
     def _begin(self) -> None:
+        """Post where the input is, as soon as a row is free, and go on."""
+        board, number, tag = self._board, self._number, self._tag
         if self._over:
             return
-        if not self._board.usable:
+        if not board.usable:
             self._fall_back()
-        elif self._meeting.free(self._operation):
-            self._arrive_first()
-        else:
-            self._operation.context.spawn(self._meeting.until_free, self._operation, self._arrive_first)
-
-    def _arrive_first(self) -> None:
-        if self._over:
+            return
+        if not (board.lost or self._meeting.free(self._operation)):
+            self._operation.context.spawn(self._meeting.until_free, self._operation, self._begin)
             return
         try:
-            self._give()
+            where, mode = self._give()
+            self._phase = _ARRIVED
+            if mode != Mode.ON_BOARD and not board.reads and self._call.kind not in (BROADCAST, SCATTER):
+                self._needed = None  # another one may be homeless
+            payload = bytes_of(cast("Array", self._source)) if mode == Mode.ON_BOARD else None
+            board.arrive(self._position, number, tag, where=where, mode=mode, payload=payload, result=self._home)
+            if rings(self._call, self._position) or board.reached(number, tag, _ARRIVED):
+                board.ring()
         except Exception as error:
             self._end(error)
             return
         self._go_on()
 
-    def _give(self) -> None:
-        """Put the input where the others can read it, and say so."""
+    def _give(self) -> Posted:
+        """Put the input where the others can read it, and return where."""
         operation, call = self._operation, self._call
         operation.fit(call)
         source, target = operation.source, operation.target
+        self._source = None if source is None else source.reshape(-1)
         self._target = None if target is None else target.reshape(-1)
         self._in_place = source is not None and target is not None and np.may_share_memory(source, target)
-        if source is None or not source.size or not gives(call, self._position):
-            self._source = None if source is None else source.reshape(-1)
-            self._arrive(0, Mode.NOWHERE)
-            return
-        self._source = source = source.reshape(-1)
-        self._offer(source)
+        if self._source is None or not self._source.size or not gives(call, self._position):
+            return Posted(0, Mode.NOWHERE)
+        return self._offer(self._source)
 
-    def _offer(self, source: Array) -> None:
-        if source.nbytes <= PAYLOAD_BYTES:
-            self._arrive(source.nbytes, Mode.ON_BOARD, bytes_of(source))
-        elif source.nbytes > COPIED_BYTES and (where := self._common_place(source)) is not None:
-            self._arrive(where, Mode.COMMON)
-        elif source.nbytes > COPIED_BYTES and self._board.reads:
-            self._arrive(address_of(source), Mode.PRIVATE)
-        else:
-            self._map(source)
-
-    def _common_place(self, source: Array) -> int | None:
-        """Return where all find an input, if they do, and will find this rank's slice of the result."""
-        target, board = self._target, self._board
-        seen = board.reads or target is None or board.place_of(address_of(target), target.nbytes) is not None
-        return board.place_of(address_of(source), source.nbytes) if seen else None
-
-    def _map(self, source: Array) -> None:
-        place = self._meeting.lend(source.nbytes)
+    def _offer(self, source: Array) -> Posted:
+        """Put the input on the board or in mapped memory, or leave it where it is, by its length."""
+        board, target, nbytes = self._board, self._target, source.nbytes
+        if nbytes <= PAYLOAD_BYTES:
+            return Posted(nbytes, Mode.ON_BOARD)
+        if nbytes > COPIED_BYTES:
+            # where all find it, if they will find this rank's slice of the result, too
+            if board.reads or target is None or board.place_of(address_of(target), target.nbytes) is not None:
+                where = board.place_of(address_of(source), nbytes)
+                if where is not None:
+                    return Posted(where, Mode.COMMON)
+            if board.reads:
+                return Posted(address_of(source), Mode.PRIVATE)
+        self._place = place = self._meeting.lend(nbytes)
         if place is None:
-            self._arrive(address_of(source), Mode.PRIVATE if self._board.reads else Mode.HOMELESS)
-            return
-        self._place = place
+            return Posted(address_of(source), Mode.PRIVATE if board.reads else Mode.HOMELESS)
         self._lay(bytes_of(source), place.view)
-        self._arrive(place.where, Mode.MAPPED)
+        return Posted(place.where, Mode.MAPPED)
 
     def _lay(self, source: memoryview, view: memoryview) -> None:
         """Copy the input to where the others can read it, but for a part that nobody else reads."""
@@ -152,16 +165,6 @@ class HostRun(BoardRun):
         first, last = start * itemsize, stop * itemsize
         view[:first] = source[:first]
         view[last:] = source[last:]
-
-    def _arrive(self, where: int, mode: int, payload: memoryview | None = None) -> None:
-        self._phase = _ARRIVED
-        if mode != Mode.ON_BOARD and not self._board.reads and self._call.kind not in (BROADCAST, SCATTER):
-            self._needed = None  # another one may be homeless
-        self._board.arrive(
-            self._position, self._number, self._tag, where=where, mode=mode, payload=payload, result=self._home
-        )
-        if rings(self._call, self._position) or self._board.reached(self._number, self._tag, _ARRIVED):
-            self._board.ring()
 
     # -- going on -----------------------------------------------------------------------------------------------------
 
@@ -187,7 +190,8 @@ class HostRun(BoardRun):
         return all(self._board.has_come(other, self._number, self._tag) for other in self._needed)
 
     def _go_on(self) -> None:
-        board = self._board
+        """Take what the others have posted, stage by stage, as far as they have come; else wait for them."""
+        board, everybody = self._board, range(self._call.size)
         while not (self._working or self._over):
             if not self._reached():
                 if board.lost is not None:
@@ -197,37 +201,36 @@ class HostRun(BoardRun):
                     board.waiting.watch(self)
                 return
             if self._phase == _ARRIVED:
-                self._meet()
+                self._given = [Posted(*board.posted(other, self._number)) for other in everybody]
+                if self._needed is None:
+                    self._meeting.met(self._number)
+                modes = {self._given[other].mode for other in (everybody if self._needed is None else self._needed)}
+                modes.add(self._given[self._position].mode)
+                if Mode.HOMELESS in modes:
+                    board.advance(self._position, self._number, self._tag, _DONE)
+                    self._fall_back()
+                    return
+                self._plan(modes)
             elif self._phase == _SLICED:
-                results = (board.result(other, self._number) for other in range(self._call.size))
-                self._given = [_found(result) for result in results]
-            if not (self._working or self._over):
-                self._step()
-
-    def _meet(self) -> None:
-        """Plan what is left to do: all have come who are needed."""
-        board, everybody = self._board, range(self._call.size)
-        self._given = [board.posted(other, self._number) for other in everybody]
-        if self._needed is None:
-            self._meeting.met(self._number)
-        modes = {self._given[other][1] for other in (everybody if self._needed is None else self._needed)}
-        modes.add(self._given[self._position][1])
-        if Mode.HOMELESS in modes:
-            self._board.advance(self._position, self._number, self._tag, _DONE)
-            self._fall_back()
-        else:
-            self._plan(modes)
+                self._given = [_found(board.result(other, self._number)) for other in everybody]
+            if self._stages:
+                self._take_all(self._stages[0])
+            else:
+                self._end(None)
 
     def _plan(self, modes: set[int]) -> None:
+        """Plan what is left to do: all have come who are needed."""
         call = self._call
         private = not modes.isdisjoint((Mode.PRIVATE, Mode.COMMON))
         self._lent, self._private = Mode.MAPPED in modes, private
         if self._sliced(private=private):
-            slicing = [reduced(call, self._position)], True, _SLICED, True
-            self._steps = [slicing, (collected(call), False, _DONE, private)]
+            self._stages = [
+                Stage([reduced(call, self._position)], slicing=True, phase=_SLICED, waits=True),
+                Stage(collected(call), slicing=False, phase=_DONE, waits=private),
+            ]
         else:
             waits = private and gives(call, self._position)
-            self._steps = [(pulls(call, self._position), False, _DONE, waits)]
+            self._stages = [Stage(pulls(call, self._position), slicing=False, phase=_DONE, waits=waits)]
 
     def _sliced(self, *, private: bool) -> bool:
         """Whether each rank reduces a slice only, and then takes those of the others."""
@@ -235,26 +238,23 @@ class HostRun(BoardRun):
             return False
         return private or (self._call.size > 2 and self._call.nbytes >= _SLICED_BYTES)
 
-    def _step(self) -> None:
-        """Take what comes next, or end."""
-        if not self._steps:
-            self._end(None)
-            return
-        parts, slicing, _, _ = self._steps[0]
-        target = self._slice_target() if slicing else self._target
-        here = self._call.work_bytes * (2 if slicing or self._call.size > 2 else self._call.size) <= INLINE_BYTES
-        cut = (pull for whole in parts for pull in ([whole] if here else self._cut(whole)) if pull.size)
+    def _take_all(self, stage: Stage) -> None:
+        """Take what a stage takes: here, or in worker threads if it is much."""
+        workers, ranks = self._meeting.common.workers, self._call.size
+        target = self._slice_target() if stage.slicing else self._target
+        here = self._call.work_bytes * (2 if stage.slicing or ranks > 2 else ranks) <= INLINE_BYTES
+        cut = (pull for whole in stage.pulls for pull in ([whole] if here else self._cut(whole)) if pull.size)
         work = [partial(self._take, pull, cast("Array", target)) for pull in cut if not self._is_there(pull)]
-        if here or not work:
-            try:
-                self._meeting.common.workers.quiet.run(do_all, work)
-            except Exception as error:
-                self._end(error)
-                return
-            self._stepped()
+        if work and not here:
+            self._working = True
+            workers.submit(work, self._worked_there, priority=self._operation.urgency)
             return
-        self._working = True
-        self._meeting.common.workers.submit(work, self._worked_there, priority=self._operation.urgency)
+        try:
+            workers.quiet.run(do_all, work)
+        except Exception as error:
+            self._end(error)
+        else:
+            self._stepped()
 
     def _is_there(self, pull: Pull) -> bool:
         """Whether a pull takes this rank's own input, which lies in the result already."""
@@ -272,17 +272,13 @@ class HostRun(BoardRun):
     def _worked_there(self, error: BaseException | None) -> None:
         """Go on in the thread that did the last piece, if the loop sleeps: it need not be woken for every step."""
         handover = self._operation.context.handover
-        if error is not None or not handover.in_place(self._worked_here, False):
+        if error is not None or not handover.in_place(partial(self._worked, None), False):
             self._meeting.common.token.run_sync_soon(self._worked, error)
 
-    def _worked_here(self) -> bool:
-        self._worked(None)
-        return True
-
-    def _worked(self, error: BaseException | None) -> None:
+    def _worked(self, error: BaseException | None) -> bool:
         if self._cancelled and get_ident() != self._operation.context.thread:
             self._meeting.common.token.run_sync_soon(self._worked, error)
-            return
+            return True
         self._working = False
         if self._cancelled:
             self.cancel()
@@ -291,10 +287,11 @@ class HostRun(BoardRun):
         else:
             self._stepped()
             self._go_on()
+        return True
 
     def _stepped(self) -> None:
         """Say how far this rank has come; without a need to wait, the operation is over."""
-        _, slicing, phase, waits = self._steps.pop(0)
+        _, slicing, phase, waits = self._stages.pop(0)
         if waits or self._lent or self._private:
             result = self._result() if slicing else 0
             self._board.advance(self._position, self._number, self._tag, phase, result=result)
@@ -396,7 +393,8 @@ class HostRun(BoardRun):
         self._close()
         self._operation.scope = None
         communicator = self._meeting.communicator
-        communicator.start_end(self._match, self._operation, partial(self._meeting.common.program, communicator))
+        plan = self._meeting.common.program(communicator, self._call, self._operation)
+        communicator.start_end(self._match, self._operation, plan)
 
     def _end(self, error: BaseException | None) -> None:
         if self._operation.heard and get_ident() != self._operation.context.thread:
@@ -425,6 +423,6 @@ class HostRun(BoardRun):
             self._meeting.keep(self._number, self._tag, self._place)
 
 
-def _found(result: int) -> tuple[int, int]:
-    """Return where a rank's slice is, and in whose memory."""
-    return (result & ~_PRIVATE, Mode.PRIVATE) if result & _PRIVATE else (result, Mode.MAPPED)
+def _found(result: int) -> Posted:
+    """Return where a rank's slice is."""
+    return Posted(result & ~_PRIVATE, Mode.PRIVATE) if result & _PRIVATE else Posted(result, Mode.MAPPED)

@@ -15,7 +15,7 @@ from ...collectives.kinds import Collective, Shape
 from ...collectives.reduce import Array
 from ..memory.arrays import held
 from .meeting import DONE, Mode
-from .on_host import HostRun
+from .on_host import HostRun, Posted, Stage
 from .pulls import laid
 
 
@@ -24,27 +24,26 @@ class SharedRun(HostRun):
 
     __slots__ = ()
 
-    def _give(self) -> None:
-        """Say where the input is, as far as others need it, and where the result is to be if it is this rank's turn."""
+    def _give(self) -> Posted:
+        """Return where the input is, as far as others need it, and make room for the result on this rank's turn."""
         source, nbytes = self._operation.source, self._result_bytes
         self._source = None if source is None else source.reshape(-1)
         self._target = None
         if self._owner == self._position and nbytes:
             home = self._board.lend_to_all(nbytes)
             if home is None:
-                self._arrive(0, Mode.HOMELESS)
-                return
+                return Posted(0, Mode.HOMELESS)
             self._home = home
         if self._source is not None and nbytes and self._call.kind is Collective.ALL_REDUCE:
-            self._offer(self._source)
-        else:
-            self._arrive(0, Mode.NOWHERE)
+            return self._offer(self._source)
+        return Posted(0, Mode.NOWHERE)
 
     def _plan(self, modes: set[int]) -> None:
         """Find the result, and plan what this rank puts there."""
         operation, nbytes = self._operation, self._result_bytes
         self._lent = Mode.MAPPED in modes
-        self._steps = [(laid(self._call, self._position) if nbytes else [], False, DONE, True)]
+        part = laid(self._call, self._position) if nbytes else []
+        self._stages = [Stage(part, slicing=False, phase=DONE, waits=True)]
         # should it fail from now on, nobody gets the array, and so it is dropped
         operation.out = operation.target = self._result_here() if nbytes else np.empty(self._shape, self._dtype)
 
