@@ -396,8 +396,11 @@ class Communicator:
     def rank_left(self, rank: int) -> None:
         """Fail the matches that wait for `rank`, which has finished its program."""
         for seq, match in list(self._matches.items()):
-            if rank in self.missing(seq) and match.pattern is not None and match.error is None:
+            if match.pattern is not None and match.error is None and self._lacks(match, rank, seq):
                 self._fail(match, self._left_error(rank, match))
+
+    def _lacks(self, match: Match, rank: int, seq: int) -> bool:
+        return rank in self.missing(seq)
 
     @property
     def waits(self) -> bool:

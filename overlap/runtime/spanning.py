@@ -376,12 +376,6 @@ class SpanningCommunicator(Communicator):
 
     # -- ranks that have finished --------------------------------------------------------------------------------
 
-    def rank_left(self, rank: int) -> None:
-        """Fail the matches that wait for `rank`, which has finished its program."""
-        for seq, match in list(self._matches.items()):
-            if self._lacks(match, rank, seq) and match.pattern is not None and match.error is None:
-                self._fail(match, self._left_error(rank, match))
-
     def _lacks(self, match: Match, rank: int, seq: int) -> bool:
         if rank in self._local:
             return match.arrived[self.members.index(rank)] is None

@@ -38,15 +38,15 @@ class ModelledPlan(Plan):
 
     together = True
 
-    def __init__(self, engine: SimulatedEngine, communicator: Communicator) -> None:
-        self._engine, self._communicator = engine, communicator
+    def __init__(self, begin: Callable[[Communicator, Match], None], communicator: Communicator) -> None:
+        self._begin, self._communicator = begin, communicator
 
     def __str__(self) -> str:
         return "model"
 
     def start(self, match: Match, operation: Operation) -> None:
         """Move the data, and begin the time of the operation."""
-        self._engine.carry_out(self._communicator, match)
+        self._begin(self._communicator, match)
 
 
 class SimulatedEngine(BaseEngine):
@@ -90,30 +90,26 @@ class SimulatedEngine(BaseEngine):
 
     def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan:
         """Let the model say how long all operations take."""
-        return ModelledPlan(self, communicator)
-
-    def carry_out(self, communicator: Communicator, match: Match) -> None:
-        """Move the data of an operation that has met, and begin its time."""
-        self._move(match)
-        if self._free:
-            self._begin(communicator, match)
-        else:
-            self._once_launched(_ends(match), partial(self._trigger, communicator, match))
+        return ModelledPlan(self._carry_out, communicator)
 
     async def aclose(self) -> None:
         """Nothing is left to wait for."""
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def _move(self, match: Match) -> None:
+    def _carry_out(self, communicator: Communicator, match: Match) -> None:
         operations, pattern = _ends(match), _pattern(match)
         if self._shapes_only:  # there is nothing to lend or to move
             fit_all(operations, pattern)
-            return
-        for operation in operations:
-            operation.lock()
-        with np.errstate(all="ignore"):
-            run_here(operations, pattern)
+        else:
+            for operation in operations:
+                operation.lock()
+            with np.errstate(all="ignore"):
+                run_here(operations, pattern)
+        if self._free:
+            self._begin(communicator, match)
+        else:
+            self._once_launched(operations, partial(self._trigger, communicator, match))
 
     def _trigger(self, communicator: Communicator, match: Match) -> None:
         kernel, begin = self._traffic.kernel, partial(self._begin_late, communicator, match)

@@ -87,9 +87,8 @@ class Compiler:
         )
         schedule = self._schedules.get(key)
         if schedule is None:
-            schedule = self._schedules[key] = self._for_blocks_of(
-                call, self._choices.plan(call, members).schedule(), members
-            )
+            schedule = self._choices.plan(call, members).schedule()
+            schedule = self._schedules[key] = self._for_blocks_of(call, schedule, members)
         program = self._programs.get((key, position))
         if program is None:
             program = self._programs[key, position] = project(schedule, position)
@@ -110,7 +109,7 @@ _MOST = reducer("max", np.dtype(np.uint8))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _Fixed:
     """The parts of a program that are equal in every call."""
 
     layout: Layout  # Layout of the buffers
@@ -128,13 +127,13 @@ class Compiled:
         program: The rank's part of it.
     """
 
-    __slots__ = ("_blank", "_in_its_block", "_laid", "_members", "_plan", "program", "schedule")
+    __slots__ = ("_blank", "_fixed", "_in_its_block", "_laid", "_members", "program", "schedule")
     program: Program
     schedule: Schedule
 
     def __init__(self, schedule: Schedule, program: Program, members: Sequence[int]) -> None:
         self.schedule, self.program, self._members = schedule, program, members
-        self._plan: _Plan | None = None
+        self._fixed: _Fixed | None = None
         self._laid: dict[bool, LaidOut] = {}  # by whether input and result share memory
         self._blank: tuple[LaidOut, Buffers] | None = None  # for barriers: all have the same arrays
         self._in_its_block: bool | None = None  # whether an input may lie where its block of the result does
@@ -154,24 +153,24 @@ class Compiled:
 
     def _buffers(self, operation: Operation) -> tuple[Buffers, bool]:
         """Return an operation's arrays as the schedule's buffers, and whether input and result share memory."""
-        source, target, plan = operation.source, operation.target, self._plan
+        source, target, fixed = operation.source, operation.target, self._fixed
         if operation.kind is BARRIER:
             source, target = _NOTHING, _NOTHING_COMES
-        if plan is None:
-            plan = self._plan = self._planned(operation, source, target)
-        flat_in = plan.none if source is None else source.reshape(-1)
-        flat_out = plan.none if target is None else target.reshape(-1)
+        if fixed is None:
+            fixed = self._fixed = self._fixed_parts(operation, source, target)
+        flat_in = fixed.none if source is None else source.reshape(-1)
+        flat_out = fixed.none if target is None else target.reshape(-1)
         in_place = source is not None and target is not None and _share_memory(source, operation.out)
-        if in_place and not (self.schedule.in_place or self._lies_in_its_block(operation, flat_in, plan)):
+        if in_place and not (self.schedule.in_place or self._lies_in_its_block(operation, flat_in, fixed)):
             flat_in, in_place = operation.context.arrays.copy(flat_in), False
-        scratch = plan.scratch
-        if plan.in_result and target is not None:
+        scratch = fixed.scratch
+        if fixed.in_result and target is not None:
             scratch = flat_out
-        elif plan.room:
-            scratch = operation.context.arrays.empty((plan.room,), scratch.dtype)
-        return Buffers((flat_in, flat_out, scratch), plan.layout), in_place
+        elif fixed.room:
+            scratch = operation.context.arrays.empty((fixed.room,), scratch.dtype)
+        return Buffers((flat_in, flat_out, scratch), fixed.layout), in_place
 
-    def _planned(self, operation: Operation, source: Array | None, target: Array | None) -> _Plan:
+    def _fixed_parts(self, operation: Operation, source: Array | None, target: Array | None) -> _Fixed:
         schedule, program = self.schedule, self.program
         like = source if source is not None else target
         assert like is not None, "a rank that neither gives nor gets takes no part"
@@ -187,7 +186,7 @@ class Compiled:
         elif schedule.algorithm in ONLY_FOR_ORDER:  # whose tables have a place for the pieces of all ranks
             layout = ThinLayout(block, schedule.slots_per_block, combine, schedule.size, runs_touched(program))
             room, in_result = layout.elements(), False
-        return _Plan(
+        return _Fixed(
             layout=layout,
             none=np.empty(0, like.dtype),
             scratch=np.empty(0, accumulator),
@@ -195,17 +194,17 @@ class Compiled:
             in_result=in_result and target is not None and target.size == room and target.dtype == accumulator,
         )
 
-    def _lies_in_its_block(self, operation: Operation, source: Array, plan: _Plan) -> bool:
+    def _lies_in_its_block(self, operation: Operation, source: Array, fixed: _Fixed) -> bool:
         """Whether an input is the very block of the result that it ends up in, and nothing else is put there before.
 
         What shares memory with what it is gathered into lies there, or would have been refused: see `check_overlap`.
         """
         gathers, out = operation.kind in (ALL_GATHER, GATHER), operation.out
-        uneven = isinstance(plan.layout, UnevenLayout)
-        if not gathers or uneven or source.size != plan.layout.block or out is None or source.dtype != out.dtype:
+        uneven = isinstance(fixed.layout, UnevenLayout)
+        if not gathers or uneven or source.size != fixed.layout.block or out is None or source.dtype != out.dtype:
             return False
         if self._in_its_block is None:
-            self._in_its_block = _keeps_own(self.program, plan.layout.slots)
+            self._in_its_block = _keeps_own(self.program, fixed.layout.slots)
         return self._in_its_block
 
 

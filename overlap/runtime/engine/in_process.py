@@ -51,7 +51,9 @@ class MemoryPlan(Plan):
         met_ns = operation.started_ns
         operations: list[Operation] = match.arrived  # type: ignore[assignment]  # a call of `cast` takes time
         pattern: Call = match.pattern  # type: ignore[assignment]
-        if pattern.work_bytes * len(operations) <= INLINE_BYTES or _is_idle(operations):
+        # a rank alone may have its result where its input is
+        idle = len(operations) == 1 and operation.out is operation.source is not None
+        if idle or pattern.work_bytes * len(operations) <= INLINE_BYTES:
             self._workers.quiet.run(run_here, operations, pattern)
             _complete(operations, met_ns, pattern)
             return
@@ -65,7 +67,10 @@ class MemoryPlan(Plan):
         )
         self._in_flight += 1  # the end is told on this thread, so it cannot come before
         for operation in operations:
-            operation.moves(_WORKERS)
+            operation.moves(self)
+
+    def cancel(self) -> None:
+        """Do nothing: the work of threads is not stopped, but waited for."""
 
     def _done(self, match: Match, met_ns: int, error: BaseException | None) -> None:
         self._in_flight -= 1
@@ -84,21 +89,6 @@ class MemoryPlan(Plan):
         while self._in_flight:
             self._idle = trio.Event()
             await self._idle.wait()
-
-
-class _Working:
-    """Work of worker threads, which is not stopped, but waited for."""
-
-    def cancel(self) -> None:
-        """Do nothing: its end comes soon."""
-
-
-_WORKERS = _Working()
-
-
-def _is_idle(operations: Sequence[Operation]) -> bool:
-    """Whether there is nothing to do: a rank alone has its result where its input is."""
-    return len(operations) == 1 and operations[0].out is operations[0].source is not None
 
 
 def _complete(operations: list[Operation], met_ns: int, pattern: Call) -> None:
@@ -170,7 +160,7 @@ def fit_all(operations: Sequence[Operation], pattern: Call) -> None:
     Raises:
         Unfit: If there is no memory for one.
     """
-    for operation in _written(operations, pattern):
+    for operation in operations[:1] if pattern.shared else operations:
         try:
             operation.fit(pattern)
         except Exception as error:
@@ -209,8 +199,3 @@ def _transfer(
     first = to_ranks[0][0]
     exclusive = reducer is None or not first or not np.may_share_memory(targets[0], sources[first])
     return Transfer(sources, targets, reducer, exclusive)
-
-
-def _written(operations: Sequence[Operation], pattern: Call) -> Sequence[Operation]:
-    """Return the ends whose results are written: all, or the first for all of them."""
-    return operations[:1] if pattern.shared else operations

@@ -77,19 +77,9 @@ class Message(Execution, Withdraws):
             self._stopped(call.error)
 
     @property
-    def waits(self) -> bool:
-        """Whether it is under way."""
-        return self._ended is not None and self._failure is None and bool(self._running)
-
-    @property
     def others_came(self) -> bool:
         """Whether the peer has sent something, or it is not under way any more."""
         return self._starter.news(self._peer) or not self.waits
-
-    def look_in_thread(self) -> None:
-        """Process messages that have come, unless a task waits for any of them."""
-        if self._starter.takes_threads(self._peer):
-            self._starter.catch_up(self._peer)
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from os import sched_yield
 from time import perf_counter
 
 from transports import Starter
-from transports.patience import LONG_TURN_S, Patience
+from transports.patience import LONG_TURN_S
 
 # Other tasks of the loop wait so long at most, however much comes: as long as for a few chunks.
 _LONGEST_S = 2e-3
@@ -32,26 +32,13 @@ def linger(
         longest_s: When it gets late.
         long_turn_s: Who runs for longer between two looks needs the core more than looking does.
     """
-    begun_s = perf_counter()
+    latest_s = perf_counter() + longest_s
     while not over() and _taken_in(starters):
-        if perf_counter() - begun_s >= longest_s:
+        if perf_counter() >= latest_s:
             return
     patience = next(iter(starters.values())).patience
-    if patience is None or over():
+    if patience is None or over() or not (patience_s := patience.take()):
         return
-    patience_s = patience.take()
-    if patience_s:
-        _look_on(starters, over, patience, patience_s, begun_s + longest_s, long_turn_s)
-
-
-def _look_on(
-    starters: Mapping[int, Starter],
-    over: Callable[[], bool],
-    patience: Patience,
-    patience_s: float,
-    latest_s: float,
-    long_turn_s: float,
-) -> None:
     until_s = perf_counter() + patience_s
     while not over() and (now_s := perf_counter()) < until_s:
         if _taken_in(starters):

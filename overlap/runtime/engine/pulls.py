@@ -149,26 +149,14 @@ def _folded(call: Call, size: int, start: int = 0) -> list[Pull]:
     return [Pull(0, size, tuple((other, start) for other in range(call.size)))]
 
 
-def _all_reduce(call: Call, position: int, size: int) -> list[Pull]:
-    return _folded(call, size)
-
-
-def _reduce(call: Call, position: int, size: int) -> list[Pull]:
-    return _folded(call, size) if position == call.root else []
-
-
 def _reduce_scatter(call: Call, position: int, size: int) -> list[Pull]:
     start, stop = _blocks(call, size // call.size)[position : position + 2]
     return _folded(call, stop - start, start)
 
 
-def _all_gather(call: Call, position: int, size: int) -> list[Pull]:
+def _all_gather(call: Call, size: int) -> list[Pull]:
     blocks = pairwise(_blocks(call, size))
     return [Pull(start, stop - start, ((other, 0),)) for other, (start, stop) in enumerate(blocks)]
-
-
-def _gather(call: Call, position: int, size: int) -> list[Pull]:
-    return _all_gather(call, position, size) if position == call.root else []
 
 
 def _all_to_all(call: Call, position: int, size: int) -> list[Pull]:
@@ -201,37 +189,22 @@ def _given_starts(call: Call) -> list[list[int]]:
     return [[0, *accumulate(count * row for count in call.counts[at : at + n])] for at in range(0, n * n, n)]
 
 
-def _broadcast(call: Call, position: int, size: int) -> list[Pull]:
-    return [Pull(0, size, ((call.root, 0),))]
-
-
 def _scatter(call: Call, position: int, size: int) -> list[Pull]:
     block = size // call.size
     return [Pull(0, block, ((call.root, position * block),))]
 
 
-def _permute(call: Call, position: int, size: int) -> list[Pull]:
-    return [Pull(0, size, ((src, 0),)) for src, dst in call.pairs if dst == position]
-
-
-def _message(call: Call, position: int, size: int) -> list[Pull]:
-    return [Pull(0, size, ((0, 0),))] if position == 1 else []
-
-
-def _barrier(call: Call, position: int, size: int) -> list[Pull]:
-    return []
-
-
+# Of the call, the position of the rank, and the elements of an input.
 _PULLS: dict[Collective, Callable[[Call, int, int], list[Pull]]] = {
-    Collective.ALL_REDUCE: _all_reduce,
-    Collective.REDUCE: _reduce,
+    Collective.ALL_REDUCE: lambda call, _, size: _folded(call, size),
+    Collective.REDUCE: lambda call, position, size: _folded(call, size) if position == call.root else [],
     Collective.REDUCE_SCATTER: _reduce_scatter,
-    Collective.ALL_GATHER: _all_gather,
-    Collective.GATHER: _gather,
+    Collective.ALL_GATHER: lambda call, _, size: _all_gather(call, size),
+    Collective.GATHER: lambda call, position, size: _all_gather(call, size) if position == call.root else [],
     Collective.ALL_TO_ALL: _all_to_all,
-    Collective.BROADCAST: _broadcast,
+    Collective.BROADCAST: lambda call, _, size: [Pull(0, size, ((call.root, 0),))],
     Collective.SCATTER: _scatter,
-    Collective.PERMUTE: _permute,
-    Collective.BARRIER: _barrier,
-    Collective.P2P: _message,
+    Collective.PERMUTE: lambda call, to, size: [Pull(0, size, ((src, 0),)) for src, dst in call.pairs if dst == to],
+    Collective.BARRIER: lambda _, __, ___: [],
+    Collective.P2P: lambda _, position, size: [Pull(0, size, ((0, 0),))] if position == 1 else [],
 }
