@@ -41,7 +41,7 @@ RETURNED_NS = -1
 """Start time of a message that was received before, and put back."""
 
 # Calls whose plans are kept, for each rank: training repeats a few, shapes that differ make a new one each time.
-_PLANS = 64
+_PLANS = 256
 
 
 class BaseEngine(ABC):

@@ -177,18 +177,16 @@ class SpanningCommunicators(Communicators):
         """Make a communicator."""
         if self._local.issuperset(members):
             return super().make(key, name, members)
-        made = self._reaching_out(key, name, members)
+        told = (self, key, name, members, self._local, self._others)
+        if key.messages:
+            rested = self._at_rest.pop(key.id, None)
+            counted = rested is not None or not self.lost_count
+            first_seq, last = (rested.count, rested.last) if rested is not None else (0, None)
+            made: SpanningCommunicator = SpanningMessages(*told, first_seq=first_seq, counted=counted, last=last)
+        else:
+            made = SpanningCommunicator(*told)
         self.spanning[made.id] = made
         return made
-
-    def _reaching_out(self, key: Key, name: str, members: tuple[int, ...]) -> SpanningCommunicator:
-        told = (self, key, name, members, self._local, self._others)
-        if not key.messages:
-            return SpanningCommunicator(*told)
-        rested = self._at_rest.pop(key.tag_base() >> 24, None)
-        counted = rested is not None or not self.lost_count
-        first_seq, last = (rested.count, rested.last) if rested is not None else (0, None)
-        return SpanningMessages(*told, first_seq=first_seq, counted=counted, last=last)
 
     def check_any_source(self, ranks: tuple[int, ...], *, told: bool) -> None:
         """Raise `UsageError` if a receive says neither source nor `like`, and some rank is in another process."""

@@ -363,8 +363,7 @@ class HostRun(BoardRun):
         if mode == Mode.PRIVATE and not mine:
             self._board.read(who, where + start * part.itemsize, bytes_of(part))
             return
-        held = self._read(who, start, part, 0, collecting=collecting)
-        np.copyto(part, held)
+        np.copyto(part, self._read(who, start, part, 0, collecting=collecting))
 
     def _read(self, who: int, start: int, like: Array, room: memoryview | int, *, collecting: bool = False) -> Array:
         """Return a piece of what a rank gives; what has to be read is read to a room, or to one with a number."""
@@ -393,8 +392,9 @@ class HostRun(BoardRun):
         self._close()
         self._operation.scope = None
         communicator = self._meeting.communicator
-        plan = self._meeting.common.program(communicator, self._call, self._operation)
-        communicator.start_end(self._match, self._operation, plan)
+        if not self._operation.done:
+            plan = self._meeting.common.program(communicator, self._call, self._operation)
+            communicator.start_end(self._match, self._operation, plan)
 
     def _end(self, error: BaseException | None) -> None:
         if self._operation.heard and get_ident() != self._operation.context.thread:
