@@ -31,7 +31,7 @@ Called: TypeAlias = tuple[int, Call, CodePlace]
 
 # How many finished operations a communicator remembers, for a process that comes to them late and with another call. A
 # sender of small messages may be ahead by as many as its transport takes without a receiver.
-_REMEMBERED = 256
+REMEMBERED = 256
 
 # Calls of which the tags are remembered, and places where they were made: training repeats a few, but blocks that
 # differ make a new one each time.
@@ -123,7 +123,7 @@ class SpanningCommunicator(Communicator):
         self._heard = False  # whether an operation here has failed because nothing goes on
         self._bases: dict[Call, int] = {}
         self._voices_known: dict[tuple[int, int, int, Call], tuple[object, Voice]] = {}
-        self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `_REMEMBERED`: the number, and what it was
+        self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and what it was
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that no rank shares which means another operation."""
@@ -182,7 +182,7 @@ class SpanningCommunicator(Communicator):
         rank, seq = self.members[operation.port.position], operation.seq
         if seq >= self.issued.get(rank, 0):
             self.issued[rank] = seq + 1
-        self._past[seq % _REMEMBERED] = seq, (rank, operation.call, operation.place)
+        self._past[seq % REMEMBERED] = seq, (rank, operation.call, operation.place)
         if operation.kind in ANNOUNCED and operation.port.position == operation.call.root:
             self._others.announce_call(self.id, seq, self._said_again(operation))
 
@@ -256,7 +256,7 @@ class SpanningCommunicator(Communicator):
         super().forget_receive(operation)
         self.issued[self.members[operation.port.position]] = operation.seq
         if self.past(operation.seq) is not None:
-            del self._past[operation.seq % _REMEMBERED]
+            del self._past[operation.seq % REMEMBERED]
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end, and with it whatever is or comes here or elsewhere."""
@@ -311,7 +311,7 @@ class SpanningCommunicator(Communicator):
                 if not self._heard and self._only_gave(own) and self._only_gave(said):
                     self._shared.unheard.setdefault(self.id, mismatch(self.name, seq, said, own))
                 self._differ(seq, own, said)
-            return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - _REMEMBERED
+            return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - REMEMBERED
         match.heard_of = {**match.heard_of, said.rank: said}
         assert match.pattern is not None
         if match.assumed and said.call.dtype is not None and match.first.call.agrees(said.call):
@@ -334,13 +334,9 @@ class SpanningCommunicator(Communicator):
         """Whether a rank took itself for the root: its end waits for nobody."""
         return voice.call.kind in ANNOUNCED and self.members[voice.call.root] == voice.rank
 
-    def _keep(self, seq: int, called: Called) -> None:
-        """Remember what was called in an operation."""
-        self._past[seq % _REMEMBERED] = seq, called
-
     def past(self, seq: int) -> Called | None:
         """Return what was called in an operation, if it is not too long ago: a rank, its call, and where."""
-        number, called = self._past.get(seq % _REMEMBERED, (-1, None))
+        number, called = self._past.get(seq % REMEMBERED, (-1, None))
         return called if number == seq else None
 
     def _voices(self, match: Match) -> list[Voice]:

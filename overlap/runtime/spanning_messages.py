@@ -19,7 +19,7 @@ from .communicators import Communicators
 from .future import Failure
 from .match import CALL_BITS, CHANNEL_BITS, Key, Match, Voice, mismatch
 from .operation import Operation, Port
-from .spanning import Called, SpanningCommunicator, SpanningMatch, Telling
+from .spanning import REMEMBERED, Called, SpanningCommunicator, SpanningMatch, Telling
 
 # Of how many tags at rest the number of messages is remembered, so that who waits for a rank that has finished can be
 # told at once; of tags that are older, a stall report tells.
@@ -47,7 +47,7 @@ class SpanningMessages(SpanningCommunicator):
     def __init__(self, *args: Any, first_seq: int, counted: bool, last: Called | None) -> None:
         super().__init__(*args)
         if last is not None:
-            self._keep(first_seq - 1, last)
+            self._past[(first_seq - 1) % REMEMBERED] = first_seq - 1, last
         self.first_seq, self._counted = first_seq, counted
         # A tag that was used again will be; a program may use one tag for each message.
         self.lasts: bool = first_seq > 0

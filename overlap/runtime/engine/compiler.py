@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Calls whose programs are found at one look-up: those of a training loop are the same in every step.
 _REMEMBERED = 1 << 14
 
-_Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...], bool, bool, str | None]
+_Key: TypeAlias = tuple[str, str, int, Pairs, bool, str | None, int, bool, tuple[int, ...]]
 
 
 class Compiler:
@@ -74,17 +74,8 @@ class Compiler:
         return found
 
     def _compiled(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
-        key = (
-            call.kind.value,
-            size_class(call.nbytes),
-            str(call.dtype),
-            call.root,
-            call.pairs,
-            members,
-            bool(call.counts),
-            call.exact,
-            call.algorithm,
-        )
+        asked = call.kind.value, str(call.dtype), call.root, call.pairs, call.exact, call.algorithm
+        key = *asked, size_class(call.nbytes), bool(call.counts), members
         schedule = self._schedules.get(key)
         if schedule is None:
             schedule = self._choices.plan(call, members).schedule()

@@ -8,13 +8,16 @@ turns at giving the memory; where one has no more of it, each rank gets an array
 from __future__ import annotations
 
 from math import prod
+from typing import cast
 
 import numpy as np
 
-from ...collectives.kinds import Collective, Shape
+from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
+from ..match import Match
 from ..memory.arrays import held
-from .meeting import DONE, Mode
+from ..operation import Operation
+from .meeting import DONE, Meeting, Mode
 from .on_host import HostRun, Posted, Stage
 from .pulls import laid
 
@@ -22,11 +25,17 @@ from .pulls import laid
 class SharedRun(HostRun):
     """One rank's end of an operation with a result in common."""
 
-    __slots__ = ()
+    __slots__ = ("_dtype", "_nbytes", "_owner", "_shape")
+
+    def __init__(self, meeting: Meeting, match: Match, operation: Operation) -> None:
+        super().__init__(meeting, match, operation)
+        self._owner = self._number % self._call.size  # whose turn it is to give the memory
+        self._dtype, self._shape = cast("np.dtype[np.generic]", self._call.dtype), self._call.result_at(self._position)
+        self._nbytes = prod(self._shape) * self._dtype.itemsize
 
     def _give(self) -> Posted:
         """Return where the input is, as far as others need it, and make room for the result on this rank's turn."""
-        source, nbytes = self._operation.source, self._result_bytes
+        source, nbytes = self._operation.source, self._nbytes
         self._source = None if source is None else source.reshape(-1)
         self._target = None
         if self._owner == self._position and nbytes:
@@ -40,7 +49,7 @@ class SharedRun(HostRun):
 
     def _plan(self, modes: set[int]) -> None:
         """Find the result, and plan what this rank puts there."""
-        operation, nbytes = self._operation, self._result_bytes
+        operation, nbytes = self._operation, self._nbytes
         self._lent = Mode.MAPPED in modes
         part = laid(self._call, self._position) if nbytes else []
         self._stages = [Stage(part, slicing=False, phase=DONE, waits=True)]
@@ -49,26 +58,8 @@ class SharedRun(HostRun):
 
     def _result_here(self) -> Array:
         """Return the result, which cannot be written; this rank's part of it goes to `_target`."""
-        home, owner, nbytes = self._board.result(self._owner, self._number), self._owner, self._result_bytes
+        home, owner, nbytes = self._board.result(self._owner, self._number), self._owner, self._nbytes
         view = self._board.mapped(owner, home, nbytes)
         self._target = np.frombuffer(view, np.uint8).view(self._dtype)
         left = self._board.left(self._position, owner, home, nbytes)
         return held(view.toreadonly(), self._shape, self._dtype, left)
-
-    @property
-    def _owner(self) -> int:
-        return self._number % self._call.size
-
-    @property
-    def _shape(self) -> Shape:
-        return self._call.result_at(self._position)
-
-    @property
-    def _dtype(self) -> np.dtype[np.generic]:
-        dtype = self._call.dtype
-        assert dtype is not None, "it starts when that is known"
-        return dtype
-
-    @property
-    def _result_bytes(self) -> int:
-        return prod(self._shape) * self._dtype.itemsize
