@@ -27,7 +27,8 @@
 #     outstanding the unfinished operations of a rank, their deadlines, failures that nobody has seen
 #     mail        messages that the threads of a program carry themselves, between processes of one host: torch's
 #     checking    replaces issue under `run(check="nan")`, and refuses NaN before it is sent
-#     backend     the differences between real and simulated time;  event_loop: runs what other threads ask for
+#     backend     the differences between real and simulated time;  event_loop: callbacks in turn, fair pauses
+#     handover    other threads hand work to the loop, or do it in its place while it sleeps: with its argument
 #     plan        Plan: how a rank's operations with one call are carried out, decided once
 #     engine/     moves the bytes. real_engine makes the plans: ranks read each other's memory (in_process; between
 #                 processes of a host host_memory: on_board, on_host), or each rank runs a program over a transport

@@ -37,7 +37,7 @@ HOUSE = (
     ("overlap.runtime.state",),
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter"),
     ("overlap.runtime.derived", "overlap.runtime.forcing"),
-    ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.event_loop"),
+    ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.event_loop", "overlap.runtime.handover"),
     ("overlap.runtime.blame.loop",),
     ("overlap.runtime.blame.stall",),
     ("overlap.runtime.context",),

@@ -21,7 +21,8 @@ from .communicators import Communicators
 from .compute import ComputeStream, ThreadedCompute
 from .context import RankContext
 from .engine.real_engine import RealEngine
-from .event_loop import Handover, Turns
+from .event_loop import Turns
+from .handover import Handover
 from .interpreter import BlasLimit
 from .memory.buffer_pool import BufferPool
 

@@ -20,8 +20,8 @@ from ..errors import in_one_line
 from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.recording import RawSpan
 from .ending import Ending
-from .event_loop import Handover
 from .future import Failure
+from .handover import Handover
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Deadlines, Issued, Outstanding
 from .state import TransitionError

@@ -30,8 +30,9 @@ from ..timeline.ranklist import listed
 from ..timeline.recording import RawGroup, RawMatch
 from .context import RankContext
 from .derived import sources
-from .event_loop import Cancels, Looks
+from .event_loop import Cancels
 from .future import Failure, Future, conclude, settle
+from .handover import Looking
 from .memory.arrays import read_only
 from .outstanding import CallSite, Issued, name_told, place_told
 from .state import DONE, ISSUED, MATCHING, RUNNING, STOPPING
@@ -359,7 +360,7 @@ class CollectiveFuture(Issued[T_co]):
 
     def _block(self, timeout: float | None = None) -> bool:
         run, begun_s = self.scope, perf_counter()
-        if isinstance(run, Looks):
+        if isinstance(run, Looking):
             run.look_here(self.context.handover, timeout)
         return self.state >= DONE or super()._block(
             None if timeout is None else max(0.0, begun_s + timeout - perf_counter())

@@ -32,8 +32,9 @@ from .communicators import Communicators
 from .compute import ComputeStreams, TaskFuture
 from .context import RankContext
 from .ending import RANK, Ending, ending_forks, kept, stop_loop
-from .event_loop import Handover, InTurn
+from .event_loop import InTurn
 from .group import GroupRules
+from .handover import Handover
 from .interpreter import tuned
 from .issue import Issuer
 from .memory.buffer_locks import BufferLocks, explain_unfinished

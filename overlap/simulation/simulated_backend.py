@@ -28,7 +28,7 @@ from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.compute import ComputeStream
 from ..runtime.context import RankContext
-from ..runtime.event_loop import Handover
+from ..runtime.handover import Handover
 from ..runtime.memory.arrays import shape_only
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps

@@ -9,7 +9,7 @@ import trio
 import trio.lowlevel
 
 import overlap
-from overlap.runtime.event_loop import Handover
+from overlap.runtime.handover import Handover
 
 from .worlds import failing, run
 

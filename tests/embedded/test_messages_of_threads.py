@@ -13,7 +13,7 @@ import pytest
 
 import overlap
 from overlap.processes import control_plane
-from overlap.runtime.event_loop import Handover, Looks
+from overlap.runtime.handover import Handover, Looking
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.peer_memory import Word
 from transports.shared_memory.slots import SLOTS, Places
@@ -269,7 +269,7 @@ def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pyte
 
     def receiver(world: overlap.Connection) -> int:
         first, gate = world.rank.recv(np.empty(1, int), 1), threading.Event()
-        while not (isinstance(first.scope, Looks) and first.scope.waits):  # the loop has not begun it yet
+        while not (isinstance(first.scope, Looking) and first.scope.waits):  # the loop has not begun it yet
             gate.wait(0.001)
         with ThreadPoolExecutor(1, initializer=lambda: patient.add(threading.get_ident())) as pool:
             other = pool.submit(first.result, TIMEOUT_S)

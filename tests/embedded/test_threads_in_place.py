@@ -11,15 +11,14 @@ import trio
 
 import overlap
 from overlap.collectives.kinds import Collective
-from overlap.runtime import event_loop as handover_module
+from overlap.runtime import handover as handover_module
 from overlap.runtime.engine import on_host
-from overlap.runtime.engine.looking import Looking
 from overlap.runtime.engine.meeting import BoardRun
 from overlap.runtime.engine.on_board import SmallRun
 from overlap.runtime.engine.on_host import HostRun
 from overlap.runtime.engine.workers import Workers
-from overlap.runtime.event_loop import Handover
 from overlap.runtime.future import call_anywhere
+from overlap.runtime.handover import Handover, Looking
 from overlap.runtime.operation import CollectiveFuture
 from overlap.runtime.stream import activate_late
 from transports.patience import Patience

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from overlap.runtime.event_loop import Handover
+from overlap.runtime.handover import Handover
 
 
 def test_each_thread_that_posts_after_the_end_of_the_loop_hears_of_it() -> None:

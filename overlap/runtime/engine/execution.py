@@ -18,12 +18,11 @@ from transports import Call, Delivery, Starter
 from transports.common import Waits
 
 from ...collectives.reduce import Array
-from ..event_loop import Handover
+from ..handover import Handover, Looking
 from .arithmetic import apply, pieces_of
 from .host_bytes import typed
 from .laid_out import LaidOut, LaidStep, Run
 from .layout import Buffers
-from .looking import Looking
 from .polling import linger
 from .workers import Workers
 

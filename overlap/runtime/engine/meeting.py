@@ -14,10 +14,10 @@ from transports.common import Board, Place, Waits
 
 from ...collectives.call import Call
 from ..communicator import Communicator
+from ..handover import Looking
 from ..operation import Operation
 from ..plan import Plan
 from ..stream import SPAN
-from .looking import Looking
 from .workers import Workers
 
 _LOOK_S = 0.001  # between looks at a row that is not free

@@ -17,7 +17,7 @@ from transports.common import PAYLOAD_BYTES, Place
 from ...collectives.call import Call
 from ...collectives.kinds import BROADCAST, SCATTER, Collective
 from ...collectives.reduce import Array
-from ..event_loop import Handover
+from ..handover import Handover
 from ..match import Match
 from ..operation import Operation
 from .host_bytes import Sources, address_of, bytes_of, do_all, room_for, typed
