@@ -20,7 +20,7 @@
 #     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
 #     receive     the receiver's end of a message: withdrawn, given back, taken again
 #     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread, and tasks;  forcing:
-#                 the end of tasks that ignore their cancellation
+#                 the end of tasks that ignore their cancellation;  trio_private: every use of Trio's private names
 #     match       the operations of all ranks that belong together, and where they disagree
 #     communicator  waits until all ranks have issued the same operation;  spanning, spanning_messages: likewise for
 #                 ranks of several processes

@@ -35,7 +35,7 @@ HOUSE = (
     ("overlap.live",),
     # one process's ranks
     ("overlap.runtime.state",),
-    ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter"),
+    ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.trio_private"),
     ("overlap.runtime.derived", "overlap.runtime.forcing"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.event_loop", "overlap.runtime.handover"),
     ("overlap.runtime.blame.loop",),

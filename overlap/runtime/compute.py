@@ -24,7 +24,7 @@ from .arguments import check_unwritten
 from .context import RankContext
 from .derived import resolve
 from .ending import leave
-from .forcing import Closable, force_end
+from .forcing import Closable, force_end, watch_children
 from .future import Failure, Future, advance, conclude, deliver, outcome, settle, source_of, wait_in_thread
 from .memory.buffer_locks import arrays_in, explain
 from .outstanding import CallSite, Issued, arose_here, place_told, seconds_since
@@ -453,8 +453,10 @@ class TaskFuture(Issued[T_co]):
         return self.cancelled() or self.context.on_loop(self._cancel)
 
     def _cancel(self) -> bool:
-        if self.state < DONE:
+        if self.state < DONE and not self._scope.cancel_called:
             self._scope.cancel(reason=f"{self.label} ({self.call_site}) was cancelled")
+            if self.daemon and self._task is not None:
+                watch_children(self._task, self._name_ignoring)
         return self.state < DONE
 
     def start(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
@@ -478,6 +480,9 @@ class TaskFuture(Issued[T_co]):
         except Exception as error:
             left = self.daemon and isinstance(error, RankLeftError)  # a server, whose clients have ended
             failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced or left)
+        except BaseException:  # the rank ends
+            self.abandon(self.context.ending.peer_failed())
+            raise
         conclude(self, value, failure)
         del self, value, failure  # as in a compute's thread
 
@@ -489,9 +494,11 @@ class TaskFuture(Issued[T_co]):
         """End a daemon that goes on in spite of its cancellation; the loop's thread only."""
         if self._task is not None and self.state < DONE:
             self._name_ignoring()
-            force_end(self._task)
+            force_end(self._task, self._name_ignoring)
 
     def _name_ignoring(self) -> None:
+        if self._forced:
+            return
         self._forced = True  # what it still raises is of no interest: it is named already
         notify(
             f"{self.label} ({self.call_site}) of rank {self.context.rank} goes on although it was cancelled, and is "

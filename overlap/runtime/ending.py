@@ -18,12 +18,12 @@ from types import TracebackType
 from typing import NoReturn, Protocol
 from weakref import WeakSet
 
-import outcome
 import trio
 from trio.lowlevel import Task
 
-from ..diagnostics import is_of_tasks, is_ours, tellable, where
+from ..diagnostics import is_ours, tellable, where
 from ..errors import PeerFailedError, RankFailedError, in_one_line
+from .trio_private import failed_task
 
 _FORKED = (
     "this process is a fork of the one that has this rank, and is no rank itself: use none in it, or let it join a "
@@ -104,14 +104,7 @@ def ended_by_its_loop(internal: trio.TrioInternalError) -> RankFailedError | Non
 
     A nursery of the program shows the error of its task by `repr`, in the loop itself; `tellable` comes too late.
     """
-    task: Task | None = None
-    error: BaseException | None = None
-    cause = internal.__cause__
-    for frame, _ in traceback.walk_tb(cause.__traceback__ if cause is not None else None):
-        if is_of_tasks(frame.f_code):
-            for value in frame.f_locals.values():
-                task = value if isinstance(value, Task) else task
-                error = value.error if isinstance(value, outcome.Error) else error
+    task, error = failed_task(internal)
     if task is None or error is None or RANK not in task.context:
         return None
     told = tellable(error)

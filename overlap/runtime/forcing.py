@@ -1,4 +1,4 @@
-"""End of tasks that ignore their cancellation: the only use of private parts of Trio.
+"""End of tasks that ignore their cancellation.
 
 Trio delivers a cancellation to every checkpoint of a task, unless a scope inside shields it or the task catches it and
 goes on. Either would keep a rank from ending for ever. Two things end such a task: its shields are lifted, and its
@@ -6,9 +6,7 @@ coroutine is closed at the next step that it makes.
 
 Tasks in nurseries of its own are ended first: a coroutine cannot be closed while it waits for them.
 
-Private parts: `Task._cancel_status`, its `_scope` and `_parent`. Trio also resumes a task by `Task.coro.send`, which
-may be that of another object. `tests/core/test_daemons.py` fails if Trio changes them; without them, such a task is not
-ended, and it is named all the same.
+Neither is possible without private parts of Trio, which are in `trio_private`.
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ from typing import Any, Generic, TypeVar, cast
 import outcome
 import trio
 from trio.lowlevel import Task
+
+from .trio_private import lift_shields, replace_coroutine
 
 T = TypeVar("T")
 
@@ -74,15 +74,18 @@ class Closable(Generic[T]):
 
 
 class _Closing:
-    """Stands for the coroutine of a task in a nursery: closes it when it next meets its cancellation."""
+    """Stands for the coroutine of a task in a nursery: closes it when it has met its cancellation so many times."""
 
-    def __init__(self, task: Task) -> None:
-        self._task, self._coro = task, task.coro
+    def __init__(self, task: Task, left: int, ignoring: Callable[[], None]) -> None:
+        self._task, self._coro, self._left, self._ignoring = task, task.coro, left, ignoring
 
     def send(self, result: outcome.Outcome[object]) -> Any:
-        if isinstance(result, outcome.Error) and not _has_children(self._task):
-            _close(self._coro)
-            result.unwrap()
+        if isinstance(result, outcome.Error) and isinstance(result.error, trio.Cancelled):
+            self._left -= 1
+            if self._left <= 0 and not _has_children(self._task):
+                self._ignoring()
+                _close(self._coro)
+                result.unwrap()
         return self._coro.send(result)
 
     def __getattr__(self, name: str) -> Any:
@@ -105,24 +108,24 @@ def _close(steps: Any) -> None:
         _forced.discard(trio.lowlevel.current_task())
 
 
-def force_end(task: Task) -> None:
+def watch_children(task: Task, ignoring: Callable[[], None], *, left: int = _DELIVERIES) -> list[Task]:
+    """Close each task below a cancelled one when it has ignored its cancellation so often; return these tasks.
+
+    In virtual time there is no other way: it stands still while a task goes on again and again.
+    """
+    below: list[Task] = []
+    ahead = [task]
+    while ahead:
+        children = [child for nursery in ahead.pop().child_nurseries for child in nursery.child_tasks]
+        ahead += children
+        below += children
+    for child in below:
+        replace_coroutine(child, _Closing(child, left, ignoring))
+    return below
+
+
+def force_end(task: Task, ignoring: Callable[[], None]) -> None:
     """Lift the shields inside a cancelled task, and close its `Closable` when it next meets its cancellation."""
     _forced.add(task)
-    ahead = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
-    while ahead:
-        child = ahead.pop()
-        child.coro = cast(Any, _Closing(child))
-        _lift_shields(child)
-        ahead += [each for nursery in child.child_nurseries for each in nursery.child_tasks]
-    _lift_shields(task)
-
-
-def _lift_shields(task: Task) -> None:
-    status = getattr(task, "_cancel_status", None)
-    while status is not None:
-        scope = getattr(status, "_scope", None)
-        if scope is None or scope.cancel_called:  # its own scope, which is cancelled
-            return
-        if scope.shield:
-            scope.shield = False
-        status = getattr(status, "_parent", None)
+    for each in [task, *watch_children(task, ignoring, left=1)]:
+        lift_shields(each)

@@ -7,15 +7,13 @@ So a seed repeats a run exactly, and no draw depends on the order in which ranks
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, MutableSequence
-from contextlib import contextmanager
+from collections.abc import MutableSequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from random import Random
-from typing import Any
-
-import trio
 
 from ..errors import UsageError
+from ..runtime.trio_private import task_order
 
 # What a seed chooses from where the caller leaves it open, evenly on a logarithmic scale. Of a program of ten to ten
 # thousand operations some seeds then hit one, some every other one.
@@ -142,25 +140,13 @@ class Fates:
         share = self._chance(name).random()
         return told if told is not None else float(least * (most / least) ** share)
 
-    @contextmanager
-    def ordering_tasks(self) -> Iterator[None]:
+    def ordering_tasks(self) -> AbstractContextManager[None]:
         """Let Trio run tasks that are ready at once in the order of their making, or one that the seed shuffles.
 
-        Trio's own order is random. It has no public way to choose it, but a switch that it keeps for Hypothesis.
-
         Raises:
-            UsageError: If this version of Trio has none.
+            UsageError: In the ``with``, if this version of Trio has no way to choose it.
         """
-        scheduler: Any = trio._core._run
-        if not (hasattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING") and hasattr(scheduler, "_r")):
-            raise UsageError(f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}")
-        before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r
-        order = self._chance("tasks") if self.faults.reorder else _InOrder()
-        scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = True, order
-        try:
-            yield
-        finally:
-            scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = before
+        return task_order(self._chance("tasks") if self.faults.reorder else _InOrder())
 
 
 class _InOrder(Random):

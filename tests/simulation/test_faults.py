@@ -250,12 +250,6 @@ def test_trio_is_as_it_was_afterwards():
     assert (trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING, trio._core._run._r) == before
 
 
-def test_a_trio_that_cannot_be_ordered_is_refused(monkeypatch):
-    monkeypatch.delattr(trio._core._run, "_r")
-    with pytest.raises(UsageError, match=r"^faults: the order of tasks cannot be chosen in Trio \d"):
-        faulty(racing, 1)
-
-
 @pytest.mark.parametrize(
     ("told", "said"),
     [

@@ -32,6 +32,7 @@ from ...diagnostics import is_ours, program_point
 from ...threads import frames_of, start_thread, without_collector
 from ...timeline.recording import call_site
 from ..future import Future
+from ..trio_private import joins_children
 
 #: So long may a program keep the loop before that is told, and shown in the timeline. People notice a second.
 BUSY_S = 1.0
@@ -291,7 +292,6 @@ Points: TypeAlias = list[tuple[CodeType, int]]
 # Frames of the libraries in which tasks wait: trio, and outcome.
 _TRIO = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (trio, outcome))
 _IMPORTING = ("<frozen importlib", importlib.__file__)
-_JOINING = ("__aexit__", "_nested_child_finished")  # of a nursery that waits for its children
 
 
 def tasks_of(task: Task) -> Iterator[Task]:
@@ -358,7 +358,7 @@ def _outside(points: Points) -> str:
 
 
 def _joins(points: Points) -> bool:
-    return any(point[0].co_name in _JOINING for point in takewhile(_is_trio, reversed(points)))
+    return any(joins_children(point[0]) for point in takewhile(_is_trio, reversed(points)))
 
 
 def _is_trio(point: tuple[CodeType, int]) -> bool:

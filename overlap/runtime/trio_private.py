@@ -1,0 +1,86 @@
+"""Private parts of Trio: every use of a name that a new version of Trio may change.
+
+==================================================  ==================================================================
+name                                                without it
+==================================================  ==================================================================
+`Task._cancel_status`, its `_scope` and `_parent`   a daemon inside a shield is named, and keeps its rank from ending
+`Task.coro`, set and sent to                        likewise a task in a daemon's nursery that catches its cancellation
+`_run._ALLOW_DETERMINISTIC_SCHEDULING` and `_r`     `Faults` and tests by seeds refuse, with a UsageError
+local variables of Trio's frames                    an error that cannot be shown ends `run` as a TrioInternalError
+`Nursery._nested_child_finished`                    a report names the line of a nursery beside those of its tasks
+==================================================  ==================================================================
+
+`tests/runtime/test_trio_private.py` takes each of them away.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from random import Random
+from types import CodeType
+from typing import Any, cast
+
+import outcome
+import trio
+from trio.lowlevel import Task
+
+from ..diagnostics import is_of_tasks
+from ..errors import UsageError
+
+_JOINING = ("__aexit__", "_nested_child_finished")
+
+
+def lift_shields(task: Task) -> None:
+    """Lift the shields inside the innermost scope of a task that is cancelled itself."""
+    status = getattr(task, "_cancel_status", None)
+    while status is not None:
+        scope = getattr(status, "_scope", None)
+        if scope is None or scope.cancel_called:
+            return
+        if scope.shield:
+            scope.shield = False
+        status = getattr(status, "_parent", None)
+
+
+def replace_coroutine(task: Task, coroutine: object) -> None:
+    """Let Trio resume a task by another object's `send`."""
+    with suppress(AttributeError):
+        task.coro = cast(Any, coroutine)
+
+
+@contextmanager
+def task_order(order: Random) -> Iterator[None]:
+    """Let an object shuffle tasks that are ready at once; Trio has a switch for that, which it keeps for Hypothesis.
+
+    Raises:
+        UsageError: If this version of Trio has none.
+    """
+    scheduler: Any = getattr(getattr(trio, "_core", None), "_run", None)
+    if not (hasattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING") and hasattr(scheduler, "_r")):
+        raise UsageError(f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}")
+    before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r
+    scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = True, order
+    try:
+        yield
+    finally:
+        scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r = before
+
+
+def failed_task(internal: trio.TrioInternalError) -> tuple[Task | None, BaseException | None]:
+    """Return the task with whose end an event loop has died, and the task's error; None for what is not found."""
+    task: Task | None = None
+    error: BaseException | None = None
+    cause = internal.__cause__
+    for frame, _ in traceback.walk_tb(cause.__traceback__ if cause is not None else None):
+        if is_of_tasks(frame.f_code):
+            for value in frame.f_locals.values():
+                task = value if isinstance(value, Task) else task
+                error = value.error if isinstance(value, outcome.Error) else error
+    return task, error
+
+
+def joins_children(code: CodeType) -> bool:
+    """Whether a frame of Trio is that of a nursery that waits for its children."""
+    return code.co_name in _JOINING

@@ -1,0 +1,211 @@
+"""Private parts of Trio: what they give, and what happens in a version of Trio without each of them."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+from trio.lowlevel import Task
+from trio.testing import wait_all_tasks_blocked
+
+import overlap
+from overlap.errors import UsageError
+from overlap.runtime import trio_private
+from overlap.runtime.blame.loop import program_places
+from tests import interpreters
+
+from .structured import TIMEOUT_S
+
+Monkeypatch = pytest.MonkeyPatch
+CLOSED = (
+    "overlap: daemon 'serve' (serve.py:7) of rank 0 goes on although it was cancelled, and is closed: "
+    "let it end on trio.Cancelled, and shield for bounded clean-up only\n"
+)
+
+
+def hide(monkeypatch: Monkeypatch, missing: str) -> None:
+    """Let `trio_private` find no attribute of a name; Trio itself needs it."""
+
+    def found(owner: object, name: str, default: object) -> object:
+        return default if name == missing else builtins.getattr(owner, name, default)
+
+    monkeypatch.setattr(trio_private, "getattr", found, raising=False)
+
+
+async def shielded(events: list[str]) -> None:
+    try:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(999)
+    finally:
+        events.append(f"ended at {trio.current_time():g} s")
+
+
+async def catching(events: list[str]) -> None:
+    for _ in range(3000):
+        with suppress(trio.Cancelled):
+            await trio.sleep(1000)
+    events.append(f"ended by itself at {trio.current_time():g} s")
+
+
+async def with_child(events: list[str]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(catching, events)
+
+
+def lived(daemon: Callable[[list[str]], object]) -> list[str]:
+    """Run a rank with a daemon that ignores its cancellation, in virtual time; return the events."""
+    events: list[str] = []
+
+    async def main(rank: overlap.Rank) -> None:
+        rank.spawn(daemon, events, daemon=True, name="serve", call_site="serve.py:7")  # type: ignore[arg-type]
+        await trio.sleep(1)
+
+    overlap.run(main, ranks=1, clock="virtual")
+    return events
+
+
+def test_with_all_of_them_such_daemons_are_closed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert [lived(shielded), lived(with_child)] == [["ended at 6 s"], []]
+    assert capfd.readouterr().err == CLOSED * 2
+
+
+@pytest.mark.parametrize("missing", ["_cancel_status", "_scope"])
+def test_without_the_scopes_of_a_task_a_shielded_daemon_is_named_and_waited_for(
+    missing: str, monkeypatch: Monkeypatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hide(monkeypatch, missing)
+    assert lived(shielded) == ["ended at 999 s"]
+    assert capfd.readouterr().err == CLOSED
+
+
+def test_without_the_scopes_around_a_scope_only_the_innermost_shield_is_lifted(
+    monkeypatch: Monkeypatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def twice(events: list[str]) -> None:
+        with trio.CancelScope(shield=True):
+            await shielded(events)
+
+    assert lived(twice) == ["ended at 6 s"]
+    hide(monkeypatch, "_parent")
+    assert lived(twice) == ["ended at 999 s"]
+    assert capfd.readouterr().err == CLOSED * 2
+
+
+def test_where_a_coroutine_cannot_be_replaced_a_child_of_a_daemon_is_waited_for(
+    monkeypatch: Monkeypatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(task: Task, name: str, value: object) -> None:
+        if name == "coro" and hasattr(task, "coro"):
+            raise AttributeError("read-only")
+        object.__setattr__(task, name, value)
+
+    monkeypatch.setattr(Task, "__setattr__", refuse)
+    assert lived(with_child) == ["ended by itself at 1 s"]
+    assert capfd.readouterr().err == ""
+
+
+def test_shields_outside_a_cancelled_scope_stay() -> None:
+    async def main() -> list[bool]:
+        with trio.CancelScope(shield=True) as outer, trio.CancelScope() as cancelled:  # noqa: ASYNC100 (likewise)
+            cancelled.cancel()
+            with trio.CancelScope(shield=True) as inner:  # noqa: ASYNC100 (it is looked at, not used)
+                trio_private.lift_shields(trio.lowlevel.current_task())
+                return [outer.shield, inner.shield]
+
+    assert trio.run(main) == [True, False]
+
+
+# -- the order of tasks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["_ALLOW_DETERMINISTIC_SCHEDULING", "_r"])
+def test_without_the_switch_of_the_scheduler_faults_are_refused(missing: str, monkeypatch: Monkeypatch) -> None:
+    monkeypatch.delattr(trio._core._run, missing)  # type: ignore[attr-defined]
+    with pytest.raises(UsageError) as refused, trio_private.task_order(Random(1)):
+        pass
+    assert str(refused.value) == f"faults: the order of tasks cannot be chosen in Trio {trio.__version__}"
+
+
+@pytest.mark.parametrize("missing", ["_core", "_run"])
+def test_without_the_module_of_the_scheduler_faults_are_refused(missing: str, monkeypatch: Monkeypatch) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        pass
+
+    hide(monkeypatch, missing)
+    with pytest.raises(UsageError, match=r"^faults: the order of tasks cannot be chosen in Trio \d"):
+        overlap.run(main, ranks=1, clock=overlap.Virtual(faults=overlap.Faults(seed=1)))
+
+
+# -- errors that a nursery cannot show ---------------------------------------------------------------------------------
+
+
+UNSHOWABLE = """
+import sys, trio, overlap
+from overlap.runtime import trio_private
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+    __repr__ = __str__
+
+async def child():
+    raise Mute
+
+async def main(rank):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(child)
+
+if "unknown" in sys.argv:
+    trio_private.is_of_tasks = lambda code: False
+try:
+    overlap.run(main, ranks=1)
+except BaseException as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("frames", "told"),
+    [
+        (
+            "known",
+            "RankFailedError rank 0 failed at mute.py:11: RuntimeError: Mute: (its text cannot be had: RuntimeError)\n",
+        ),
+        ("unknown", "TrioInternalError internal error in Trio - please file a bug!\n"),
+    ],
+)
+def test_without_frames_of_trio_an_error_that_a_nursery_cannot_show_names_no_rank(
+    frames: str, told: str, tmp_path: Path
+) -> None:
+    """Trio's loop dies of it, and leaves its tasks behind."""
+    (tmp_path / "mute.py").write_text(UNSHOWABLE)
+    run = interpreters.run("mute.py", frames, cwd=tmp_path, timeout=TIMEOUT_S)
+    assert run.stdout == told, run.stderr
+
+
+# -- nurseries that wait -----------------------------------------------------------------------------------------------
+
+
+def test_a_nursery_that_waits_is_named_beside_its_tasks_if_it_is_not_known(monkeypatch: Monkeypatch) -> None:
+    async def main() -> tuple[list[str], list[str]]:
+        async def parent() -> None:
+            async with trio.open_nursery() as inner:
+                inner.start_soon(trio.sleep_forever)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(parent)
+            await wait_all_tasks_blocked()
+            (task,) = nursery.child_tasks
+            known = program_places(task, 0)
+            monkeypatch.setattr(trio_private, "_JOINING", ())
+            unknown = program_places(task, 0)
+            nursery.cancel_scope.cancel()
+        return known, unknown
+
+    line = main.__code__.co_firstlineno + 2
+    assert trio.run(main) == ([], [f"tests/runtime/test_trio_private.py:{line}"])
