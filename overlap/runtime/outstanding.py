@@ -141,19 +141,25 @@ class Outstanding:
         """Wait for everything issued.
 
         Args:
-            waits: Whether an operation, or a daemon, is to be waited for; by default all operations are.
+            waits: Whether an operation is to be waited for; by default all operations are.
 
         Raises:
             BaseException: The first error that nobody has seen.
         """
         self.draining = True
-        while not self.unseen and (any(map(waits, [*self.operations, *self.daemons])) if waits else self.operations):
+        while not self.unseen and (any(map(waits, self.operations)) if waits else self.operations):
             self._changed = trio.Event()
             await self._changed.wait()
         unseen = self.unseen
         if unseen is not None:
             unseen.note_seen()
             raise unseen.error
+
+    async def daemons_ended(self) -> None:
+        """Wait until no daemon runs any more."""
+        while self.daemons:
+            self._changed = trio.Event()
+            await self._changed.wait()
 
     @property
     def unseen(self) -> Failure | None:

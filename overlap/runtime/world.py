@@ -38,7 +38,7 @@ from .handover import Handover
 from .interpreter import tuned
 from .issue import Issuer
 from .memory.buffer_locks import BufferLocks, explain_unfinished
-from .outstanding import Outstanding
+from .outstanding import Issued, Outstanding
 from .rank import Rank
 
 if TYPE_CHECKING:
@@ -241,7 +241,8 @@ class World:
                             results[context.rank] = await _run_program(member, main, args)
                     finally:
                         context.end_steps()
-                    await _end_tasks(context)
+                    await context.outstanding.drain(_is_program)
+                    await _end_daemons(context.outstanding)
                     await context.outstanding.drain()
                 except (
                     BaseException
@@ -251,6 +252,9 @@ class World:
                         error.add_note(hint)
                     self._take_stock(member, error)
                     self._abandon(member)
+                    context.nursery.cancel_scope.cancel()
+                    with trio.CancelScope(shield=True):
+                        await _end_daemons(context.outstanding)
                     if error is raised:
                         raise
                     raise error from None
@@ -479,25 +483,25 @@ async def _run_program(member: Member, main: Callable[..., Awaitable[T]], args: 
     raise context.failure.error
 
 
-async def _end_tasks(context: RankContext) -> None:
-    """Wait for the tasks of a rank whose program has returned, and end its daemons; one that goes on is closed.
+def _is_program(operation: Issued[object]) -> bool:
+    """Whether the end of a rank waits for an operation before it ends the daemons, which tasks may need."""
+    return isinstance(operation, TaskFuture) and not operation.daemon
 
-    Daemons last as long as tasks, which may need them, and no longer: a daemon that receives for ever would keep the
-    rank waiting for its message.
 
-    Raises:
-        BaseException: The first error that nobody has seen.
+async def _end_daemons(outstanding: Outstanding) -> None:
+    """Cancel the daemons of a rank; a daemon that goes on is closed.
+
+    Daemons last as long as tasks and no longer: a daemon that receives for ever would keep the rank waiting for its
+    message.
     """
-    outstanding = context.outstanding
-    await outstanding.drain(lambda operation: isinstance(operation, TaskFuture) and not operation.daemon)
     for daemon in list(outstanding.daemons):
         daemon.cancel()
     with trio.move_on_after(GRACE_S):
-        await outstanding.drain(outstanding.daemons.__contains__)
+        await outstanding.daemons_ended()
     for daemon in list(outstanding.daemons):
         if isinstance(daemon, TaskFuture):
             daemon.force_end()
-    await outstanding.drain(outstanding.daemons.__contains__)
+    await outstanding.daemons_ended()
 
 
 def _told(machine: topology.Cluster) -> str:
