@@ -135,9 +135,12 @@ class Future(Generic[T_co]):
     `wait(timeout)` and `add_done_callback`, as in `concurrent.futures`. Programs on asyncio await it as well.
     """
 
-    __slots__ = ("_anywhere", "_callbacks", "_failure", "_taken", "_threads", "_value", "_waiters", "state")
+    __slots__ = (
+        "_anywhere", "_callbacks", "_failure", "_nursery_failed", "_taken", "_threads", "_value", "_waiters", "state",
+    )  # fmt: skip
 
     state: State  # Streams, engines and the ends below move it on
+    _nursery_failed: bool  # of a task that awaited it; there if it is so
 
     def __init__(self) -> None:
         self.state = ISSUED
@@ -304,7 +307,11 @@ class Future(Generic[T_co]):
                 self._await_cancelled()  # noqa: F821 (deleted below, once nothing can be cancelled any more)
                 return Abort.SUCCEEDED
 
-            yield from wait_task_rescheduled(abort).__await__()  # noqa: ASYNC105 (driven by hand)
+            try:
+                yield from wait_task_rescheduled(abort).__await__()  # noqa: ASYNC105 (driven by hand)
+            except trio.Cancelled as cancelled:
+                self._note_failed_nursery(cancelled)
+                raise
         if self._failure is None:
             self._taken = True
             return self._value  # type: ignore[return-value]
@@ -326,6 +333,9 @@ class Future(Generic[T_co]):
         failure.awaiters += 1
         try:
             yield from self._pause().__await__()
+        except trio.Cancelled as cancelled:
+            self._note_failed_nursery(cancelled)
+            raise
         finally:
             failure.awaiters -= 1
 
@@ -334,6 +344,16 @@ class Future(Generic[T_co]):
 
     def _await_cancelled(self) -> None:
         """Note that a task that awaited it was cancelled; the loop's thread only."""
+
+    def _note_failed_nursery(self, cancelled: trio.Cancelled) -> None:
+        """Count an error of it as seen if an await of it was cancelled by a nursery that has failed.
+
+        It is one more error of that nursery, which has raised in the program.
+        """
+        if cancelled.source == "nursery":
+            self._nursery_failed = True
+            if self._failure is not None:
+                self._failure.note_seen()
 
     def _await_cancelled_elsewhere(self) -> None:
         """Note that a task of another thread's loop that awaited it was cancelled; any thread."""
@@ -453,6 +473,8 @@ class Future(Generic[T_co]):
             callback()
 
     def _tell(self) -> None:
+        if self._failure is not None and has_failed_nursery(self):
+            self._failure.note_seen()
         waiters, self._waiters = self._waiters, None
         if waiters is not None:
             for task in waiters:
@@ -744,6 +766,11 @@ def is_waited_for(future: Future[Any]) -> bool:
     """Whether a task or a thread of the program waits for a future itself; the loop's thread only."""
     failure = future._failure
     return bool(future._waiters or future._threads or (failure is not None and failure.awaiters))
+
+
+def has_failed_nursery(future: Future[Any]) -> bool:
+    """Whether the nursery of a task that awaited a future has failed, and cancelled the await."""
+    return getattr(future, "_nursery_failed", False)
 
 
 def source_of(future: Future[Any]) -> Future[object]:

@@ -16,7 +16,7 @@ from transports import TransportError
 from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, text_of
 from ..timeline.ranklist import listed
 from ..timeline.recording import call_site
-from .future import Cause, Failure, Future, consumers, is_waited_for, settle
+from .future import Cause, Failure, Future, consumers, has_failed_nursery, is_waited_for, settle
 from .state import ADMITTED, BLOCKED, CANCELLING, QUEUED, STOPPING, UNWANTED, State, TransitionError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -169,6 +169,8 @@ class Outstanding:
     def is_awaited(self, future: Future[Any], failure: Failure) -> bool:
         """Whether a task or thread of the program waits for a failed future, or for anything that has it as an input.
 
+        A task of a nursery that has failed, and cancelled the await, counts as well.
+
         Cost: one pass over the unfinished operations; only for errors of the rank's own code.
         """
         users: dict[Future[object], list[Issued[object]]] = {}
@@ -185,7 +187,7 @@ class Outstanding:
             each = ahead.pop()
             if each in looked:
                 continue
-            if is_waited_for(each):
+            if is_waited_for(each) or has_failed_nursery(each):
                 return True
             looked.add(each)
             ahead += [*users.get(each, ()), *consumers(each)]
