@@ -82,7 +82,10 @@ def tellable(error: BaseException) -> BaseException:
     try:
         str(error), repr(error)
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
+        told_instead = RuntimeError(f"{type(error).__name__}: {text_of(error)}").with_traceback(error.__traceback__)
+        for note in getattr(error, "__notes__", ()):
+            told_instead.add_note(note)
+        return told_instead
     return error
 
 
