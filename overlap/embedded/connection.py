@@ -154,9 +154,13 @@ class Connection:
         """
         self._end()
         if not self._ended.wait(timeout_s):
+            unfinished = self._world.reports.doing(self._index) if self._world is not None else []
             self._cancel()
             self._ended.wait(_FAIL_S)
-            raise TimeoutError(f"close: rank {self._index} has not been done within {timeout_s:g} s")
+            awaited = ", ".join(unfinished) or "the other ranks"
+            raise TimeoutError(
+                f"close: rank {self._index} has not been done within {timeout_s:g} s: it waits for {awaited}"
+            )
         self._thread.join()
         if self._failure is not None and not self._told:
             self._told = True

@@ -16,7 +16,7 @@ from trio.lowlevel import checkpoint
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
-from ..errors import in_one_line
+from ..errors import PeerFailedError, in_one_line
 from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.recording import RawSpan
 from .ending import Ending
@@ -128,15 +128,17 @@ class RankContext:
         """Let the event loop call a function, soon: in the order in which threads have asked.
 
         Raises:
-            PeerFailedError: If there is no loop any more.
+            PeerFailedError: If there is no loop any more, or in a fork.
         """
+        if self.ending.forked:
+            raise self.ending.peer_failed()
         try:
             self.handover.post(function, *args)
         except trio.RunFinishedError:
             raise self.ending.peer_failed() from None
 
     def on_loop(self, function: Callable[[], bool]) -> bool:
-        """Call a function on the event loop's thread and return its result; False if there is no loop any more.
+        """Call a function on the event loop's thread and return its result; False if there is no loop, as in a fork.
 
         Another thread waits until the loop has called it.
         """
@@ -144,8 +146,8 @@ class RankContext:
             return function()
         answer: SimpleQueue[bool] = SimpleQueue()
         try:
-            self.handover.post(lambda: answer.put(function()))
-        except trio.RunFinishedError:
+            self.from_thread(lambda: answer.put(function()))
+        except PeerFailedError:
             return False
         return answer.get()
 

@@ -368,7 +368,7 @@ class World:
     def runs_elsewhere(self, place: Callable[[], str]) -> None:
         """Note that the programs of the ranks here run in another thread.
 
-        That thread may issue an operation at any time: the world is never given up as hopeless.
+        That thread may issue an operation at any time: the world is not given up as hopeless before it closes.
 
         Args:
             place: Returns where that is now, as "file:line".

@@ -103,7 +103,7 @@ class Member:
         return "" if self.context.outstanding.operations else "whose program is elsewhere"
 
     def _places(self) -> list[str]:
-        if self.context.elsewhere is not None:
+        if self.context.elsewhere is not None and not self.context.outstanding.draining:
             return [self.context.elsewhere()]
         return program_places(self.task, self.context.rank) if self.task is not None else []
 
