@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from transports import NeuronLink, Recording, Transport
 from transports.faulty import Faulty
 from transports.paced import LinkSpeed, Paced
 
-from .cancelled_awaits import play
+from .cancelled_awaits import channels, play
 from .worlds import TIMEOUT_S
 
 R = overlap.Rank
@@ -204,12 +206,20 @@ def test_a_receive_of_another_thread_is_cancelled_before_the_loop_hears_of_it() 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "virtual"])
 def test_no_message_is_lost_over_a_real_transport(wire: str) -> None:
+    seen: Counter[str] = Counter()
     for seed in range(12):
 
         async def main(rank: R, seed: int = seed) -> object:
             return await play(rank, seed, 1e-3)
 
-        run(main, wire, ranks=2 + seed % 3)
+        ranks = 2 + seed % 3
+        lived: Any = run(main, wire, ranks=ranks)
+        for channel in channels(seed, ranks):
+            sent = [number + 1000 * source for source in range(len(channel.sources)) for number in range(channel.each)]
+            assert sorted(lived[channel.dst][0][channel.tag]) == sent
+        for _, counted in lived:
+            seen += counted
+    assert min(seen[way] for way in ("await cancelled", "receive cancelled", "task cancelled")) > 0
 
 
 def test_to_cancel_a_parked_receive_takes_no_message() -> None:

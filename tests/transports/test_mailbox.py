@@ -458,7 +458,8 @@ def test_memory_of_messages_that_end_is_let_go(pair: Boxes) -> None:
 def test_the_thread_of_a_mailbox_ends_whenever_it_is_closed(tmp_path: Path) -> None:
     environment = os.environ | {"MAILBOX_BUILD": str(build(tmp_path, DELAYS))}
     command = [sys.executable, "-m", "tests.transports.mailbox_closing", "1000"]
-    subprocess.run(command, env=environment, check=True, timeout=LONG_S)
+    ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=LONG_S)
+    assert ran.stdout == "1 more with a mailbox, 0 more at the end\n"
 
 
 @pytest.mark.parametrize(
