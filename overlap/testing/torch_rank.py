@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from torch.autograd import Variable
 
 from ..runtime.future import Future
 from ..timeline.ranklist import listed
+from ..torch import private
 from ..torch.process_group import ProcessGroup
 from .record import Record
 from .threads import RankThread
@@ -186,7 +186,7 @@ class TorchRank:
         """Complete a future of torch in this rank's thread, when an operation has ended."""
         self._later.append((handle, begun))
         with suppress(RuntimeError):  # no backward pass is under way
-            Variable._execution_engine.queue_callback(self.finish)
+            private.after_backward(self.finish)
 
     def deliver(self) -> None:
         """Complete the futures whose operations have ended."""

@@ -20,6 +20,7 @@ the entry points of what is installed need no import.
 #   model          modules whose gradients leave in buckets:
 #   data_parallel  DataParallel: every rank has all weights;  sharded: Sharded: ZeRO
 #   recording      the computes of torch, in the timeline
+#   private        every use of torch's private names
 
 try:
     import torch as _torch  # noqa: F401

@@ -18,6 +18,7 @@ import typing_extensions
 from ..errors import OverlapError, UsageError
 from ..runtime.group import Group
 from ..runtime.mail import Letter, Mail
+from . import private
 from .errors import CallError, backend_error
 from .tensors import Memory, copy_blocks, flat_input, listed, same_kind
 from .work import Handle, Joined
@@ -188,8 +189,8 @@ def reduction(op: Any) -> tuple[str, Any]:
     name = _NAMES.get(kind)
     if name is not None:
         return name, None
-    if kind == _Op.PREMUL_SUM and isinstance(op, dist.ReduceOp):
-        return "sum", op.__getstate__()[1]  # `op.factor` came with later versions than 2.7
+    if kind == _Op.PREMUL_SUM and (factor := private.factor_of(op)) is not None:
+        return "sum", factor
     raise CallError(f"op: backend 'overlap' reduces by {', '.join(sorted(k.name for k in _NAMES))}, got {kind}")
 
 

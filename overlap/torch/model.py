@@ -22,6 +22,7 @@ from ..parallel.buckets.queue import BucketQueue
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
+from . import private
 from .backend import rank_of
 from .issuing import users_frame
 from .order import OrderOfBuckets
@@ -292,5 +293,5 @@ def as_of_now(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """
     frozen = copy.copy(optimizer)
     frozen.param_groups = [dict(group) for group in optimizer.param_groups]
-    optimizer._opt_called = True  # schedules want to see that a step was made
+    private.note_step(optimizer)
     return frozen

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
+
+from . import private
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -48,7 +47,7 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
         def call(self: Any, *args: Any, **more: Any) -> Any:
             if more:
                 more = {renamed.get(key, key): value for key, value in more.items()}
-            if not _profiler_enabled():
+            if not private.profiler_enabled():
                 return method(self, *args, **more)
             return _recorded(f"c10d::{record}", f"overlap:{name}", self, lambda: method(self, *args, **more), args)
 
@@ -63,12 +62,9 @@ def untraced(method: _Method) -> _Method:
 
     @wraps(method)
     def call(*args: Any, **more: Any) -> Any:
-        # A module that takes a second to import, perhaps in another thread now: then nothing is compiled yet.
-        compiler = getattr(sys.modules.get("torch._dynamo"), "eval_frame", None)
-        if not _skipped and hasattr(compiler, "skip_code"):
-            cast(Any, compiler).skip_code(cast(Any, call).__code__)
+        if not _skipped and private.skip_code(cast(Any, call).__code__):
             _skipped.append(True)
-        if get_eval_frame_callback() is None:
+        if private.compiler_callback() is None:
             return method(*args, **more)
         if not hidden:
             hidden.append(torch.compiler.disable(method))
@@ -83,7 +79,7 @@ _skipped: list[bool] = []
 
 def _recorded(call: str, operation: str, group: Any, method: Callable[[], Any], args: Iterable[Any]) -> Any:
     lists = list(_tensors(args))
-    with torch._C._profiler._RecordFunctionFast(call, lists, _described(group, operation, lists)):
+    with private.recorded(call, lists, _described(group, operation, lists)):
         span = record_function(operation)
         span.__enter__()
         try:
@@ -92,7 +88,7 @@ def _recorded(call: str, operation: str, group: Any, method: Callable[[], Any], 
             span.__exit__(None, None, None)
             raise
         over: torch.futures.Future[None] = torch.futures.Future()
-        span._call_end_callbacks_on_future(over)
+        private.end_with(span, over)
         work.when_done(lambda: over.set_result(None))
         return work
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..runtime.rank import Rank
+from . import private
 from .backend import rank_of
 
 
@@ -105,8 +106,7 @@ class _Recording:
 
     def _backward_reached(self, name: str) -> None:
         if self._backward is None:
-            # torch has no public callback for the end of a backward pass; its own parallel modules use this one
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+            private.after_backward(self._backward_ended)
         self._seen()
         self._close()
         self._backward = (name, self._last_ns)

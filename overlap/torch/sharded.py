@@ -14,6 +14,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..timeline.span import RoleName
+from . import private
 from .issuing import users_frame
 from .model import Bucket, OptimizerMaker, TrainedModule, Unused, as_of_now
 from .tensors import Array, view_of
@@ -76,9 +77,9 @@ class _Shared(Bucket):
 
     def _resize(self, n_bytes: int) -> None:
         """Give the whole so much memory."""
-        # The weights are the same again when a backward pass reads its references to them, which torch cannot know: it
-        # has no public way to change their memory without a new version, which that pass would refuse.
-        with torch.autograd._unsafe_preserve_version_counter(self.whole):
+        # The weights are the same again when a backward pass reads its references to them, which torch cannot know:
+        # that pass would refuse a new version of them.
+        with private.keeping_version(self.whole):
             self.whole.untyped_storage().resize_(n_bytes)
 
 

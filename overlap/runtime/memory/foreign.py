@@ -77,7 +77,7 @@ def changes(value: object) -> Callable[[], bool] | None:
     try:
         # counts what changes this tensor or any that shares its memory; torch says it under no public name
         version = tensor._version
-    except RuntimeError:  # inference tensors do not count
+    except (AttributeError, RuntimeError):  # torch has another name for it; inference tensors do not count
         return None
     return lambda: bool(tensor._version != version)
 

@@ -1,0 +1,113 @@
+"""Private parts of torch: every use of a name that a new version of torch may change.
+
+==============================================  ======================================================================
+name                                            without it
+==============================================  ======================================================================
+`get_eval_frame_callback` of `torch._C._dynamo` torch's compiler traces methods of the backend like those of a program
+`skip_code` of `torch._dynamo.eval_frame`       likewise, where it comes to them by itself
+`torch.autograd._profiler_enabled`              torch's profiler does not show our operations
+`torch._C._profiler._RecordFunctionFast`        it does not show them as operations of c10d, only under our names
+`record_function._call_end_callbacks_on_future` it shows them as if they ended with their calls
+`Variable._execution_engine.queue_callback`     `record` shows the end of a backward pass when the next one begins
+`torch.autograd._unsafe_preserve_version_...`   `Sharded` at stage 3 refuses, with a UsageError
+`Optimizer._opt_called`                         schedules of learning rates warn that no step was made before theirs
+`ReduceOp.__getstate__`                         reductions that multiply first are refused, unless torch has `factor`
+==============================================  ======================================================================
+
+`tests/pytorch/test_private.py` takes each of them away. Tests of many ranks in one process stand on further names, for
+which `overlap.testing.pytorch.check_torch` looks; `runtime.memory.foreign` reads `Tensor._version`, and does without.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import CodeType
+from typing import Any
+
+import torch
+
+from ..errors import UsageError
+
+
+def _nothing() -> None:
+    """Nobody compiles or records."""
+
+
+def _found(path: str, otherwise: Any = None) -> Any:
+    """Return the attribute of torch at a path such as "_C._profiler"; the default if it is missing."""
+    owner: Any = torch
+    for name in path.split("."):
+        owner = getattr(owner, name, None)
+    return otherwise if owner is None else owner
+
+
+# Bound once, for every call of an operation asks both.
+compiler_callback: Callable[[], object] = _found("_C._dynamo.eval_frame.get_eval_frame_callback", _nothing)
+"""Return what compiles frames of this thread; None if nothing does."""
+profiler_enabled: Callable[[], object] = _found("autograd._profiler_enabled", _nothing)
+"""Return whether torch's profiler records this thread."""
+
+
+def skip_code(code: CodeType) -> bool:
+    """Tell torch's compiler not to trace a function; False if it is not loaded, or cannot be told."""
+    # A module that takes a second to import, perhaps in another thread now: then nothing is compiled yet.
+    compiler: Any = getattr(sys.modules.get("torch._dynamo"), "eval_frame", None)
+    if not hasattr(compiler, "skip_code"):
+        return False
+    compiler.skip_code(code)
+    return True
+
+
+def recorded(call: str, lists: Sequence[Any], described: Mapping[str, object]) -> AbstractContextManager[object]:
+    """Record a call of c10d in torch's profile for the length of a ``with``."""
+    record = _found("_C._profiler._RecordFunctionFast")
+    return nullcontext() if record is None else record(call, lists, described)
+
+
+def end_with(span: Any, over: torch.futures.Future[None]) -> None:
+    """End a span of torch's profile when a future is complete."""
+    if hasattr(span, "_call_end_callbacks_on_future"):
+        span._call_end_callbacks_on_future(over)
+    else:
+        span.__exit__(None, None, None)
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call a function at the end of the backward pass that is under way.
+
+    Torch has no public callback for that; its own parallel modules use this one.
+
+    Raises:
+        RuntimeError: If none is under way.
+    """
+    queue = _found("autograd.Variable._execution_engine.queue_callback")
+    if queue is not None:
+        queue(callback)
+
+
+def keeping_version(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Let changes of a tensor within a ``with`` not count: torch has no public way.
+
+    Raises:
+        UsageError: If this version of torch has none at all.
+    """
+    preserve = _found("autograd._unsafe_preserve_version_counter")
+    if preserve is None:
+        raise UsageError(f"Sharded: stage 3 is not possible with torch {torch.__version__}; use stage=2")
+    kept: AbstractContextManager[object] = preserve(tensor)
+    return kept
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Let schedules see that an optimizer has made a step."""
+    optimizer._opt_called = True
+
+
+def factor_of(op: Any) -> Any:
+    """Return the factor by which each rank multiplies before a reduction; None if it cannot be found."""
+    if hasattr(op, "factor"):  # versions later than 2.7
+        return op.factor
+    state = op.__getstate__()  # of any object, if the operator has none of its own
+    return state[1] if isinstance(state, tuple) else None

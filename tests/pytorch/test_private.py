@@ -1,0 +1,172 @@
+"""What happens in a version of torch without each of the private names that we use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import reload
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.autograd.profiler import record_function  # noqa: E402
+
+import overlap  # noqa: E402
+from overlap.runtime.memory.foreign import changes  # noqa: E402
+from overlap.torch import private, record  # noqa: E402
+from overlap.torch.errors import CallError  # noqa: E402
+from overlap.torch.issuing import reduction  # noqa: E402
+from overlap.torch.model import as_of_now  # noqa: E402
+from overlap.torch.operations import untraced  # noqa: E402
+
+from .test_profiler import recorded  # noqa: E402
+from .test_recording import computed  # noqa: E402
+
+Monkeypatch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def without(monkeypatch: Monkeypatch) -> Iterator[Callable[[Any, str], None]]:
+    """Take a name away, also where it was bound when the module was imported."""
+
+    def hide(owner: Any, name: str) -> None:
+        monkeypatch.delattr(owner, name)
+        reload(private)
+
+    yield hide
+    monkeypatch.undo()
+    reload(private)
+
+
+# -- torch's compiler --------------------------------------------------------------------------------------------------
+
+
+def test_without_its_callback_methods_are_called_as_they_are(
+    without: Callable[[Any, str], None], monkeypatch: Monkeypatch
+) -> None:
+    disabled: list[Any] = []
+    monkeypatch.setattr(torch.compiler, "disable", lambda method: disabled.append(method) or method)
+    frames = torch._C._dynamo.eval_frame
+    monkeypatch.setattr(frames, "get_eval_frame_callback", lambda: "a compiler")
+    reload(private)
+    assert untraced(abs_of)(-1) == 1
+    assert disabled == [abs_of]
+    without(frames, "get_eval_frame_callback")
+    assert untraced(abs_of)(-2) == 2
+    assert (private.compiler_callback(), disabled) == (None, [abs_of])
+
+
+def abs_of(x: int) -> int:
+    return abs(x)
+
+
+def test_a_compiler_that_cannot_be_told_is_not_told(monkeypatch: Monkeypatch) -> None:
+    told: list[Any] = []
+    for frames, answer in ((SimpleNamespace(skip_code=told.append), True), (SimpleNamespace(), False), (None, False)):
+        monkeypatch.setitem(sys.modules, "torch._dynamo", SimpleNamespace(eval_frame=frames))  # type: ignore[arg-type]
+        assert private.skip_code(abs_of.__code__) is answer
+    assert told == [abs_of.__code__]
+
+
+# -- torch's profiler --------------------------------------------------------------------------------------------------
+
+
+def reduce(group: Any) -> None:
+    group.allreduce([torch.ones(3)]).wait()
+
+
+def test_without_its_question_the_profiler_shows_none_of_our_operations(
+    without: Callable[[Any, str], None], tmp_path: Path
+) -> None:
+    without(torch.autograd, "_profiler_enabled")
+    assert recorded(tmp_path / "trace.json", reduce) == []
+
+
+def test_without_its_records_the_profiler_shows_them_under_our_names(monkeypatch: Monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(torch._C._profiler, "_RecordFunctionFast")
+    assert [each["name"] for each in recorded(tmp_path / "trace.json", reduce)] == ["overlap:all_reduce"]
+
+
+def test_without_ends_at_futures_an_operation_seems_to_end_with_its_call(
+    monkeypatch: Monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(record_function, "_call_end_callbacks_on_future")
+    call, operation = recorded(tmp_path / "trace.json", reduce)
+    assert [call["name"], operation["name"]] == ["c10d::allreduce_", "overlap:all_reduce"]
+    assert operation["ts"] + operation["dur"] <= call["ts"] + call["dur"]
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_its_end_a_backward_pass_is_recorded_up_to_the_next_one(monkeypatch: Monkeypatch) -> None:
+    engine = torch.autograd.Variable._execution_engine
+    monkeypatch.setattr(torch.autograd.Variable, "_execution_engine", SimpleNamespace(run_backward=engine.run_backward))
+    with overlap.connect(0, 1) as world:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        end = record(model, rank=world.rank)
+        names = []
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            names.append([name for name, _ in computed(world.rank) if name.startswith("backward")])
+        end()
+    assert names == [["backward 1"], ["backward 1", "backward 0", "backward 1"]]
+
+
+def test_without_versions_that_stay_stage_3_is_refused(monkeypatch: Monkeypatch) -> None:
+    tensor = torch.ones(2)
+    with private.keeping_version(tensor):
+        tensor.add_(1)
+    assert tensor._version == 0
+    monkeypatch.delattr(torch.autograd, "_unsafe_preserve_version_counter")
+    with pytest.raises(overlap.UsageError) as refused:
+        private.keeping_version(tensor)
+    assert str(refused.value) == f"Sharded: stage 3 is not possible with torch {torch.__version__}; use stage=2"
+
+
+def test_without_its_note_a_schedule_warns(monkeypatch: Monkeypatch) -> None:
+    def schedule() -> None:
+        optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+        later = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        as_of_now(optimizer).step()
+        later.step()
+
+    schedule()
+    monkeypatch.setattr(private, "note_step", lambda optimizer: None)
+    with pytest.warns(UserWarning, match=r"lr_scheduler.step\(\)` before `optimizer.step"):
+        schedule()
+
+
+def test_a_factor_is_found_in_any_version_or_refused(monkeypatch: Monkeypatch) -> None:
+    operator = dist._make_nccl_premul_sum(2.0)
+    assert reduction(operator) == ("sum", 2.0)
+    assert private.factor_of(OldOperator()) == 3.0
+    assert private.factor_of(object()) is None
+    monkeypatch.setattr(private, "factor_of", lambda op: None)
+    with pytest.raises(CallError, match="op: backend 'overlap' reduces by AVG, BAND, "):
+        reduction(operator)
+
+
+class OldOperator:
+    def __getstate__(self) -> tuple[str, float]:
+        return "PREMUL_SUM", 3.0
+
+
+def test_without_versions_no_change_of_a_tensor_is_seen() -> None:
+    class Unversioned(torch.Tensor):
+        @property
+        def _version(self) -> int:
+            raise AttributeError("_version")
+
+    plain = torch.ones(1)
+    changed = changes(plain)
+    plain.add_(1)
+    assert changed is not None
+    assert changed()
+    assert changes(torch.ones(1).as_subclass(Unversioned)) is None
