@@ -101,6 +101,7 @@ class ControlPlane:
         self._spoken: set[int] = set()  # communicators and groups of which the others have been told something
         self._unused: list[tuple[int, int, int, list[int]]] = []  # groups of which the others must be told
         self._said: OrderedDict[tuple[int, int], list[Voice]] = OrderedDict()
+        self._failed: OrderedDict[tuple[int, int], EndFailed] = OrderedDict()  # ends on communicators unknown here
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
         self._quiet: dict[int, list[Standing]] = {}  # by process: its ranks without progress
@@ -261,9 +262,9 @@ class ControlPlane:
         """Forget what was said of a group that no rank uses any more, and of its communicators."""
         self._asked.difference_update(ids)
         self._spoken.difference_update(ids)
-        if self._said:
-            for each in [each for each in self._said if each[0] in ids]:
-                del self._said[each]
+        for early in (self._said, self._failed):
+            for each in [each for each in early if each[0] in ids]:
+                del early[each]
 
     def tell_quiet(self, standings: Sequence[Standing]) -> None:
         """Let the others know which ranks here make no progress."""
@@ -300,10 +301,12 @@ class ControlPlane:
     @property
     def silent(self) -> bool:
         """Whether nobody has said anything of an operation that no rank here has come to."""
-        return not self._said
+        return not (self._said or self._failed)
 
     def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
         """Return, once, what the others called in an operation before any rank here came to it."""
+        if self._failed and (failed := self._failed.pop((communicator_id, seq), None)) is not None:
+            self._hear_end_failed(0, failed)
         return self._said.pop((communicator_id, seq), []) if self._said else []
 
     def issued_by(self, rank: int, communicator_id: int) -> int:
@@ -405,6 +408,10 @@ class ControlPlane:
     def _hear_end_failed(self, _: int, said: EndFailed) -> None:
         if (known := self._communicators.spanning.get(said.channel)) is not None:
             known.hear_failed_end(said.seq, said.rank, said.message, _heard(said))
+        else:
+            self._failed[said.channel, said.seq] = said
+            if len(self._failed) > _MOST_SAID:
+                self._failed.popitem(last=False)
 
     def _hear_broken(self, _: int, said: Broken) -> None:
         kind = GroupAbortedError if said.aborted else PeerFailedError

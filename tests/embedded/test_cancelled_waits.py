@@ -163,12 +163,19 @@ def test_an_error_that_nobody_asks_for_fails_the_rank_when_it_closes(function: C
 
 
 @wires
-def test_an_input_that_fails_is_from_elsewhere_for_the_receiver(transport: str | None) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_an_input_that_fails_is_from_elsewhere_for_the_receiver(late: bool, transport: str | None) -> None:
+    """Also if the receiver comes to its receive long after that."""
+
     def program(world: W) -> list[str]:
         rank = world.rank
         if rank.rank == 1:
             told = error_of(rank.send(rank.compute(fail), 0, call_site="train.py:4"))
+            if late:
+                rank.send(np.ones(1), 0, tag=1).result(TIMEOUT_S)
         else:
+            if late:
+                rank.recv(GO, 1, tag=1).result(TIMEOUT_S)
             told = error_of(rank.recv(LIKE, 1))
         return [told, str(rank.all_reduce(np.ones(1)).result(TIMEOUT_S))]
 
