@@ -19,8 +19,9 @@
 #     state       the states of whatever can be awaited, and which may follow which
 #     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
 #     receive     the receiver's end of a message: withdrawn, given back, taken again
-#     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread, and tasks;  forcing:
-#                 the end of tasks that ignore their cancellation;  trio_private: every use of Trio's private names
+#     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread;  task: async functions
+#     own_code    what both have in common: code of the program, and who hears its errors
+#     forcing     the end of tasks that ignore their cancellation;  trio_private: every use of Trio's private names
 #     match       the operations of all ranks that belong together, and where they disagree
 #     communicator  waits until all ranks have issued the same operation;  spanning, spanning_messages: likewise for
 #                 ranks of several processes
@@ -100,7 +101,7 @@
 #   a bucket's size        parallel/buckets/plan divides gradients into buckets, for data_parallel, sharded and
 #                          torch/model; parallel/buckets/queue sends these in one order on all ranks; parallel/tuning
 #                          tries sizes for `bucket_bytes="auto"`
-#   an error               of the rank's own code: compute (deliver_own, _judge) -> outstanding.is_awaited ->
+#   an error               of the rank's own code: own_code (OwnCode._deliver, _judge) -> outstanding.is_awaited ->
 #                          context.end_program, which cancels the program -> world (_run_program)
 #   a hang                 runtime/blame/reports (each rank's state) -> stall (is it one?) -> standing (who waits for
 #                          whom); processes/control_plane gathers the states of other processes. In a test:

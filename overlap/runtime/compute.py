@@ -1,44 +1,38 @@
-"""Compute streams: plain functions in threads of a rank, in order; and async functions as tasks beside its program."""
+"""Compute streams: plain functions in threads of a rank, in order."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from inspect import isawaitable
 from queue import SimpleQueue
 from threading import get_ident
 from time import perf_counter_ns
-from types import CodeType, FrameType
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from types import FrameType
+from typing import TypeVar, cast
 
 import trio
-from trio.lowlevel import Task, checkpoint, current_task
 
 from ..collectives.reduce import Array
-from ..errors import FutureCancelledError, PeerFailedError, RankLeftError, UsageError, shown
-from ..notice import notify
+from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
 from ..timeline.recording import RawCompute
 from .arguments import check_unwritten
 from .context import RankContext
 from .derived import resolve
 from .ending import leave
-from .forcing import Closable, force_end, watch_children
-from .future import Failure, Future, advance, conclude, deliver, outcome, settle, source_of, wait_in_thread
+from .future import Failure, Future, advance, deliver, outcome, settle, source_of, wait_in_thread
 from .memory.buffer_locks import arrays_in, explain
-from .outstanding import CallSite, Issued, arose_here, place_told, seconds_since
+from .outstanding import CallSite, arose_here, place_told, seconds_since
+from .own_code import OwnCode
 from .state import BLOCKED, DONE, QUEUED, RUNNING
 
 T_co = TypeVar("T_co", covariant=True)
 
 DEFAULT_LANE = "compute"
 
-# A task that a program starts runs in the next turn of the loop; what it calls may start one more.
-_TURNS = 3
 
-
-class ComputeFuture(Issued[T_co]):
+class ComputeFuture(OwnCode[T_co]):
     """The handle of a function on the compute stream; `await` it for the function's result.
 
     Attributes:
@@ -55,12 +49,8 @@ class ComputeFuture(Issued[T_co]):
         "args", "awaited", "cost", "function", "issued_ns", "locked", "prompt", "record", "started_ns", "step",
         "stream",
     )  # fmt: skip
-    runs_code = True
     args: tuple[object, ...]
-    context: RankContext
     step: int | None
-    name: str
-    place: tuple[CodeType, int]
 
     def __init__(
         self,
@@ -108,9 +98,6 @@ class ComputeFuture(Issued[T_co]):
             return super().describe_state(now_ns)
         run_s = seconds_since(self.started_ns, now_ns)
         return f"has run {run_s} s" if run_s else "runs"
-
-    def _loop_thread(self) -> int | None:
-        return self.context.thread
 
     def _pause(self) -> Coroutine[object, object, None]:
         return self.context.pause()
@@ -200,39 +187,6 @@ class ComputeFuture(Issued[T_co]):
             self.unlock_arguments()
         settle(self, None, Failure(error, seen=True))
         deliver(self)
-
-    def _deliver(self) -> None:
-        deliver_own(self)
-
-
-def deliver_own(operation: ComputeFuture[Any] | TaskFuture[Any]) -> None:
-    """Deliver the end of a compute or task: the rank ends with its error unless the program awaits it."""
-    context, failure = operation.context, outcome(operation)[1]
-    outstanding = context.outstanding
-    if (
-        outstanding.operations.pop(operation, operation) is None
-        or outstanding.daemons.pop(operation, operation) is None
-    ):
-        outstanding.note_end(operation, failure)
-    operation._tell()
-    if failure is not None and failure.prompt and not failure.seen and not context.closed:
-        context.spawn(_judge, context, operation, failure)
-
-
-async def _judge(context: RankContext, operation: Issued[Any], failure: Failure) -> None:
-    """End the rank because of an error of its own code, unless the program awaits it: as a child ends a nursery.
-
-    Tasks that are about to run come first: those that were woken see the error, and those that have just been started
-    begin to await it.
-    """
-    for _ in range(_TURNS):
-        await checkpoint()
-    for _ in range(2):  # twice: a task that was woken by a failed user of it in this turn has not been given it yet
-        if failure.seen or context.outstanding.is_awaited(operation, failure):
-            return
-        await checkpoint()
-    if not failure.seen:
-        context.end_program(operation, failure)
 
 
 class ComputeStream(ABC):
@@ -393,18 +347,6 @@ class ComputeStreams:
             await stream.ended()
 
 
-Errors: TypeAlias = Literal["raise", "await"]
-"""When an error of a rank's own code that nobody awaits is raised: at once, or at the await; see `Rank.compute`."""
-
-
-def check_errors(errors: str) -> None:
-    """Raise `UsageError` unless it is one of `Errors`."""
-    if errors not in ("raise", "await"):
-        raise UsageError(
-            f'errors: expected "raise" (at once) or "await" (at the await of the future), got {shown(errors)}'
-        )
-
-
 def check_stream(name: str | None) -> None:
     """Check the name of a compute stream.
 
@@ -413,97 +355,3 @@ def check_stream(name: str | None) -> None:
     """
     if name is not None and (not isinstance(name, str) or not name):
         raise UsageError(f"stream: expected the name of a compute stream, got {shown(name)}")
-
-
-class TaskFuture(Issued[T_co]):
-    """The handle of an async function; `await` it for the function's result.
-
-    Attributes:
-        daemon: Whether the task ends with the program; the rank waits for any other task at its end.
-    """
-
-    __slots__ = ("_forced", "_prompt", "_scope", "_task", "daemon")
-    runs_code = True
-    context: RankContext
-    name: str
-    place: tuple[CodeType, int]
-
-    def __init__(self, context: RankContext, name: str, caller: CallSite, *, prompt: bool, daemon: bool) -> None:
-        super().__init__()
-        self.name, self._prompt, self.daemon = name, prompt, daemon
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
-        self.context, self._scope = context, trio.CancelScope()
-        self._task: Task | None = None
-        self._forced = False
-
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        return f"{'daemon' if self.daemon else 'task'} '{self.name}'"
-
-    def _loop_thread(self) -> int | None:
-        return self.context.thread
-
-    def cancel(self) -> bool:
-        """Cancel the task, as its cancel scope would; any thread. It ends once it has left its `finally` blocks.
-
-        Returns:
-            Whether it is cancelled, now or since an earlier call; False if it has ended.
-        """
-        return self.cancelled() or self.context.on_loop(self._cancel)
-
-    def _cancel(self) -> bool:
-        if self.state < DONE and not self._scope.cancel_called:
-            self._scope.cancel(reason=f"{self.label} ({self.call_site}) was cancelled")
-            if self.daemon and self._task is not None:
-                watch_children(self._task, self._name_ignoring)
-        return self.state < DONE
-
-    def start(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
-        """Begin; the loop's thread only."""
-        outstanding = self.context.outstanding
-        (outstanding.daemons if self.daemon else outstanding.operations)[self] = None
-        self._enter(RUNNING)
-        self.context.spawn(self._run, function, args)
-
-    async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
-        self._task = current_task()
-        value, failure = None, None
-        try:
-            with self._scope:
-                running = function(*args)
-                if not isawaitable(running):
-                    raise UsageError(f"fn: expected an async function, but {self.name} returned {shown(running)}")
-                value = await (Closable(running, self._name_ignoring) if self.daemon else running)
-            if self._scope.cancelled_caught:
-                failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
-        except Exception as error:
-            left = self.daemon and isinstance(error, RankLeftError)  # a server, whose clients have ended
-            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced or left)
-        except BaseException:  # the rank ends
-            self.abandon(self.context.ending.peer_failed())
-            raise
-        conclude(self, value, failure)
-        del self, value, failure  # as in a compute's thread
-
-    def abandon(self, error: BaseException) -> None:
-        """Fail it because the world has ended, which also cancels it."""
-        conclude(self, None, Failure(error, seen=True))
-
-    def force_end(self) -> None:
-        """End a daemon that goes on in spite of its cancellation; the loop's thread only."""
-        if self._task is not None and self.state < DONE:
-            self._name_ignoring()
-            force_end(self._task, self._name_ignoring)
-
-    def _name_ignoring(self) -> None:
-        if self._forced:
-            return
-        self._forced = True  # what it still raises is of no interest: it is named already
-        notify(
-            f"{self.label} ({self.call_site}) of rank {self.context.rank} goes on although it was cancelled, and is "
-            "closed: let it end on trio.Cancelled, and shield for bounded clean-up only"
-        )
-
-    def _deliver(self) -> None:
-        deliver_own(self)

@@ -21,7 +21,7 @@ from ..timeline.recording import Recorder
 from ..timeline.span import Clock as ClockName
 from .backend import Backend
 from .calls import Calls
-from .compute import ComputeFuture, ComputeStreams, Errors, TaskFuture, check_errors, check_stream
+from .compute import ComputeFuture, ComputeStreams, check_stream
 from .context import STEP_OF_TASK, RankContext
 from .future import Future, advance
 from .group import Group, Surroundings
@@ -29,8 +29,10 @@ from .memory.arrays import common_array, shape_only
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
 from .outstanding import CallSite, name_told
+from .own_code import Errors, check_errors
 from .state import QUEUED
 from .stream import DEFAULT_WINDOW, Stream, Streams
+from .task import TaskFuture
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

@@ -29,7 +29,7 @@ from .blame.standing import Standing
 from .checking import CheckingIssuer
 from .communicator import BaseEngine
 from .communicators import Communicators
-from .compute import ComputeStreams, TaskFuture
+from .compute import ComputeStreams
 from .context import RankContext
 from .ending import RANK, Ending, ending_forks, kept, stop_loop
 from .event_loop import InTurn
@@ -40,6 +40,7 @@ from .issue import Issuer
 from .memory.buffer_locks import BufferLocks, explain_unfinished
 from .outstanding import Issued, Outstanding
 from .rank import Rank
+from .task import TaskFuture
 
 if TYPE_CHECKING:
     import topology

@@ -1,0 +1,106 @@
+"""Tasks: async functions that run beside the program of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from types import FrameType
+from typing import TypeVar
+
+import trio
+from trio.lowlevel import Task, current_task
+
+from ..errors import FutureCancelledError, RankLeftError, UsageError, shown
+from ..notice import notify
+from .context import RankContext
+from .forcing import Closable, force_end, watch_children
+from .future import Failure, conclude
+from .outstanding import CallSite, arose_here, place_told
+from .own_code import OwnCode
+from .state import DONE, RUNNING
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class TaskFuture(OwnCode[T_co]):
+    """The handle of an async function; `await` it for the function's result.
+
+    Attributes:
+        daemon: Whether the task ends with the program; the rank waits for any other task at its end.
+    """
+
+    __slots__ = ("_forced", "_prompt", "_scope", "_task", "daemon")
+
+    def __init__(self, context: RankContext, name: str, caller: CallSite, *, prompt: bool, daemon: bool) -> None:
+        super().__init__()
+        self.name, self._prompt, self.daemon = name, prompt, daemon
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
+        self.context, self._scope = context, trio.CancelScope()
+        self._task: Task | None = None
+        self._forced = False
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"{'daemon' if self.daemon else 'task'} '{self.name}'"
+
+    def cancel(self) -> bool:
+        """Cancel the task, as its cancel scope would; any thread. It ends once it has left its `finally` blocks.
+
+        Returns:
+            Whether it is cancelled, now or since an earlier call; False if it has ended.
+        """
+        return self.cancelled() or self.context.on_loop(self._cancel)
+
+    def _cancel(self) -> bool:
+        if self.state < DONE and not self._scope.cancel_called:
+            self._scope.cancel(reason=f"{self.label} ({self.call_site}) was cancelled")
+            if self.daemon and self._task is not None:
+                watch_children(self._task, self._name_ignoring)
+        return self.state < DONE
+
+    def start(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
+        """Begin; the loop's thread only."""
+        outstanding = self.context.outstanding
+        (outstanding.daemons if self.daemon else outstanding.operations)[self] = None
+        self._enter(RUNNING)
+        self.context.spawn(self._run, function, args)
+
+    async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
+        self._task = current_task()
+        value, failure = None, None
+        try:
+            with self._scope:
+                running = function(*args)
+                if not isawaitable(running):
+                    raise UsageError(f"fn: expected an async function, but {self.name} returned {shown(running)}")
+                value = await (Closable(running, self._name_ignoring) if self.daemon else running)
+            if self._scope.cancelled_caught:
+                failure = Failure(FutureCancelledError(f"{self.label} ({self.call_site}) was cancelled"), seen=True)
+        except Exception as error:
+            left = self.daemon and isinstance(error, RankLeftError)  # a server, whose clients have ended
+            failure = Failure(error, prompt=self._prompt and arose_here(error), seen=self._forced or left)
+        except BaseException:  # the rank ends
+            self.abandon(self.context.ending.peer_failed())
+            raise
+        conclude(self, value, failure)
+        del self, value, failure  # as in a compute's thread
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail it because the world has ended, which also cancels it."""
+        conclude(self, None, Failure(error, seen=True))
+
+    def force_end(self) -> None:
+        """End a daemon that goes on in spite of its cancellation; the loop's thread only."""
+        if self._task is not None and self.state < DONE:
+            self._name_ignoring()
+            force_end(self._task, self._name_ignoring)
+
+    def _name_ignoring(self) -> None:
+        if self._forced:
+            return
+        self._forced = True  # what it still raises is of no interest: it is named already
+        notify(
+            f"{self.label} ({self.call_site}) of rank {self.context.rank} goes on although it was cancelled, and is "
+            "closed: let it end on trio.Cancelled, and shield for bounded clean-up only"
+        )
