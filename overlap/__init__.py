@@ -69,7 +69,7 @@
 #                          on_board.Exchange (small) or host_memory.HostPlan -> on_host. Else programs.ProgramPlan ->
 #                          execution -> the package transports/: matched -> efa/efa_link -> efa/connection, and back:
 #                          connection -> reading -> efa_link -> matching/incoming -> execution -> arithmetic, which
-#                          reduces. Its end: communicator.settle -> operation.finish -> future.conclude -> stream
+#                          reduces. Its end: communicator.settle -> operation.finish -> future.settle -> stream, tasks
 #   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
 #                          transports: memory of its own ranks first, then shared memory of a host before sockets
 #                          (transports/nearest); transports/router takes the first that reaches the peer

@@ -406,9 +406,8 @@ class ControlPlane:
             known.fail_here(said.seq, error)
 
     def _hear_end_failed(self, _: int, said: EndFailed) -> None:
-        if (known := self._communicators.spanning.get(said.channel)) is not None:
-            known.hear_failed_end(said.seq, said.rank, said.message, _heard(said))
-        else:
+        known = self._communicators.spanning.get(said.channel)
+        if known is None or not known.hear_failed_end(said.seq, said.rank, said.message, _heard(said)):
             self._failed[said.channel, said.seq] = said
             if len(self._failed) > _MOST_SAID:
                 self._failed.popitem(last=False)

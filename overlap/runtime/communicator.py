@@ -67,8 +67,11 @@ class BaseEngine(ABC):
         """
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when it is time for a receive from any source to choose among messages."""
-        context.soon(look)
+        """Call `look` when it is time for a receive from any source to choose among messages; any thread."""
+        if get_ident() == context.thread:
+            context.soon(look)
+        else:  # to look may start or cancel a task
+            context.from_thread(look)
 
     def close(self, communicator: Communicator) -> None:  # noqa: B027 - an engine may have nothing to give back
         """Give back what a communicator has; no rank, of any process, uses it any more."""

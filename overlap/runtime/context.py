@@ -145,8 +145,16 @@ class RankContext:
         if get_ident() == self.thread:
             return function()
         answer: SimpleQueue[bool] = SimpleQueue()
+
+        def call() -> None:
+            result = False
+            try:
+                result = function()
+            finally:
+                answer.put(result)
+
         try:
-            self.from_thread(lambda: answer.put(function()))
+            self.from_thread(call)
         except PeerFailedError:
             return False
         return answer.get()

@@ -1,9 +1,10 @@
 """Handles of issued operations: `await` one for its result, or ask for its `result()` in another thread.
 
-A future ends in two steps, whatever it stands for. It is *settled* once, on the event loop's thread (collectives,
-tasks) or on a compute thread: it has its outcome and its last state, and threads that wait for it go on. Then its end
-is *delivered* on the loop, perhaps a moment later: its stream goes on, and tasks and callbacks hear of it. `conclude`
-does both. Before that it moves from state to state as `state.TABLE` allows.
+A future ends in two steps, whatever it stands for. It is *settled* once, by the event loop or a thread that has its
+place, by a compute thread, or by whoever cancels a compute: it has its outcome and its last state, and threads that
+wait for it go on. Then its end is *delivered* on the loop or in its place, perhaps a moment later: its stream goes on,
+and tasks and callbacks hear of it. `conclude` does both. Before that it moves from state to state as `state.TABLE`
+allows.
 
 The functions below the classes are for streams, engines and worlds; programs use the methods.
 """
@@ -196,9 +197,11 @@ class Future(Generic[T_co]):
             TimeoutError: If it has not ended in time.
             Exception: The error of the operation, if it failed.
         """
-        value, failure = self._settled(timeout)
+        self._settled(timeout)
+        while not self._take():
+            self._settled(timeout)
+        value, failure = self._outcome()
         if failure is None:
-            self._taken = True
             return cast(T_co, value)
         failure.note_seen()
         try:
@@ -251,12 +254,12 @@ class Future(Generic[T_co]):
         Args:
             callback: Must not block. An error that it raises is logged, and changes nothing.
         """
-        self._claim()
         call = partial(_call_back, callback, self)
         with _LOCK:
-            waits = not self.done
+            waits = self._present < DONE
             if waits:
                 self._add_callback(call)
+        self._claim()  # from here on it has a user
         if not waits or (self.done and self._take_callback(call)):  # it ended before it could know of the callback
             call()
 
@@ -289,6 +292,8 @@ class Future(Generic[T_co]):
             task = None
         if task is None:
             yield from _await_in_asyncio(self)
+            while not self._take():
+                yield from _await_in_asyncio(self)
         elif self.state >= DONE:
             yield from self._await_ended()
         elif self._loop_thread() not in (None, threading.get_ident()):
@@ -492,6 +497,15 @@ class Future(Generic[T_co]):
         else:
             self._callbacks.append(callback)
 
+    def _take(self) -> bool:
+        """Note that the program is given the result; False if it has gone to another receive meanwhile; any thread."""
+        source = self._source()
+        with _LOCK:
+            if source.state < DONE:
+                return False
+            source._taken = True
+            return True
+
     def _has_callers(self) -> bool:
         """Whether anything is called at its end that does not only look on."""
         return any(type(callback) is not Onlooker for callback in self._callbacks or ())
@@ -510,8 +524,9 @@ class Future(Generic[T_co]):
             self._threads = {**(self._threads or {}), ended: None}
         longest = -1 if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
         # Settled before the lock was among them: nobody would release it.
-        if self.state >= DONE or ended.acquire(timeout=longest):
-            return True
+        self._claim()  # from here on it has a user
+        if self.state < DONE:
+            ended.acquire(timeout=longest)
         with _LOCK:
             self._threads.pop(ended, None)
         return self.state >= DONE
@@ -646,7 +661,9 @@ def _await_in_asyncio(future: Future[Any]) -> Generator[object, object, None]:
 def _call_back(callback: Callable[[Future[Any]], object], future: Future[Any]) -> None:
     try:
         callback(future)
-    except BaseException:  # an exit as well: the loop that calls would not survive it
+    except BaseException as error:
+        if not isinstance(error, Exception) and not trio.lowlevel.in_trio_run():
+            raise  # the program's own thread calls: a Ctrl-C is the program's; a loop would not survive it
         logging.getLogger("overlap").exception("a callback of %r raised", future)
 
 
@@ -660,7 +677,7 @@ def outcome(future: Future[Any]) -> tuple[object, Failure | None]:
 
 
 def settle(future: Future[Any], value: object, failure: Failure | None = None, *, before: State = DONE) -> bool:
-    """Give a future its outcome, any thread; `deliver` must follow on the loop's thread.
+    """Give a future its outcome, any thread; `deliver` must follow on the loop's thread, or in its place.
 
     Args:
         future: Which.
@@ -686,7 +703,7 @@ def settle(future: Future[Any], value: object, failure: Failure | None = None, *
 
 
 def deliver(future: Future[Any]) -> None:
-    """Tell the stream, the tasks and the callbacks that wait for a settled future; the loop's thread only."""
+    """Tell whoever waits for a settled future: its stream, tasks, callbacks; the loop's thread, or one in its place."""
     future._deliver()
 
 
@@ -696,6 +713,14 @@ def conclude(future: Future[Any], value: object, failure: Failure | None = None)
         return False
     future._deliver()
     return True
+
+
+def take_back(future: Future[Any], state: State) -> bool:
+    """Move a future that has ended on to another state, unless its result was given to the program; any thread."""
+    with _LOCK:
+        if not future._taken:
+            future._enter(state)
+        return not future._taken
 
 
 def advance(future: Future[Any], state: State) -> bool:
@@ -715,6 +740,7 @@ def call_when_done(future: Future[Any], callback: Callable[[], None]) -> None:
         return
     with _LOCK:
         future._add_callback(callback)
+    future._claim()
     if future.done and future._take_callback(callback):  # a compute's thread has settled it meanwhile
         callback()
 
@@ -725,12 +751,12 @@ def call_anywhere(future: Future[Any], callback: Callable[[Any], object]) -> Non
     That may be a thread of the program, and then no loop has to be woken for it. The callback must neither block nor
     touch what belongs to the loop. An error that it raises is logged, and changes nothing.
     """
-    future._claim()
     call = partial(_call_back, callback, future)
     with _LOCK:
-        waits = not future.done
+        waits = future._present < DONE
         if waits:
             future._anywhere = [*(future._anywhere or ()), call]
+    future._claim()  # from here on it has a user
     if not waits:
         call()
     elif future.done:  # it ended before it could know of the callback

@@ -3,14 +3,16 @@
 Who wakes a sleeping loop pays for two wake-ups, of the loop and then of the thread that waits for it: more than a small
 operation takes. So one thread at a time may take the place of the loop. Why nothing goes wrong:
 
-* **One at a time.** All data of the loop are guarded by a turn, a lock that knows its thread. The loop's thread holds
-  it whenever it runs, gives it away only while it waits for input and output, and takes it back before anything of it
-  runs (`_Sleep`). A thread works in the loop's place only while it holds the turn (`Handover.in_place`).
+* **One at a time.** Data of the loop that have no lock of their own are guarded by a turn, a lock that knows its
+  thread. The loop's thread holds it whenever it runs, gives it away only while it waits for input and output, and takes
+  it back before anything of it runs (`_Sleep`). A thread works in the loop's place only while it holds the turn
+  (`Handover.in_place`).
 * **Only what wakes no task.** Tasks belong to Trio's own thread. An operation is issued in place if nothing of that
   starts or wakes one: `Issuer._enqueue_in_place` asks for all of it in one expression, and its plan answers for what
   carries it out (`Plan.takes_threads`). It ends in place unless somebody on the loop is told
   (`CollectiveFuture.heard`, `Looking.is_for_loop`); else the end is handed over.
-* **Order.** What threads have handed over runs before what they do in place: `enter` refuses while any of it waits.
+* **Order.** What threads have handed over (`post`) runs before what they do in place, which is refused while any of it
+  waits. Ends of pieces of work that only their own operation waits for go by the loop's token, out of this order.
 * **No deadlock.** A thread that holds the turn waits for nothing, and gives it back whatever is raised, a Ctrl-C
   between any two instructions included. Then its work may be half done: nobody works in place any more, and the world
   fails.
@@ -82,43 +84,29 @@ class Handover:
             self._turn.acquire()
             trio.lowlevel.add_instrument(_Sleep(self._turn))
 
-    def enter(self) -> bool:
-        """Take the loop's place, if it sleeps and nothing that threads have asked for waits; then `leave` follows.
-
-        A loop that is about to sleep is waited for, for a moment: to wake it again takes longer.
-        """
-        turn = self._turn
-        if turn is None or not (turn.acquire(blocking=False) or turn.acquire(timeout=_ABOUT_TO_SLEEP_S)):
-            return False
-        if self._queue or self._called:
-            turn.release()
-            return False
-        return True
-
-    def leave(self) -> None:
-        """Give the loop its place back."""
-        assert self._turn is not None, "`enter` comes first"
-        self._turn.release()
-
     def in_place(self, work: Callable[[], T], otherwise: T) -> T:
-        """Do work of the sleeping loop in this thread, if it can `enter`, and return its result, else `otherwise`.
+        """Do work of the sleeping loop in this thread, and return its result, else `otherwise`.
 
-        A Ctrl-C, and any other error that a handler of signals raises, comes between any two instructions of the main
-        thread. Then the loop gets its place back all the same, and is told that the work is half done.
+        The loop has to sleep, and nothing that threads have asked for may wait. A loop that is about to sleep is waited
+        for, for a moment: to wake it again takes longer. A Ctrl-C, and any other error that a handler of signals
+        raises, comes between any two instructions of the main thread. Then the loop gets its place back all the same,
+        and is told that the work is half done.
         """
         turn = self._turn
         if turn is None:
             return otherwise
         leave, works = turn.release, False
         try:
-            if not self.enter():
+            if not (turn.acquire(blocking=False) or turn.acquire(timeout=_ABOUT_TO_SLEEP_S)):
+                return otherwise
+            if self._queue or self._called:
                 return otherwise
             works = True
             result = work()
             works = False
             return result
         except BaseException as error:
-            if works and not isinstance(error, Exception):
+            if works:
                 self._turn = None  # lest another thread goes on from there
                 self.post(self._interrupted, error)
             raise
@@ -157,7 +145,11 @@ class Handover:
             function(*args)
         if queue and not self._called:
             self._called = True
-            self._token.run_sync_soon(self._look)
+            try:
+                self._token.run_sync_soon(self._look)
+            except RunFinishedError:  # in the last turn of the loop: threads that ask now are told so
+                self._called = False
+                queue.clear()
 
 
 class _Sleep(trio.abc.Instrument):

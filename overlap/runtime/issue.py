@@ -20,7 +20,7 @@ from .context import STEP_OF_TASK, RankContext
 from .derived import check_here
 from .future import Failure, Future, conclude
 from .match import Key
-from .operation import CollectiveFuture, Lane, Member, Port
+from .operation import NOWHERE, CollectiveFuture, Lane, Member, Port
 from .outstanding import CallSite, check_timeout
 from .receive import ReceiveFuture
 from .received import Received, Room
@@ -45,7 +45,8 @@ class Issuer:
     """Issues the operations of one rank on one group.
 
     Any thread of the process may issue. A call from a thread other than the event loop's is checked at once and its
-    arrays are locked at once; the loop numbers it later, in the order of the calls.
+    arrays are locked at once; the loop numbers it later, in the order of the calls, or that thread does so itself, in
+    the place of a loop that sleeps.
 
     Args:
         context: Of the rank.
@@ -397,16 +398,20 @@ class Issuer:
 
     def _enqueue_in_place(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port | None]) -> bool:
         context, port = self.context, find_port()
+        if port is None:
+            return False
+        operation.port = port  # which plans look at
         here = (
-            port is not None
-            and not context.closed
+            not context.closed
             and port.stream.has_room
             and not port.stream.listens
             and not context.deadlines.wakes(operation.deadline_s)
             and port.communicator.at_once(operation)
         )
-        if here and port is not None:
+        if here:
             self._enqueue(operation, port)
+        else:
+            operation.port = NOWHERE
         return here
 
     def _enqueue_soon(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port]) -> None:

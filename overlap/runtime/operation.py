@@ -6,13 +6,16 @@
     issued, queued, admitted   the stream: until there is room in its window
     blocked                    until its input is there
     matching                   the communicator: until the other ranks have come
-    running, stopping          the engine: while bytes move
+    running                    the engine: while bytes move (`moves`)
+    stopping                   `fail`, while they still move
+    unwanted, cancelling, parked    a receive that its awaits have left (`receive`)
     done, failed, cancelled    `finish`, `fail`, `abandon`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Sequence
+from threading import get_ident
 from time import perf_counter
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -410,7 +413,7 @@ class CollectiveFuture(Issued[T_co]):
         return pattern.kind.text, self.algorithm, self.port.group, self.seq, pattern.nbytes, pattern.dtype, met_ns
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
-        """Record the span, hand over the result and let the stream go on; the loop's thread only."""
+        """Record the span, hand over the result and let the stream go on; the loop's thread, or one in its place."""
         if self.state < DONE:
             if self.changed is not None and self.changed():
                 message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
@@ -492,7 +495,10 @@ class CollectiveFuture(Issued[T_co]):
             self.context.deadlines.drop(self, self.deadline_s)
         self.port.stream.finished(self, self._failure)
         if self._waiters is not None or self._callbacks is not None:
-            self._tell()
+            if get_ident() == self.context.thread:
+                self._tell()
+            else:  # added since `heard` was asked
+                self.context.from_thread(self._tell)
 
     # -- memory --------------------------------------------------------------------------------------------------
     def lock(self) -> None:

@@ -3,7 +3,9 @@
 A receive whose only awaiting task is cancelled gives its place back, so that no message is lost in it:
 
 * If no message has met it, it leaves the queue of receives at once, and it is `PARKED`.
-* If a message has met it, it is `UNWANTED` and goes on; at its end the message is put back, for the next receive.
+* If a message has met it, or the transport cannot say so at once, it is `UNWANTED` and goes on; at its end the message
+  is put back, for the next receive.
+* If it was done, and the await was cancelled at its checkpoint, the message is put back at once.
 
 A parked receive takes part again, behind all others, once the program asks for it again: by `await`, `result`,
 `exception`, `wait`, `add_done_callback`, as an input, or by `done` where a message has come. None of this depends on
@@ -25,7 +27,7 @@ from ..collectives.kinds import P2P
 from ..collectives.reduce import Array
 from ..errors import FutureCancelledError, PeerFailedError
 from ..timeline.recording import RawMatch
-from .future import Failure, Flag, conclude
+from .future import Failure, Flag, conclude, take_back
 from .memory.foreign import as_input
 from .operation import NOWHERE, CollectiveFuture, Lane, Port, ReturnedMessage
 from .outstanding import CallSite
@@ -97,7 +99,10 @@ class ReceiveFuture(CollectiveFuture[T_co]):
     # -- awaits that are cancelled ---------------------------------------------------------------------------------
 
     def _await_cancelled(self) -> None:
-        if self.state in (PARKED, CANCELLING, STOPPING) or self.port is NOWHERE or self._has_user():
+        if self.state in (PARKED, CANCELLING, STOPPING) or self._has_user():
+            return
+        if self.port is NOWHERE:  # another thread has issued it, and the loop is about to hear of that
+            self._await_cancelled_elsewhere()
             return
         if self.state < DONE:
             if self._withdraw():
@@ -105,10 +110,11 @@ class ReceiveFuture(CollectiveFuture[T_co]):
             elif self.state is not UNWANTED:
                 self._enter(UNWANTED)
         elif self._failure is None:
-            assert self.request is not None, "nobody has taken the message"
-            message, port = self._message(self._value), self.request[0].receivers_port(self)
-            self._park()
-            port.communicator.put_back(port, message, self)
+            value, request = self._value, self.request
+            if request is not None and take_back(self, PARKED):  # else a thread was given it a moment ago
+                message, port = self._message(value), request[0].receivers_port(self)
+                self._forget()
+                port.communicator.put_back(port, message, self)
 
     def _await_cancelled_elsewhere(self) -> None:
         with suppress(PeerFailedError):  # there is no loop any more
@@ -121,7 +127,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         return any(self in operation.inputs for operation in self.context.outstanding.operations)
 
     def _claim(self) -> None:
-        if self.state is PARKED:
+        if self.state is PARKED or self.state is UNWANTED:
             if get_ident() == self.context.thread:
                 self._resume()
             else:
@@ -129,12 +135,12 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def _ends_at_once(self) -> bool:
         self._claim()
-        if self.state is UNWANTED:
-            self._enter(MATCHING if self.scope is None else RUNNING)
         return super()._ends_at_once()
 
     def _resume(self) -> None:
-        """Take part again, behind the receives that were issued in the meantime."""
+        """Take part again: in its old place if it still has that, else behind receives issued in the meantime."""
+        if self.state is UNWANTED:
+            self._enter(MATCHING if self.scope is None else RUNNING)
         if self.state is not PARKED:
             return
         if self.context.closed:
@@ -173,11 +179,15 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         self.port.communicator.offer_again()
 
     def _park(self) -> None:
+        self._enter(PARKED)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what the next turn as a receive will say anew."""
         if self.deadline_s is not None:
             self.context.deadlines.drop(self, self.deadline_s)
         self.release()
-        self._enter(PARKED)
-        self._value, self._input_locked, self.order = None, False, 0
+        self._value, self._input_locked, self.order, self.awaited_ns = None, False, 0, None
         self.priority -= self.port.stream.priority
 
     def _park_or_cancel(self) -> None:

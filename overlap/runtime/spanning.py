@@ -123,6 +123,7 @@ class SpanningCommunicator(Communicator):
         self._heard = False  # whether an operation here has failed because nothing goes on
         self._bases: dict[Call, int] = {}
         self._voices_known: dict[tuple[int, int, int, Call], tuple[object, Voice]] = {}
+        self._withdrawn: dict[int, None] = {}  # numbers of the last operations for which a rank here had no input
         self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and what it was
 
     def tag(self, pattern: Call, seq: int) -> int:
@@ -226,7 +227,13 @@ class SpanningCommunicator(Communicator):
         """Fail the whole match, here and elsewhere, because one rank has no input for it."""
         match = self._matches.setdefault(operation.seq, SpanningMatch(self.size))
         match.count += 1
+        rank, seq = self.members[operation.port.position], operation.seq
+        self.issued[rank] = max(self.issued.get(rank, 0), seq + 1)
+        self._withdrawn[seq] = None
+        if len(self._withdrawn) > REMEMBERED:
+            del self._withdrawn[next(iter(self._withdrawn))]
         self.fail_one(match, operation, failure)
+        self.ended(match, operation)
 
     def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end with its own error, and all other ends because of it.
@@ -355,7 +362,7 @@ class SpanningCommunicator(Communicator):
         self.fail_here(seq, error)
 
     def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
-        """Fail our ends of operation `seq`, and of all later ones if it is over here or nobody has come to it."""
+        """Fail our ends of operation `seq`, and of all later ones if it is over here."""
         match = self._matches.get(seq)
         if match is None:
             self._broken = error
@@ -366,9 +373,15 @@ class SpanningCommunicator(Communicator):
         elif match.error is None:
             self._fail(match, error)
 
-    def hear_failed_end(self, seq: int, culprit: int, message: str, cause: RemoteError) -> None:
-        """Fail our ends because of a rank elsewhere, and of its error."""
+    def hear_failed_end(self, seq: int, culprit: int, message: str, cause: RemoteError) -> bool:
+        """Fail our ends because of a rank elsewhere, and of its error; False if no rank here has come to it yet."""
+        if seq not in self._matches:
+            if seq in self._withdrawn:
+                return True
+            if seq >= max(self.issued.values(), default=0):
+                return False
         self.fail_here(seq, lambda: PeerFailedError.caused_by(cause, message, culprit=culprit))
+        return True
 
     # -- ranks that have finished --------------------------------------------------------------------------------
 

@@ -156,15 +156,23 @@ def test_a_napping_thread_leaves_to_the_loop_what_wakes_tasks(monkeypatch: pytes
     assert found[0] == [[*range(ROUNDS)]] * 2
 
 
-entered = Handover.enter
+in_place = Handover.in_place
 
 
-def entering(handover: Handover) -> bool:
-    """Enter as soon as the loop sleeps, however long that takes."""
+def patient_in_place(handover: Handover, work: Callable[[], Any], otherwise: object) -> Any:
+    """Work in the loop's place as soon as the loop sleeps, however long that takes."""
+    results = list[Any]()
+
+    def once() -> bool:
+        results.append(work())
+        return True
+
     gate = threading.Event()
-    while not entered(handover):
+    while not in_place(handover, once, False):
+        if handover._turn is None:  # it lets nobody in
+            return otherwise
         gate.wait(0.001)
-    return True
+    return results[0]
 
 
 @pytest.mark.parametrize("order", ["message first", "receive first"])
@@ -187,7 +195,7 @@ def test_a_long_message_that_a_thread_has_accepted_is_read_though_it_waits_no_mo
         rank, found = world.rank, list[bool]()
         for number in range(ROUNDS):
             if number == 5:
-                monkeypatch.setattr(Handover, "enter", entering)
+                monkeypatch.setattr(Handover, "in_place", patient_in_place)
             meeting.wait(TIMEOUT_S)
             if order == "message first":
                 assert announced.acquire(timeout=TIMEOUT_S)
@@ -264,8 +272,9 @@ def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pyte
         wait(word, seen, timeout_s)
         sleeping.discard(threading.get_ident())
 
-    def enter(handover: Handover) -> bool:
-        return entering(handover) if threading.get_ident() in patient else entered(handover)
+    def some_in_place(handover: Handover, work: Callable[[], Any], otherwise: object) -> Any:
+        chosen = patient_in_place if threading.get_ident() in patient else in_place
+        return chosen(handover, work, otherwise)
 
     def receiver(world: overlap.Connection) -> int:
         first, gate = world.rank.recv(np.empty(1, int), 1), threading.Event()
@@ -286,7 +295,7 @@ def test_two_threads_that_wait_for_one_message_do_not_both_nap(monkeypatch: pyte
 
     waited, patient = threading.Event(), set[int]()
     monkeypatch.setattr(Word, "wait", napping)
-    monkeypatch.setattr(Handover, "enter", enter)
+    monkeypatch.setattr(Handover, "in_place", some_in_place)
     assert connected(lambda world: sender(world) if world.rank.rank else receiver(world), 2)[0] == 7
     assert max(most) == 1
 
@@ -307,7 +316,7 @@ def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
             if number == 5:
                 meeting.wait(TIMEOUT_S)
                 asked.clear()
-                monkeypatch.setattr(Handover, "enter", entering)
+                monkeypatch.setattr(Handover, "in_place", patient_in_place)
                 meeting.wait(TIMEOUT_S)
             if me == number % 2:
                 rank.send(np.array([number]), 1 - me).result(TIMEOUT_S)
@@ -316,7 +325,7 @@ def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
         meeting.wait(TIMEOUT_S)
         seen.append(asked.count("_enqueue_late"))
         meeting.wait(TIMEOUT_S)
-        monkeypatch.setattr(Handover, "enter", entered)
+        monkeypatch.setattr(Handover, "in_place", in_place)
 
     meeting, seen = threading.Barrier(2), list[int]()
     # an operation that waits for 50 ms is told of, and the next one is the business of the loop

@@ -1,7 +1,7 @@
 """Small operations of threads: issued and ended by the thread itself wherever its loop sleeps, and never beside it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -58,22 +58,43 @@ def looping() -> Iterator[Handover]:
         loop.join(TIMEOUT_S)
 
 
-def entered(handover: Handover) -> None:
-    """Enter as soon as the loop sleeps."""
+def in_place(handover: Handover, work: Callable[[], bool]) -> None:
+    """Do work in the loop's place as soon as it sleeps."""
     gate = threading.Event()
-    while not handover.enter():
+    while not handover.in_place(work, False):
         gate.wait(0.001)
 
 
 def test_nothing_of_the_loop_runs_while_a_thread_is_in() -> None:
     with looping() as handover:
-        called = threading.Event()
-        entered(handover)
-        handover.post(called.set)
-        assert not called.wait(0.05)
-        assert not handover.enter()
-        handover.leave()
+        called, seen = threading.Event(), list[bool]()
+
+        def work() -> bool:
+            handover.post(called.set)
+            seen.append(called.wait(0.05))
+            seen.append(handover.in_place(lambda: True, False))  # behind what waits
+            seen.append(called.is_set())  # which gave nobody the place
+            return True
+
+        in_place(handover, work)
         assert called.wait(TIMEOUT_S)
+        assert seen == [False, False, False]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])  # a handler of signals may raise anything
+def test_a_loop_hears_of_work_that_was_left_half_done(error: type[BaseException]) -> None:
+    with looping() as handover:
+        told, heard = list[BaseException](), threading.Event()
+        handover.post(handover.let_threads_in, lambda raised: (told.append(raised), heard.set()))
+
+        def work() -> bool:
+            raise error
+
+        with pytest.raises(error):
+            in_place(handover, work)
+        assert heard.wait(TIMEOUT_S)
+        assert [type(each) for each in told] == [error]
+        assert not handover.in_place(lambda: True, False)  # for good
 
 
 def test_who_comes_after_others_waits_for_its_turn() -> None:
@@ -83,7 +104,7 @@ def test_who_comes_after_others_waits_for_its_turn() -> None:
 
         def ask() -> None:  # on the loop
             handover.post(looked.set)
-            seen.append(handover.enter())
+            seen.append(handover.in_place(lambda: True, False))
 
         handover.post(ask)
         assert looked.wait(TIMEOUT_S)
@@ -111,7 +132,7 @@ def test_a_loop_that_is_about_to_sleep_is_waited_for(monkeypatch: pytest.MonkeyP
 
 def test_a_loop_that_lets_nobody_in() -> None:
     async def main() -> bool:
-        return Handover(trio.lowlevel.current_trio_token()).enter()
+        return Handover(trio.lowlevel.current_trio_token()).in_place(lambda: True, False)
 
     assert not trio.run(main)
 
