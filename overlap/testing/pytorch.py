@@ -220,6 +220,10 @@ def torch_of_ranks() -> Iterator[None]:
         # issues all operations of the first update of a static graph, and waits for them, in one call of C++
         reducer: Any = _distributed_c10d.Reducer
         put(reducer, "_delay_all_reduce", _delaying(reducer._delay_all_reduce))
+        put(
+            DistributedDataParallel, "_delayed_all_reduce_hook",
+            _dropping(DistributedDataParallel._delayed_all_reduce_hook),
+        )  # fmt: skip
         put(DistributedDataParallel, "register_comm_hook", _hooking(DistributedDataParallel.register_comm_hook))
         # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class
         put(torch._C.Future, "wait", _method(torch._C.Future.wait))
@@ -269,6 +273,20 @@ def _delaying(original: Callable[[Any], None]) -> Callable[[Any], None]:
             rank.at_once = False
 
     return delay
+
+
+def _dropping(original: Callable[..., Any]) -> Callable[..., Any]:
+    def hook(self: Any, gradient: torch.Tensor) -> Any:
+        rank = here()
+        if rank is None:
+            return original(self, gradient)
+        rank.dropped_by = "DistributedDataParallel, for delay_all_reduce_named_params,"
+        try:
+            return original(self, gradient)
+        finally:
+            rank.dropped_by = ""
+
+    return hook
 
 
 def _hooking(original: Callable[..., None]) -> Callable[..., None]:

@@ -30,6 +30,7 @@ class Issue:
     awaited: bool = False  # Whether its program waits for it, or has
     ahead: bool = False  # Whether a strategy has issued it, as ahead of a use that may never come
     randomness: str = ""  # Digest of the state of the rank's random numbers
+    dropped_by: str = ""  # Code of torch that has issued it and keeps nothing to wait for
 
     @property
     def unfinished(self) -> bool:

@@ -181,11 +181,12 @@ def touches(record: Record) -> Verdict | None:
 
 def _touched(touch: Touch) -> Verdict:
     issue = touch.issue
+    advice = f"{issue.dropped_by} never waits for it" if issue.dropped_by else "wait for it first"
     return Verdict(
         kind="buffer in flight",
         text=(
             f"rank {touch.rank} {'reads' if touch.how == 'read' else 'changes'} a tensor at {touch.line} ({touch.by}) "
-            f"while {issue.told} is under way: wait for it first"
+            f"while {issue.told} is under way: {advice}"
         ),
         ranks=(touch.rank,),
         lines=(touch.line, issue.line),
