@@ -21,6 +21,7 @@ from torch._C import _distributed_c10d
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
@@ -38,6 +39,7 @@ from .watch import Models, Watch
 from .world import TestedCommunicators
 
 BACKEND = "overlap_testing"
+_FSDP_TIMES = "torch.distributed.fsdp._debug_utils"
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _ISOLATION = "_set_thread_isolation_mode"
 _PRIVATE = (
@@ -225,6 +227,7 @@ def torch_of_ranks() -> Iterator[None]:
             _dropping(DistributedDataParallel._delayed_all_reduce_hook),
         )  # fmt: skip
         put(DistributedDataParallel, "register_comm_hook", _hooking(DistributedDataParallel.register_comm_hook))
+        put(Join, "__exit__", _joining(Join.__exit__))
         # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class
         put(torch._C.Future, "wait", _method(torch._C.Future.wait))
         put(torch.futures, "wait_all", partial(_finishing, torch.futures.wait_all))
@@ -275,6 +278,17 @@ def _delaying(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return delay
 
 
+def _joining(original: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(self: Any, *error: Any) -> Any:
+        result = original(self, *error)
+        rank = here()
+        if rank is not None:
+            rank.models.joined()
+        return result
+
+    return leave
+
+
 def _dropping(original: Callable[..., Any]) -> Callable[..., Any]:
     def hook(self: Any, gradient: torch.Tensor) -> Any:
         rank = here()
@@ -300,9 +314,12 @@ def _hooking(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def exchange() -> Callable[[], None]:
-    """Return a function that restores torch's random numbers, default type, and whether `loss_parallel` is entered."""
+    """Return a function that restores torch's random numbers, default type, whether `loss_parallel` is entered, and what
+    FSDP1 measures.
+    """
     state, dtype = torch.default_generator.get_state(), torch.get_default_dtype()
     parallel = _has_parallel_loss()
+    measured = set(sys.modules[_FSDP_TIMES].SimpleProfiler.profiling) if _FSDP_TIMES in sys.modules else set()
 
     def restore() -> None:
         torch.default_generator.set_state(state)
@@ -310,6 +327,8 @@ def exchange() -> Callable[[], None]:
         if _has_parallel_loss() != parallel:
             loss = sys.modules[_LOSS]
             (loss._enable_custom_loss_ops if parallel else loss._disable_custom_loss_ops)()
+        if _FSDP_TIMES in sys.modules:
+            sys.modules[_FSDP_TIMES].SimpleProfiler.profiling = measured
 
     return restore
 

@@ -76,6 +76,7 @@ class Weights:
     digests: dict[str, str]
     without_gradient: tuple[str, ...] = ()
     line: str = ""  # of the update
+    joins: int = 0  # contexts of uneven inputs that have ended before; updates are counted anew after each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

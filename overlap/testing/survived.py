@@ -230,6 +230,7 @@ def _differing(
     usual = next(rank for rank in found if rank not in odd)
     line = of_step[odd[0]].line
     when = f"after update {step} ({line}), and not before," if step else "before the first update"
+    when += " since the last Join" if of_step[odd[0]].joins else ""
     text = f"{when} '{name}' differs: {named(odd)} ({found[odd[0]]}) from {named([usual])} ({found[usual]})"
     last = randomness(record, odd[0], usual)
     return Verdict(kind="weights differ", text=text + last, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
@@ -246,12 +247,12 @@ def randomness(record: Record, odd: int, usual: int) -> str:
 
 def _by_step(record: Record) -> Iterator[tuple[int, dict[int, Weights]]]:
     """Yield the weights of all ranks, update by update, as long as all ranks have one."""
-    of_step: dict[int, dict[int, Weights]] = {}
+    of_step: dict[tuple[int, int], dict[int, Weights]] = {}
     for each in record.weights:
-        of_step.setdefault(each.step, {})[each.rank] = each
-    for step in sorted(of_step):
-        if len(of_step[step]) > 1:
-            yield step, of_step[step]
+        of_step.setdefault((each.joins, each.step), {})[each.rank] = each
+    for joins, step in sorted(of_step):
+        if len(of_step[joins, step]) > 1:
+            yield step, of_step[joins, step]
 
 
 def leaks(record: Record) -> Verdict | None:

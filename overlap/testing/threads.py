@@ -46,7 +46,7 @@ class RealTimeError(OverlapError):
 
 @dataclass(slots=True)
 class RealTime:
-    """Limit of what the ranks of a world do without giving others their turn; all end with the first that exceeds it."""
+    """Limit of what ranks do without giving others their turn; all end with the first that exceeds it."""
 
     limit_s: float
     exceeded: bool = False
