@@ -314,9 +314,7 @@ def _hooking(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def exchange() -> Callable[[], None]:
-    """Return a function that restores torch's random numbers, default type, whether `loss_parallel` is entered, and what
-    FSDP1 measures.
-    """
+    """Return a function that restores torch's random numbers, default type, `loss_parallel` and FSDP1's measuring."""
     state, dtype = torch.default_generator.get_state(), torch.get_default_dtype()
     parallel = _has_parallel_loss()
     measured = set(sys.modules[_FSDP_TIMES].SimpleProfiler.profiling) if _FSDP_TIMES in sys.modules else set()
