@@ -182,7 +182,7 @@ def test_two_options_do_what_each_is_for_or_are_refused(command, pair, tmp_path,
     words = [word for option in pair for word in (option, *OPTIONS[option])]
     one, other = pair
     if other in REFUSED.get(one, ()) or one in REFUSED.get(other, ()):
-        with pytest.raises(UsageError, match="^(-o|--[a-z-]+), --[a-z-]+: one or the other; ") as caught:
+        with pytest.raises(UsageError, match=r"^(-o|--[a-z-]+), --[a-z-]+: one or the other; ") as caught:
             command(*words)
         assert {word.rstrip(",:") for word in str(caught.value).split()[:2]} == set(pair)
         assert [*tmp_path.iterdir()] == [tmp_path / "run.trace.json"]
