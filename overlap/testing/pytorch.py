@@ -34,7 +34,7 @@ from ..torch.work import Work
 from .record import Made, Record
 from .threads import RankThread
 from .torch_rank import RANKS, TorchRank, here, over
-from .torch_store import forget
+from .torch_store import file_store, forget, tcp_store
 from .watch import Models, Watch
 from .world import TestedCommunicators
 
@@ -216,6 +216,8 @@ def torch_of_ranks() -> Iterator[None]:
         put(c10d, "init_process_group", joined)
         put(dist, "init_process_group", joined)
         put(c10d, "_new_process_group_helper", partial(_new_group_helper, c10d._new_process_group_helper))
+        put(dist, "TCPStore", partial(tcp_store, dist.TCPStore))
+        put(dist, "FileStore", partial(file_store, dist.FileStore))
         put(Work, "get_future", _get_future)
         put(recording, "rank_of", partial(_rank_of, rank_of))
         put(DistributedDataParallel, "__init__", _wrapping(DistributedDataParallel.__init__))

@@ -1,7 +1,11 @@
-"""Store that all ranks of a test share, in place of the one in which processes meet."""
+"""Stores that all ranks of a test share, in place of those in which processes meet.
+
+Each look at a value lets others go on: programs wait in loops for values of others.
+"""
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -30,11 +34,14 @@ class Store(dist.Store):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         """Wait for a value."""
+        _let_others_go_on()
         self.wait([key], self._timeout)
         return self._values[key]
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, and return it."""
+        if not amount:
+            _let_others_go_on()
         number = int(self._values.get(key, b"0")) + amount
         self.set(key, str(number))
         return number
@@ -44,6 +51,8 @@ class Store(dist.Store):  # type: ignore[misc]
         expected, desired = (each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired))
         if self._values.get(key, b"") == expected:
             self.set(key, desired)
+        else:
+            _let_others_go_on()
         return bytes(self._values.get(key, expected))
 
     def check(self, keys: list[str]) -> bool:
@@ -57,6 +66,7 @@ class Store(dist.Store):  # type: ignore[misc]
 
     def num_keys(self) -> int:
         """Return how many values there are."""
+        _let_others_go_on()
         return len(self._values)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -85,6 +95,82 @@ class Store(dist.Store):  # type: ignore[misc]
             raise dist.DistStoreError(f"wait timeout after {limit_s:g} s, keys: {', '.join(missing)}")
 
 
+class ProgramStore(Store):
+    """Store that a program makes itself, as a `TCPStore` or a `FileStore`: no rank may wait in C++ for others.
+
+    Args:
+        place: The port or the file where its ranks meet.
+        world_size: How many come, if that is known.
+        is_master: Whether this rank opens it; None: the first one does.
+        timeout: How long it waits.
+        wait_for_workers: Whether to wait here until all have come.
+    """
+
+    def __init__(
+        self, place: int | str, world_size: int | None, is_master: bool | None, timeout: timedelta | None,
+        wait_for_workers: bool,
+    ) -> None:  # fmt: skip
+        if place == 0:
+            place = _FIRST_PORT + len(_opened)
+        self._place = place
+        limit = timeout or timedelta(minutes=5)
+        if is_master is not False and place not in _opened:
+            _opened[place] = {}
+            _changed()
+        here = RankThread.here()
+        if place not in _opened and not (
+            here and here.wait_until(lambda: place in _opened, _change, limit.total_seconds())
+        ):
+            raise dist.DistNetworkError(f"no rank has opened a store at {place} within {limit.total_seconds():g} s")
+        super().__init__(_opened[place])
+        self.set_timeout(limit)
+        come = self.add(_COME, 1)
+        if wait_for_workers and world_size is not None:
+            if come == world_size:
+                self.set(f"{_COME} all", b"")
+            self.wait([f"{_COME} all"], limit)
+
+    def num_keys(self) -> int:
+        """Return how many values there are."""
+        return super().num_keys() - sum(key.startswith(_COME) for key in self._values)
+
+    @property
+    def host(self) -> str:
+        """Where its ranks meet."""
+        return "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        """The port at which its ranks meet."""
+        return int(self._place)
+
+    @property
+    def path(self) -> str:
+        """The file in which its ranks meet."""
+        return str(self._place)
+
+
+def tcp_store(
+    original: Any, host_name: str, port: int, world_size: int | None = None, is_master: bool = False,
+    timeout: timedelta | None = None, wait_for_workers: bool = True, **more: Any,
+) -> Any:  # fmt: skip
+    """Return a `TCPStore` of a rank."""
+    if RankThread.here() is None:
+        more |= {} if timeout is None else {"timeout": timeout}
+        return original(host_name, port, world_size, is_master, wait_for_workers=wait_for_workers, **more)
+    return ProgramStore(port, world_size, is_master, timeout, wait_for_workers)
+
+
+def file_store(original: Any, file_name: str, world_size: int = -1) -> Any:
+    """Return a `FileStore` of a rank."""
+    if RankThread.here() is None:
+        return original(file_name, world_size)
+    return ProgramStore(os.path.abspath(file_name), None, None, None, wait_for_workers=False)
+
+
+_COME = "overlap: ranks that have come"
+_FIRST_PORT = 40_000
+_opened: dict[int | str, dict[str, bytes]] = {}  # stores of programs, by their places
 _events: list[trio.Event] = []
 
 
@@ -108,5 +194,6 @@ def _let_others_go_on() -> None:
 
 
 def forget() -> None:
-    """Forget who waits, once a run is over."""
+    """Forget who waits, and the stores of the program, once a run is over."""
     _events.clear()
+    _opened.clear()

@@ -42,7 +42,7 @@ def add_recorded(parser: argparse.ArgumentParser) -> None:
     of.add_argument(
         "--grow",
         metavar="NAME,...",
-        help="groups with more ranks on a larger cluster; default: those of buckets, or named dp",
+        help="groups with more ranks on a larger cluster; default: those of buckets",
     )
 
 
