@@ -1,18 +1,21 @@
 """Stores that all ranks of a test share, in place of those in which processes meet.
 
-Each look at a value lets others go on: programs wait in loops for values of others.
+Each look at a value lets others go on before the program has it: programs wait in loops for values of others, and what
+they do with a value may come too late.
 """
 
 from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 import trio
 
 from .threads import RankThread
+
+T = TypeVar("T")
 
 
 class Store(dist.Store):  # type: ignore[misc]
@@ -34,31 +37,26 @@ class Store(dist.Store):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         """Wait for a value."""
-        _let_others_go_on()
         self.wait([key], self._timeout)
-        return self._values[key]
+        return _seen(self._values[key])
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, and return it."""
-        if not amount:
-            _let_others_go_on()
         number = int(self._values.get(key, b"0")) + amount
         self.set(key, str(number))
-        return number
+        return number if amount else _seen(number)
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Set a value if it is as expected, or if there is none and nothing is expected; return the present value."""
         expected, desired = (each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired))
         if self._values.get(key, b"") == expected:
             self.set(key, desired)
-        else:
-            _let_others_go_on()
-        return bytes(self._values.get(key, expected))
+            return desired
+        return _seen(bytes(self._values.get(key, expected)))
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all values are there."""
-        _let_others_go_on()
-        return all(key in self._values for key in keys)
+        return _seen(all(key in self._values for key in keys))
 
     def delete_key(self, key: str) -> bool:
         """Remove a value."""
@@ -66,8 +64,7 @@ class Store(dist.Store):  # type: ignore[misc]
 
     def num_keys(self) -> int:
         """Return how many values there are."""
-        _let_others_go_on()
-        return len(self._values)
+        return _seen(len(self._values))
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long `get` waits."""
@@ -187,10 +184,12 @@ def _changed() -> None:
         here.call(event.set)
 
 
-def _let_others_go_on() -> None:
+def _seen(value: T) -> T:
+    """Return what a rank has seen, after others have gone on."""
     here = RankThread.here()
     if here is not None:
         here.sleep(1e-6)
+    return value
 
 
 def forget() -> None:

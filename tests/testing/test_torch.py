@@ -67,6 +67,13 @@ def test_right_programs_are_well_on_several_seeds(program) -> None:
     assert not Ranks(HERE).program(program, ranks=4, seeds=3).verdicts
 
 
+def test_a_number_of_the_store_may_be_old_when_the_next_one_is_written() -> None:
+    run = Ranks(HERE).program("takes_jobs_twice.py", ranks=2, check=False)
+    assert [each.text for each in run.verdicts] == [
+        "rank 0 failed at takes_jobs_twice.py:16: AssertionError: a job was done twice"
+    ]
+
+
 def test_an_operation_that_ddp_never_waits_for_is_in_flight_and_its_own() -> None:
     """With gloo, too, ranks end with other weights if such gradients are large: DDP throws the handle away."""
     run = Ranks(HERE).program("delayed.py", ranks=2, check=False)
