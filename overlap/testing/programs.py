@@ -26,6 +26,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.cuda.nccl
+import torch.distributed.rpc
 import torch.multiprocessing
 
 import overlap
@@ -320,6 +321,8 @@ def _guarded(program: Program) -> Iterator[None]:
     put(os, "fork", _refuse_fork)
     put(overlap, "run", _refuse_run)
     put(overlap, "run_async", _refuse_run)
+    if torch.distributed.rpc.is_available():
+        put(torch.distributed.rpc, "init_rpc", _refuse_rpc)
     put(builtins, "open", _opening(program))
     put(io, "open", _opening(program))
     put(torch, "save", _saving(program))
@@ -365,6 +368,13 @@ def _refuse_fork(original: Callable[..., Any]) -> int:
     raise UsageError(
         "ranks: the program forks, and a fork of this process would have all ranks; load data in the program's own "
         "process (num_workers=0)"
+    )
+
+
+def _refuse_rpc(original: Callable[..., Any], *args: Any, **more: Any) -> None:
+    raise UsageError(
+        "ranks: the program calls torch.distributed.rpc, whose calls run in threads of C++ that a test cannot order; in a "
+        "test ranks communicate by collectives and messages of torch.distributed"
     )
 
 

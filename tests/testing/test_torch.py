@@ -226,6 +226,12 @@ def runs_ranks_of_its_own():
     overlap.run(None, ranks=2)
 
 
+def uses_rpc():
+    from torch.distributed import rpc
+
+    rpc.init_rpc(f"worker{os.environ['RANK']}", rank=int(os.environ["RANK"]), world_size=2)
+
+
 def uses_mpi():
     import mpi4py  # noqa: F401
 
@@ -246,6 +252,7 @@ def uses_mpi():
             runs_ranks_of_its_own,
             "the program starts ranks of its own by overlap.run; test its async function",
         ),
+        (uses_rpc, "the program calls torch.distributed.rpc, whose calls run in threads of C"),
         (uses_mpi, "the program communicates by mpi4py, whose ranks are processes"),
     ],
 )
