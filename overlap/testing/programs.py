@@ -373,8 +373,8 @@ def _refuse_fork(original: Callable[..., Any]) -> int:
 
 def _refuse_rpc(original: Callable[..., Any], *args: Any, **more: Any) -> None:
     raise UsageError(
-        "ranks: the program calls torch.distributed.rpc, whose calls run in threads of C++ that a test cannot order; in a "
-        "test ranks communicate by collectives and messages of torch.distributed"
+        "ranks: the program calls torch.distributed.rpc, whose calls run in threads of C++ that a test cannot order; "
+        "in a test ranks communicate by collectives and messages of torch.distributed"
     )
 
 
