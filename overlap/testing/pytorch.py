@@ -33,6 +33,7 @@ from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
 from .record import Made, Record
 from .threads import RankThread
+from .torch_profiler import Profiler
 from .torch_rank import RANKS, TorchRank, here, over
 from .torch_store import file_store, forget, tcp_store
 from .watch import Models, Watch
@@ -216,6 +217,10 @@ def torch_of_ranks() -> Iterator[None]:
         put(c10d, "init_process_group", joined)
         put(dist, "init_process_group", joined)
         put(c10d, "_new_process_group_helper", partial(_new_group_helper, c10d._new_process_group_helper))
+        profiler, module = Profiler(), torch.autograd.profiler
+        put(module, "_prepare_profiler", partial(profiler.start, module._prepare_profiler))
+        put(module, "_enable_profiler", partial(profiler.start, module._enable_profiler))
+        put(module, "_disable_profiler", partial(profiler.stop, module._disable_profiler))
         put(dist, "TCPStore", partial(tcp_store, dist.TCPStore))
         put(dist, "FileStore", partial(file_store, dist.FileStore))
         put(Work, "get_future", _get_future)

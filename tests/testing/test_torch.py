@@ -60,7 +60,7 @@ def test_fsdp_dtensor_pipelining_and_checkpoints(tmp_path: Path) -> None:
     "program",
     [
         "local_sgd.py", "uneven_inputs.py", "uneven_rounds.py", "loss_parallel.py", "static_graph.py", "fsdp1.py",
-        "fsdp1_saves.py", "zero.py", "stores.py", "saves_in_threads.py",
+        "fsdp1_saves.py", "zero.py", "stores.py", "profiled.py", "saves_in_threads.py",
     ],
 )  # fmt: skip
 def test_right_programs_are_well_on_several_seeds(program) -> None:
