@@ -49,10 +49,11 @@ class Store(dist.Store):  # type: ignore[misc]
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Set a value if it is as expected, or if there is none and nothing is expected; return the present value."""
         expected, desired = (each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired))
-        if self._values.get(key, b"") == expected:
+        wanted = self._values.get(key, b"") == expected
+        if wanted:
             self.set(key, desired)
-            return desired
-        return _seen(bytes(self._values.get(key, expected)))
+        found = bytes(self._values.get(key, expected))
+        return found if wanted else _seen(found)
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all values are there."""
