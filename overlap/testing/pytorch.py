@@ -49,6 +49,8 @@ _PRIVATE = (
     (c10d, "_world"),
     (c10d, "_World"),
     (Variable._execution_engine, "queue_callback"),
+    (DistributedDataParallel, "_delayed_all_reduce_hook"),
+    *((torch.autograd.profiler, f"_{name}_profiler") for name in ("prepare", "enable", "disable")),
 )
 
 
