@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from ctypes import py_object, pythonapi
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -25,6 +26,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.cuda.nccl
+import torch.distributed.rpc
 import torch.multiprocessing
 
 import overlap
@@ -40,7 +42,7 @@ from .profiles import prices
 from .record import Record
 from .run import Run
 from .running import Setting, finished, live
-from .threads import RankThread
+from .threads import RankThread, RealTime
 from .verdict import Verdict
 from .views import RankView, process_restored
 from .watch import Cost, Models, Watch, fixed_cost, watching
@@ -95,6 +97,9 @@ class Program:
             if self._folder is not None:
                 sys.path.insert(0, self._folder)
             lived = live(self._setting, self._prepare)
+            if any(thread.is_stuck for thread in self._threads.values()):
+                # it may hold locks for which C++ would wait where what the program has made is taken down
+                pythonapi.Py_IncRef(py_object(self))
             run = finished(lived, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
             run.folder = self._cwd
@@ -125,13 +130,15 @@ class Program:
 
         clock.kernel.on_stall = stalled
 
+        real_time = RealTime(self._setting.real_timeout_s)
+
         async def life(rank: Rank) -> Any:
             def compute_ns(cost_ns: int) -> int:
                 return plan.slow_ns(rank.rank, cost_ns)
 
             thread: RankThread[Any] = RankThread(
                 rank, clock.kernel, self._views[rank.rank], lambda thread: self._live(thread, clock),
-                limit_s=self._setting.real_timeout_s, compute_ns=compute_ns, measured=self._measured,
+                real_time=real_time, compute_ns=compute_ns, measured=self._measured,
             )  # fmt: skip
             self._threads[rank.rank] = thread
             if plan.turns is not None:
@@ -314,6 +321,8 @@ def _guarded(program: Program) -> Iterator[None]:
     put(os, "fork", _refuse_fork)
     put(overlap, "run", _refuse_run)
     put(overlap, "run_async", _refuse_run)
+    if torch.distributed.rpc.is_available():
+        put(torch.distributed.rpc, "init_rpc", _refuse_rpc)
     put(builtins, "open", _opening(program))
     put(io, "open", _opening(program))
     put(torch, "save", _saving(program))
@@ -359,6 +368,13 @@ def _refuse_fork(original: Callable[..., Any]) -> int:
     raise UsageError(
         "ranks: the program forks, and a fork of this process would have all ranks; load data in the program's own "
         "process (num_workers=0)"
+    )
+
+
+def _refuse_rpc(original: Callable[..., Any], *args: Any, **more: Any) -> None:
+    raise UsageError(
+        "ranks: the program calls torch.distributed.rpc, whose calls run in threads of C++ that a test cannot order; "
+        "in a test ranks communicate by collectives and messages of torch.distributed"
     )
 
 

@@ -30,6 +30,7 @@ class Issue:
     awaited: bool = False  # Whether its program waits for it, or has
     ahead: bool = False  # Whether a strategy has issued it, as ahead of a use that may never come
     randomness: str = ""  # Digest of the state of the rank's random numbers
+    dropped_by: str = ""  # Code of torch that has issued it and keeps nothing to wait for
 
     @property
     def unfinished(self) -> bool:
@@ -75,6 +76,7 @@ class Weights:
     digests: dict[str, str]
     without_gradient: tuple[str, ...] = ()
     line: str = ""  # of the update
+    joins: int = 0  # contexts of uneven inputs that have ended before; updates are counted anew after each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ import ctypes
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -42,6 +44,14 @@ class RealTimeError(OverlapError):
         super().__init__(text)
 
 
+@dataclass(slots=True)
+class RealTime:
+    """Limit of what ranks do without giving others their turn; all end with the first that exceeds it."""
+
+    limit_s: float
+    exceeded: bool = False
+
+
 class View(Protocol):
     """The process as one rank sees it, such as its environment; see `views`."""
 
@@ -60,7 +70,7 @@ class RankThread(Generic[T]):
         kernel: Of its time.
         view: What the rank sees of the process while its thread runs.
         program: Runs in the thread.
-        limit_s: How long it may compute, in real time, before it gives the baton back.
+        real_time: Limits how long it may compute before it gives the baton back.
         compute_ns: Returns how long a compute takes on this rank, which may be slow.
         measured: Whether computes take what they took in this thread.
 
@@ -80,14 +90,14 @@ class RankThread(Generic[T]):
         view: View,
         program: Callable[[RankThread[T]], T],
         *,
-        limit_s: float,
+        real_time: RealTime,
         compute_ns: Callable[[int], int],
         measured: bool = False,
     ) -> None:
         self.rank, self.kernel, self.cost_ns, self.view = rank, kernel, 0, view
         self._measured, self._since_ns = measured, 0
         self._interrupting: Callable[[], None] | None = None
-        self._program, self._limit_s, self._compute_ns = program, limit_s, compute_ns
+        self._program, self._real_time, self._compute_ns = program, real_time, compute_ns
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
@@ -115,7 +125,10 @@ class RankThread(Generic[T]):
         try:
             await self._serve()
         except BaseException:
-            self._unwind()
+            with suppress(RealTimeError):  # the limit around all ranks, which knows less than the rank's own
+                self._unwind()
+            if self.is_stuck:
+                self.view.leave()  # in its stead: it may never come to that
             raise
         self._thread.join()
         if self._error is not None:
@@ -124,6 +137,8 @@ class RankThread(Generic[T]):
 
     async def _serve(self) -> None:
         while True:
+            if self._real_time.exceeded:
+                await trio.sleep_forever()  # until the world ends, as it is about to
             self._hand_over()
             await self._charge()
             if self._ended:
@@ -155,13 +170,20 @@ class RankThread(Generic[T]):
     def _hand_over(self) -> None:
         """Let the thread run until it gives the baton back."""
         self._go.release()
-        if not self._back.acquire(timeout=self._limit_s):
+        limit_s = self._real_time.limit_s
+        if not self._back.acquire(timeout=limit_s):
+            self._real_time.exceeded = True
             place = self.place()
             self._interrupt()
             raise RealTimeError(
-                f"rank {self.rank.rank} is still computing at {place} after {self._limit_s:g} s of real time: its "
+                f"rank {self.rank.rank} is still computing at {place} after {limit_s:g} s of real time: its "
                 "program never ends, or waits for something outside (a thread, a socket, a lock)"
             )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its program goes on after the end of its world, such as a wait in C that nothing ends."""
+        return self._thread.ident is not None and not self._ended
 
     def place(self) -> str:
         """Return where the program is, as "file:line"."""

@@ -147,6 +147,7 @@ class TorchRank:
         self._groups: dict[tuple[int, ...], int] = {}  # how many have been made of the same ranks
         self.at_once = False  # whether futures are made complete, as C++ waits for them before Python runs again
         self.named = "gloo"  # the backend that the program has named
+        self.dropped_by = ""  # the code of torch that issues operations now and waits for none of them
         thread.on_resume = self.deliver
 
     def issue(self, method: Callable[[], Any]) -> Pending:
@@ -160,6 +161,7 @@ class TorchRank:
         issue, operation = self._shared.noted.get(id(future), (None, None))
         if issue is None or operation is None:
             return Pending(self.thread, future, _nothing, self._failed)
+        issue.dropped_by = self.dropped_by
         issue.randomness = xxhash.xxh64_hexdigest(memoryview(state.numpy()))
         arrays = _memory(operation)
         self.watch.begun(issue, arrays)

@@ -6,6 +6,7 @@ what it would find in a process of its own: its `RANK`, its `__main__`, the stat
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import random
@@ -57,6 +58,8 @@ class Output(io.TextIOBase):
         return "".join(self._parts) + more
 
 
+_CLONE_FS = 0x200  # of Linux
+
 Exchange = Callable[[], Callable[[], None]]
 """Returns a function that restores the present value of something."""
 
@@ -101,12 +104,14 @@ class RankView:
         self._argv = list(argv)
         self._python, self._numpy = _randoms(f"{seed}, rank {rank}")
         self._own: dict[str, ModuleType] = {"__main__": self.main}
-        self._cwd = cwd
+        self._cwd, self._has_own_folder = cwd, False
         self._restoring: list[Callable[[], None]] | None = None  # of `more`; None: as the process was at first
         self._outside: Callable[[], None] | None = None
 
     def enter(self) -> None:
         """Make it the process's."""
+        if self._restoring is None:
+            self._has_own_folder = _folder_of_thread()
         before = _Process()
         hidden = {name: sys.modules.get(name) for name in self._own}
         states = [exchange() for exchange in self._more]
@@ -134,7 +139,7 @@ class RankView:
                     sys.modules[name] = module
             for restore in states:
                 restore()
-            before.restore()
+            before.restore(folder=not self._has_own_folder)
 
         self._outside = leave
 
@@ -180,11 +185,20 @@ class _Process:
         self._environ = os.environ._data  # type: ignore[attr-defined]
         self._rest = sys.argv, sys.stdout, sys.stderr
 
-    def restore(self) -> None:
+    def restore(self, *, folder: bool = True) -> None:
         os.environ._data = self._environ  # type: ignore[attr-defined]
         sys.argv, sys.stdout, sys.stderr = self._rest
-        if os.getcwd() != self.cwd:
+        if folder and os.getcwd() != self.cwd:
             os.chdir(self.cwd)
+
+
+def _folder_of_thread() -> bool:
+    """Give this thread a current folder of its own, which threads that it starts share; False where none can have one.
+
+    Threads of a program, such as those that write a checkpoint, run when they like: also while other ranks have theirs.
+    """
+    unshare = getattr(ctypes.CDLL(None), "unshare", None)
+    return unshare is not None and unshare(_CLONE_FS) == 0
 
 
 def _environment(rank: int, world_size: int) -> Any:
