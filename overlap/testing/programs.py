@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import io
 import os
@@ -94,7 +95,8 @@ class Program:
             stack.enter_context(_guarded(self))
             if self._folder is not None:
                 sys.path.insert(0, self._folder)
-            lived = live(self._setting, self._prepare)
+            with contextlib.chdir(self._cwd.path):  # also between turns, for threads that ranks have started
+                lived = live(self._setting, self._prepare)
             run = finished(lived, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
             run.folder = self._cwd

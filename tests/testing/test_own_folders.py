@@ -1,6 +1,7 @@
 """Programs of PyTorch in folders of their own: working directories, modules, and bugs that are not the program's."""
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,31 @@ def test_errors_of_ours_are_raised_where_a_failure_is_made_smaller(error, raised
 def test_an_error_that_no_rank_has_raised_is_no_failure_of_the_program() -> None:
     with pytest.raises(ZeroDivisionError, match="ours"):
         judge(Record(size=2), ZeroDivisionError("ours"))
+
+
+def writes_while_ranks_take_turns() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    over = threading.Event()
+    folder = Path(f"of {dist.get_rank()}")
+    folder.mkdir()
+
+    def write() -> None:
+        while not over.is_set():
+            (folder / "file").touch()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for _ in range(50):
+        dist.barrier()
+    over.set()
+    thread.join()
+
+
+def test_threads_of_ranks_write_to_the_folder_of_the_run(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.chdir(tmp_path)
+    run = Ranks().function(writes_while_ranks_take_turns, ranks=3)
+    assert not list(tmp_path.iterdir())
+    assert sorted(path.name for path in run.folder.path.iterdir()) == ["of 0", "of 1", "of 2"]
