@@ -26,6 +26,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.cuda.nccl
+import torch.distributed.rpc
 import torch.multiprocessing
 
 import overlap
@@ -33,7 +34,7 @@ import overlap
 from ..errors import OverlapError, UsageError
 from ..runtime.rank import Rank
 from ..torch.tensors import view_of
-from . import pytorch
+from . import pytorch, torch_store
 from .folders import RunFolder
 from .hashing import NAME, compiled
 from .judging import judge
@@ -41,7 +42,7 @@ from .profiles import prices
 from .record import Record
 from .run import Run
 from .running import Setting, finished, live
-from .threads import RankThread
+from .threads import RankThread, RefusedError, owning_threads
 from .verdict import Verdict
 from .views import RankView, process_restored
 from .watch import Cost, Models, Watch, fixed_cost, watching
@@ -56,6 +57,14 @@ _FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", 
 
 # Sleeps of a rank that take no time where ranks have turns; loops that poll must come to an end.
 _SHORT_SLEEPS = 8
+
+
+# The verdict on a program that does not communicate: a test of it tests nothing.
+_SILENT = Verdict(
+    kind="no communication",
+    text="the program has ended, and no rank has issued any operation: does it call init_process_group, and does it run "
+    'under `if __name__ == "__main__"`?',
+)
 
 
 class ProgramExit(OverlapError):
@@ -100,11 +109,13 @@ class Program:
             run = finished(lived, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
             run.folder = self._cwd
+            is_silent = not (lived.record.issues or torch_store.is_used())
             models = [models for _, models in self._watches.values()]
             run.weights = [_arrays(each) for each in models]
             synchronised = any(each.synchronised for each in models)
         found = judge(lived.record, lived.error, synchronised=synchronised, shared_order=True, unused=lived.unused)
-        found += _unsaid(found, lived.record)
+        if is_silent and not found and run.size > 1:
+            found.append(_SILENT)
         run.verdicts = [_helped(each) for each in found if each.kind not in self._setting.allow]
         return run
 
@@ -271,19 +282,6 @@ def _arrays(models: Models) -> dict[str, Any]:
     return found
 
 
-def _unsaid(found: list[Verdict], record: Record) -> list[Verdict]:
-    """Return a verdict on a program that did not communicate: a test of it tests nothing."""
-    if found or record.issues or record.size == 1:
-        return []
-    return [
-        Verdict(
-            kind="no communication",
-            text="the program has ended, and no rank has issued any operation: does it call init_process_group, and "
-            "does it run under `if __name__ == \"__main__\"`?",
-        )
-    ]  # fmt: skip
-
-
 def _helped(verdict: Verdict) -> Verdict:
     """Add what to do to a verdict on what tests cannot do."""
     if verdict.kind == "crash" and ("CUDA" in verdict.text or "NVIDIA" in verdict.text):
@@ -301,8 +299,8 @@ class _Refusing(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Raise for a module that communicates."""
         if name in _FOREIGN and RankThread.here() is not None:
-            raise UsageError(
-                f"ranks: the program communicates by {_FOREIGN[name]}, whose ranks are processes; in a test only "
+            raise RefusedError(
+                f"the program communicates by {_FOREIGN[name]}, whose ranks are processes; in a test only "
                 "torch.distributed can have many ranks in one process"
             )
         return None
@@ -324,6 +322,9 @@ def _guarded(program: Program) -> Iterator[None]:
     put(torch.cuda, "is_available", lambda original: False)
     put(torch.cuda.nccl, "version", lambda original: (0, 0, 0))
     put(time, "sleep", program.sleeping)
+    if torch.distributed.rpc.is_available():
+        put(torch.distributed.rpc, "init_rpc", _refuse_rpc)
+    put.stack.enter_context(owning_threads())
     with put.stack:
         sys.meta_path.insert(0, finder)
         try:
@@ -351,16 +352,23 @@ class _Patches:
 
 
 def _refuse_run(original: Callable[..., Any], *args: Any, **more: Any) -> None:
-    raise UsageError(
-        "ranks: the program starts ranks of its own by overlap.run; test its async function: "
+    raise RefusedError(
+        "the program starts ranks of its own by overlap.run; test its async function: "
         "`ranks.run(main, ranks=4)` or @pytest.mark.ranks(4)"
     )
 
 
 def _refuse_fork(original: Callable[..., Any]) -> int:
-    raise UsageError(
-        "ranks: the program forks, and a fork of this process would have all ranks; load data in the program's own "
+    raise RefusedError(
+        "the program forks, and a fork of this process would have all ranks; load data in the program's own "
         "process (num_workers=0)"
+    )
+
+
+def _refuse_rpc(original: Callable[..., Any], *args: Any, **more: Any) -> None:
+    raise RefusedError(
+        "the program communicates by torch.distributed.rpc, whose threads and sockets a test has no part in; test what "
+        "its functions compute, or send by torch.distributed"
     )
 
 

@@ -33,11 +33,12 @@ from ..torch.work import Work
 from .record import Made, Record
 from .threads import RankThread
 from .torch_rank import RANKS, TorchRank, here, over
-from .torch_store import forget
+from .torch_store import STORES, forget
 from .watch import Models, Watch
 from .world import TestedCommunicators
 
 BACKEND = "overlap_testing"
+rendezvous = sys.modules["torch.distributed.rendezvous"]  # `dist.rendezvous` is its function
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _ISOLATION = "_set_thread_isolation_mode"
 _PRIVATE = (
@@ -71,10 +72,11 @@ class WorldOfThread:
 
     def _world(self) -> Any:
         worlds: dict[object, Any] = object.__getattribute__(self, "_worlds")
-        here = RankThread.here()
-        if here not in worlds:
-            worlds[here] = _State()
-        return worlds[here]
+        owner = RankThread.owner()
+        rank = None if owner is None else owner.rank
+        if rank not in worlds:
+            worlds[rank] = _State()
+        return worlds[rank]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world(), name)
@@ -224,6 +226,10 @@ def torch_of_ranks() -> Iterator[None]:
         # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class
         put(torch._C.Future, "wait", _method(torch._C.Future.wait))
         put(torch.futures, "wait_all", partial(_finishing, torch.futures.wait_all))
+        for name, store in STORES.items():
+            put(dist, name, store)
+            if hasattr(rendezvous, name):
+                put(rendezvous, name, store)
         getattr(_distributed_c10d, _ISOLATION)(True)
         torch.set_num_threads(1)
         try:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from unittest.mock import patch
 
 import trio
 
@@ -29,10 +31,21 @@ T = TypeVar("T")
 # A thread that was told to end has this long; it is Python's own `finally` blocks that it still runs.
 _END_S = 5.0
 _HERE = threading.local()
+_OWNER = "_overlap_owner"  # attribute of threads that programs of ranks have started
 
 
 class Stopped(BaseException):
     """Unwinds the thread of a rank whose world has ended. No `Exception`: programs must not catch it."""
+
+
+class RefusedError(UsageError):
+    """A program does what it cannot do in a test.
+
+    Attributes:
+        line: Of the program, as "file:line", where the error's traceback does not lead to it.
+    """
+
+    line: str = ""
 
 
 class RealTimeError(OverlapError):
@@ -94,6 +107,7 @@ class RankThread(Generic[T]):
         self._request: Callable[[], Any] | None = None
         self._waiting: Future[Any] | None = None
         self._answer: tuple[Any, BaseException | None] = (None, None)
+        self._refused: RefusedError | None = None  # what a thread that the program has started cannot do
         self._ended, self._told_to_end = False, False
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -105,6 +119,11 @@ class RankThread(Generic[T]):
     def here() -> RankThread[Any] | None:
         """Return the rank whose thread calls, if any."""
         return getattr(_HERE, "rank", None)
+
+    @staticmethod
+    def owner() -> RankThread[Any] | None:
+        """Return the rank whose program has started this thread, or runs in it, if any."""
+        return getattr(_HERE, "rank", None) or getattr(threading.current_thread(), _OWNER, None)
 
     # -- in the event loop -------------------------------------------------------------------------------------------
 
@@ -125,6 +144,8 @@ class RankThread(Generic[T]):
     async def _serve(self) -> None:
         while True:
             self._hand_over()
+            if self._refused is not None:
+                raise self._refused
             await self._charge()
             if self._ended:
                 return
@@ -158,6 +179,8 @@ class RankThread(Generic[T]):
         if not self._back.acquire(timeout=self._limit_s):
             place = self.place()
             self._interrupt()
+            if self._refused is not None:
+                raise self._refused
             raise RealTimeError(
                 f"rank {self.rank.rank} is still computing at {place} after {self._limit_s:g} s of real time: its "
                 "program never ends, or waits for something outside (a thread, a socket, a lock)"
@@ -222,16 +245,28 @@ class RankThread(Generic[T]):
         """Let virtual time pass."""
         self._ask(partial(_slept, seconds), Future())
 
+    def hand_on(self, seconds: float, *, at_once: bool) -> None:
+        """Let others go on while this rank does something of its own that takes so long on a rank of usual speed.
+
+        Args:
+            seconds: The time.
+            at_once: Whether it takes none where ranks have turns, whose order decides.
+        """
+        in_turns = self.turn is not _at_once
+        self.sleep(0.0 if at_once and in_turns else self._compute_ns(round(seconds * 1e9)) * 1e-9)
+
     def wait_until(self, condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float) -> bool:
         """Wait until a condition holds, asking again whenever `changed` says so; False after so many seconds."""
         return bool(self._ask(partial(_holds, condition, changed, timeout_s), Future()))
 
     def _ask(self, request: Callable[..., Any], future: Future[Any] | None) -> Any:
         if threading.current_thread() is not self._thread:
-            raise UsageError(
-                f"ranks: a thread that the program of rank {self.rank.rank} has started communicates; in a test only "
-                "the program's own thread can, because the order of threads is not repeatable"
+            self._refused = RefusedError(
+                f"a thread that the program of rank {self.rank.rank} has started communicates; in a test only the "
+                "program's own thread can, because the order of threads is not repeatable"
             )
+            self._refused.line = place_of(threading.get_ident())
+            raise self._refused
         if self._told_to_end:
             raise Stopped
         self._request, self._waiting = request, future
@@ -255,6 +290,19 @@ class RankThread(Generic[T]):
     def _measure(self) -> None:
         if self._measured:
             self.cost_ns += time.thread_time_ns() - self._since_ns
+
+
+@contextmanager
+def owning_threads() -> Iterator[None]:
+    """Let threads that a rank's program starts, and threads that those start, belong to the rank."""
+    original = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        setattr(thread, _OWNER, RankThread.owner())
+        original(thread)
+
+    with patch.object(threading.Thread, "start", start):
+        yield
 
 
 def _nothing() -> None:
