@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.abc import MetaPathFinder
@@ -34,7 +35,7 @@ import overlap
 from ..errors import OverlapError, UsageError
 from ..runtime.rank import Rank
 from ..torch.tensors import view_of
-from . import pytorch, torch_store
+from . import pytorch, torch_saves, torch_store
 from .folders import RunFolder
 from .hashing import NAME, compiled
 from .judging import judge
@@ -324,6 +325,7 @@ def _guarded(program: Program) -> Iterator[None]:
     put(time, "sleep", program.sleeping)
     if torch.distributed.rpc.is_available():
         put(torch.distributed.rpc, "init_rpc", _refuse_rpc)
+    put(ThreadPoolExecutor, "submit", torch_saves.submitted)
     put.stack.enter_context(owning_threads())
     with put.stack:
         sys.meta_path.insert(0, finder)

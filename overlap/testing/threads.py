@@ -104,6 +104,7 @@ class RankThread(Generic[T]):
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
+        self._nursery: trio.Nursery | None = None  # of the threads of this rank
         self._request: Callable[[], Any] | None = None
         self._waiting: Future[Any] | None = None
         self._answer: tuple[Any, BaseException | None] = (None, None)
@@ -128,8 +129,35 @@ class RankThread(Generic[T]):
     # -- in the event loop -------------------------------------------------------------------------------------------
 
     async def live(self) -> T:
-        """Run the program to its end, and return what it returns; a cancelled rank's thread is unwound first."""
+        """Run the program to its end, and return what it returns; a cancelled rank's thread is unwound first.
+
+        Threads that `begin` has added end before that, as a process waits for its threads.
+        """
         self.rank._context.elsewhere = self.place
+        failure: BaseException | None = None
+        async with trio.open_nursery() as self._nursery:
+            try:
+                await self._live()
+            except trio.Cancelled:
+                raise
+            except BaseException as error:
+                failure = error
+                self._nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return self._result  # type: ignore[return-value]
+
+    def begin(self, program: Callable[[RankThread[Any]], object]) -> None:
+        """Add a thread to this rank, which takes turns with its first one as ranks do."""
+        other: RankThread[Any] = RankThread(
+            self.rank, self.kernel, self.view, program,
+            limit_s=self._limit_s, compute_ns=self._compute_ns, measured=self._measured,
+        )  # fmt: skip
+        other.turn, other._nursery = self.turn, self._nursery
+        assert self._nursery is not None
+        self.call(partial(self._nursery.start_soon, other._live))
+
+    async def _live(self) -> None:
         self._thread.start()
         try:
             await self._serve()
@@ -139,7 +167,6 @@ class RankThread(Generic[T]):
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._result  # type: ignore[return-value]
 
     async def _serve(self) -> None:
         while True:
