@@ -29,6 +29,8 @@ _LOOK_S = 1e-6
 class SaveFuture(Future[Any]):
     """Future of a function that runs in a thread of the rank; who waits for it lets the thread go on."""
 
+    ended: trio.Event
+
     def __init__(self) -> None:
         super().__init__()
         self.ended = trio.Event()

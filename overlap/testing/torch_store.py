@@ -165,6 +165,9 @@ class TCPStore(Store):
         others: Of sockets.
     """
 
+    host: str
+    port: int
+
     def __init__(
         self,
         host_name: str,
@@ -199,12 +202,18 @@ class TCPStore(Store):
         super().__init__(_servers[port][1], timeout)
         self.host, self.port = host_name, port
         self.add("init/", 1)
-        if is_master and wait_for_workers and world_size is not None and rank is not None:
-            if not rank.wait_until(lambda: int(self._values["init/"]) >= world_size, _change, timeout.total_seconds()):
-                raise dist.DistStoreError(
-                    f"Timed out after {timeout.total_seconds():g} s waiting for clients. "
-                    f"{int(self._values['init/'])}/{world_size} clients joined."
-                )
+        if is_master and wait_for_workers and world_size is not None:
+            self._wait_for_clients(world_size)
+
+    def _wait_for_clients(self, count: int) -> None:
+        rank, limit_s = RankThread.owner(), self._timeout.total_seconds()
+
+        def are_there() -> bool:
+            return int(self._values["init/"]) >= count
+
+        if rank is not None and not rank.wait_until(are_there, _change, limit_s):
+            joined = self._values["init/"].decode()
+            raise dist.DistStoreError(f"Timed out after {limit_s:g} s waiting for clients. {joined}/{count} joined.")
 
 
 class FileStore(Store):
@@ -214,6 +223,8 @@ class FileStore(Store):
         file_name: The file.
         world_size: Of no use here.
     """
+
+    path: str
 
     def __init__(self, file_name: str, world_size: int = -1) -> None:
         self.path = file_name
@@ -261,4 +272,4 @@ def is_used() -> bool:
 def forget() -> None:
     """Forget stores and who waits for them, once a run is over."""
     for kept in (_servers, _files, _kept, _events):
-        kept.clear()  # type: ignore[attr-defined]
+        kept.clear()

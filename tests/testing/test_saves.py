@@ -21,9 +21,6 @@ def test_a_checkpoint_is_saved_beside_the_program_by_a_group_of_its_own(tmp_path
 
 @pytest.mark.slow
 def test_a_save_that_shares_the_groups_of_the_program_is_found_in_another_order() -> None:
-    run = Ranks(HERE).program("saves_beside.py", ranks=3, seed=0, check=False, real_timeout_s=30)
-    runs = [run, *(Ranks(HERE).program("saves_beside.py", ranks=3, seed=n, check=False) for n in range(1, 9))]
-    kinds = {str(each.verdict.kind) for each in runs if each.verdict is not None}
-    assert kinds == {"mismatch"}
-    first = next(each.verdict for each in runs if each.verdict is not None)
-    assert "saves_beside.py:12" in str(first)
+    run = Ranks(HERE).program("saves_beside.py", ranks=2, check=False, real_timeout_s=30)
+    assert run.verdict.kind == "mismatch"
+    assert "saves_beside.py:13" in str(run.verdict)  # the line of async_save, whose thread communicates
