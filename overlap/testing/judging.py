@@ -19,7 +19,7 @@ from ..errors import (
 )
 from . import survived
 from .record import Record
-from .threads import RealTimeError
+from .threads import RealTimeError, RefusedError
 from .verdict import Verdict, why_mismatched, why_stalled
 
 UNUSED = "unused fault"
@@ -87,6 +87,9 @@ def _ended(record: Record, error: BaseException) -> Verdict:
         if isinstance(each, CollectiveMismatchError):
             told = why_mismatched(record, each.group, each.seq, each.ranks)
             return told or Verdict(kind="mismatch", text=str(each), ranks=each.ranks, lines=each.call_sites)
+        if isinstance(each, RefusedError):
+            line = each.line or where(each).removeprefix(" at ")
+            return Verdict(kind="refused", text=f"{line}: {each}", ranks=ranks, lines=(line,))
         if isinstance(each, RealTimeError):
             return Verdict(kind=NEVER_ENDS, text=str(each), ranks=ranks)
         if isinstance(each, PeerLostError):

@@ -35,12 +35,13 @@ from .record import Made, Record
 from .threads import RankThread
 from .torch_profiler import Profiler
 from .torch_rank import RANKS, TorchRank, here, over
-from .torch_store import file_store, forget, tcp_store
+from .torch_store import STORES, forget
 from .watch import Models, Watch
 from .world import TestedCommunicators
 
 BACKEND = "overlap_testing"
 _FSDP_TIMES = "torch.distributed.fsdp._debug_utils"
+rendezvous = sys.modules["torch.distributed.rendezvous"]  # `dist.rendezvous` is its function
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _ISOLATION = "_set_thread_isolation_mode"
 _PRIVATE = (
@@ -76,10 +77,11 @@ class WorldOfThread:
 
     def _world(self) -> Any:
         worlds: dict[object, Any] = object.__getattribute__(self, "_worlds")
-        here = RankThread.here()
-        if here not in worlds:
-            worlds[here] = _State()
-        return worlds[here]
+        owner = RankThread.owner()
+        rank = None if owner is None else owner.rank
+        if rank not in worlds:
+            worlds[rank] = _State()
+        return worlds[rank]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world(), name)
@@ -223,8 +225,6 @@ def torch_of_ranks() -> Iterator[None]:
         put(module, "_prepare_profiler", partial(profiler.start, module._prepare_profiler))
         put(module, "_enable_profiler", partial(profiler.start, module._enable_profiler))
         put(module, "_disable_profiler", partial(profiler.stop, module._disable_profiler))
-        put(dist, "TCPStore", partial(tcp_store, dist.TCPStore))
-        put(dist, "FileStore", partial(file_store, dist.FileStore))
         put(Work, "get_future", _get_future)
         put(recording, "rank_of", partial(_rank_of, rank_of))
         put(DistributedDataParallel, "__init__", _wrapping(DistributedDataParallel.__init__))
@@ -240,6 +240,10 @@ def torch_of_ranks() -> Iterator[None]:
         # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class
         put(torch._C.Future, "wait", _method(torch._C.Future.wait))
         put(torch.futures, "wait_all", partial(_finishing, torch.futures.wait_all))
+        for name, store in STORES.items():
+            put(dist, name, store)
+            if hasattr(rendezvous, name):
+                put(rendezvous, name, store)
         getattr(_distributed_c10d, _ISOLATION)(True)
         torch.set_num_threads(1)
         try:

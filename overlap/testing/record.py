@@ -26,6 +26,7 @@ class Issue:
     ended_ns: int | None = None  # None: it never ended
     failed: bool = False
     waited_ns: int | None = None  # When its program had waited for it; None: it never did
+    thread: int = 0  # Its rank's thread: 0 is the first one, others save checkpoints
     lost: bool = False  # Whether a fault has stopped its rank before anybody heard of it
     awaited: bool = False  # Whether its program waits for it, or has
     ahead: bool = False  # Whether a strategy has issued it, as ahead of a use that may never come

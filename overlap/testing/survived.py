@@ -20,13 +20,13 @@ def inversion(record: Record) -> Verdict | None:
     that carried out one operation after the other, as a GPU may, would wait for each other for ever.
     """
     collectives = [each for each in record.issues if not each.is_message and len(each.members) > 1]
-    last: dict[int, Issue] = {}
+    last: dict[tuple[int, int], Issue] = {}  # by thread: while one waits, the others of its rank go on
     before: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]] = {}
     for issue in collectives:
-        earlier = last.get(issue.rank)
+        earlier = last.get((issue.rank, issue.thread))
         if earlier is not None:
             before.setdefault((issue.key, issue.seq), {}).setdefault((earlier.key, earlier.seq), (earlier, issue))
-        last[issue.rank] = issue
+        last[issue.rank, issue.thread] = issue
     try:
         TopologicalSorter({node: set(edges) for node, edges in before.items()}).prepare()
     except CycleError as error:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from unittest.mock import patch
 
 import trio
 
@@ -31,10 +32,21 @@ T = TypeVar("T")
 # A thread that was told to end has this long; it is Python's own `finally` blocks that it still runs.
 _END_S = 5.0
 _HERE = threading.local()
+_OWNER = "_overlap_owner"  # attribute of threads that programs of ranks have started
 
 
 class Stopped(BaseException):
     """Unwinds the thread of a rank whose world has ended. No `Exception`: programs must not catch it."""
+
+
+class RefusedError(UsageError):
+    """A program does what it cannot do in a test.
+
+    Attributes:
+        line: Of the program, as "file:line", where the error's traceback does not lead to it.
+    """
+
+    line: str = ""
 
 
 class RealTimeError(OverlapError):
@@ -101,9 +113,11 @@ class RankThread(Generic[T]):
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
+        self._nursery: trio.Nursery | None = None  # of the threads of this rank
         self._request: Callable[[], Any] | None = None
         self._waiting: Future[Any] | None = None
         self._answer: tuple[Any, BaseException | None] = (None, None)
+        self._refused: RefusedError | None = None  # what a thread that the program has started cannot do
         self._ended, self._told_to_end = False, False
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -116,11 +130,43 @@ class RankThread(Generic[T]):
         """Return the rank whose thread calls, if any."""
         return getattr(_HERE, "rank", None)
 
+    @staticmethod
+    def owner() -> RankThread[Any] | None:
+        """Return the rank whose program has started this thread, or runs in it, if any."""
+        return getattr(_HERE, "rank", None) or getattr(threading.current_thread(), _OWNER, None)
+
     # -- in the event loop -------------------------------------------------------------------------------------------
 
     async def live(self) -> T:
-        """Run the program to its end, and return what it returns; a cancelled rank's thread is unwound first."""
+        """Run the program to its end, and return what it returns; a cancelled rank's thread is unwound first.
+
+        Threads that `begin` has added end before that, as a process waits for its threads.
+        """
         self.rank._context.elsewhere = self.place
+        failure: BaseException | None = None
+        async with trio.open_nursery() as self._nursery:
+            try:
+                await self._live()
+            except trio.Cancelled:
+                raise
+            except BaseException as error:
+                failure = error
+                self._nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return self._result  # type: ignore[return-value]
+
+    def begin(self, program: Callable[[RankThread[Any]], object]) -> None:
+        """Add a thread to this rank, which takes turns with its first one as ranks do."""
+        other: RankThread[Any] = RankThread(
+            self.rank, self.kernel, self.view, program,
+            real_time=self._real_time, compute_ns=self._compute_ns, measured=self._measured,
+        )  # fmt: skip
+        other.turn, other._nursery = self.turn, self._nursery
+        assert self._nursery is not None
+        self.call(partial(self._nursery.start_soon, other._live))
+
+    async def _live(self) -> None:
         self._thread.start()
         try:
             await self._serve()
@@ -133,13 +179,14 @@ class RankThread(Generic[T]):
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._result  # type: ignore[return-value]
 
     async def _serve(self) -> None:
         while True:
             if self._real_time.exceeded:
                 await trio.sleep_forever()  # until the world ends, as it is about to
             self._hand_over()
+            if self._refused is not None:
+                raise self._refused
             await self._charge()
             if self._ended:
                 return
@@ -175,6 +222,8 @@ class RankThread(Generic[T]):
             self._real_time.exceeded = True
             place = self.place()
             self._interrupt()
+            if self._refused is not None:
+                raise self._refused
             raise RealTimeError(
                 f"rank {self.rank.rank} is still computing at {place} after {limit_s:g} s of real time: its "
                 "program never ends, or waits for something outside (a thread, a socket, a lock)"
@@ -244,16 +293,28 @@ class RankThread(Generic[T]):
         """Let virtual time pass."""
         self._ask(partial(_slept, seconds), Future())
 
+    def hand_on(self, seconds: float, *, at_once: bool) -> None:
+        """Let others go on while this rank does something of its own that takes so long on a rank of usual speed.
+
+        Args:
+            seconds: The time.
+            at_once: Whether it takes none where ranks have turns, whose order decides.
+        """
+        in_turns = self.turn is not _at_once
+        self.sleep(0.0 if at_once and in_turns else self._compute_ns(round(seconds * 1e9)) * 1e-9)
+
     def wait_until(self, condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float) -> bool:
         """Wait until a condition holds, asking again whenever `changed` says so; False after so many seconds."""
         return bool(self._ask(partial(_holds, condition, changed, timeout_s), Future()))
 
     def _ask(self, request: Callable[..., Any], future: Future[Any] | None) -> Any:
         if threading.current_thread() is not self._thread:
-            raise UsageError(
-                f"ranks: a thread that the program of rank {self.rank.rank} has started communicates; in a test only "
-                "the program's own thread can, because the order of threads is not repeatable"
+            self._refused = RefusedError(
+                f"a thread that the program of rank {self.rank.rank} has started communicates; in a test only the "
+                "program's own thread can, because the order of threads is not repeatable"
             )
+            self._refused.line = place_of(threading.get_ident())
+            raise self._refused
         if self._told_to_end:
             raise Stopped
         self._request, self._waiting = request, future
@@ -277,6 +338,19 @@ class RankThread(Generic[T]):
     def _measure(self) -> None:
         if self._measured:
             self.cost_ns += time.thread_time_ns() - self._since_ns
+
+
+@contextmanager
+def owning_threads() -> Iterator[None]:
+    """Let threads that a rank's program starts, and threads that those start, belong to the rank."""
+    original = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        setattr(thread, _OWNER, RankThread.owner())
+        original(thread)
+
+    with patch.object(threading.Thread, "start", start):
+        yield
 
 
 def _nothing() -> None:

@@ -11,6 +11,7 @@ import io
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -59,6 +60,7 @@ class Output(io.TextIOBase):
 
 
 _CLONE_FS = 0x200  # of Linux
+_THREAD = threading.local()
 
 Exchange = Callable[[], Callable[[], None]]
 """Returns a function that restores the present value of something."""
@@ -104,15 +106,13 @@ class RankView:
         self._argv = list(argv)
         self._python, self._numpy = _randoms(f"{seed}, rank {rank}")
         self._own: dict[str, ModuleType] = {"__main__": self.main}
-        self._cwd, self._has_own_folder = cwd, False
+        self._cwd = cwd
         self._restoring: list[Callable[[], None]] | None = None  # of `more`; None: as the process was at first
         self._outside: Callable[[], None] | None = None
 
     def enter(self) -> None:
         """Make it the process's."""
-        if self._restoring is None:
-            self._has_own_folder = _folder_of_thread()
-        before = _Process()
+        before, has_own_folder = _Process(), _has_own_folder()
         hidden = {name: sys.modules.get(name) for name in self._own}
         states = [exchange() for exchange in self._more]
         known = set(sys.modules)
@@ -139,7 +139,7 @@ class RankView:
                     sys.modules[name] = module
             for restore in states:
                 restore()
-            before.restore(folder=not self._has_own_folder)
+            before.restore(folder=not has_own_folder)
 
         self._outside = leave
 
@@ -192,13 +192,15 @@ class _Process:
             os.chdir(self.cwd)
 
 
-def _folder_of_thread() -> bool:
+def _has_own_folder() -> bool:
     """Give this thread a current folder of its own, which threads that it starts share; False where none can have one.
 
     Threads of a program, such as those that write a checkpoint, run when they like: also while other ranks have theirs.
     """
-    unshare = getattr(ctypes.CDLL(None), "unshare", None)
-    return unshare is not None and unshare(_CLONE_FS) == 0
+    if not hasattr(_THREAD, "has_own_folder"):
+        unshare = getattr(ctypes.CDLL(None), "unshare", None)
+        _THREAD.has_own_folder = unshare is not None and unshare(_CLONE_FS) == 0
+    return bool(_THREAD.has_own_folder)
 
 
 def _environment(rank: int, world_size: int) -> Any:
