@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import shlex
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -17,6 +20,9 @@ from .parser import Parser
 if TYPE_CHECKING:
     from ..testing.run import Run
     from ..testing.running import Setting
+
+# A program that holds Python's lock has so many seconds more than --timeout: verdicts that can be told come first.
+_LOCKED_S = 5.0
 
 _DESCRIPTION = """\
 Run an unchanged PyTorch program with many ranks in this process, in virtual time, once for each seed. A seed decides
@@ -87,10 +93,11 @@ def main(args: argparse.Namespace) -> int:
 
     arguments, began_s = _options_after_the_program(args), time.perf_counter()
     try:
-        run = Ranks(repeating=_repeating).program(
-            args.program, arguments, ranks=args.ranks, seeds=args.seeds, seed=args.seed, cluster=args.cluster,
-            faults=args.faults or (), real_timeout_s=args.timeout,
-        )  # fmt: skip
+        with _ending_by_force(args.timeout + _LOCKED_S):
+            run = Ranks(repeating=_repeating).program(
+                args.program, arguments, ranks=args.ranks, seeds=args.seeds, seed=args.seed, cluster=args.cluster,
+                faults=args.faults or (), real_timeout_s=args.timeout,
+            )  # fmt: skip
     except RanksFailed as failed:
         print(f"{args.program} is wrong with {failed.run.size} ranks, seed {failed.run.seed}\n{failed}")
         return 1
@@ -116,6 +123,28 @@ def main(args: argparse.Namespace) -> int:
     if args.faults:
         print(run.tried or _faults(run))
     return 0
+
+
+@contextmanager
+def _ending_by_force(seconds: float) -> Iterator[None]:
+    """End the process, with the lines at which its threads are, where no Python can run for so long.
+
+    That is so where a program waits in C without giving back Python's global lock: only a thread of C can act then.
+    """
+    over = threading.Event()
+
+    def hold_off() -> None:
+        while not over.wait(1.0):
+            faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # sys.stderr may be a rank's
+        faulthandler.cancel_dump_traceback_later()
+
+    thread = threading.Thread(target=hold_off, name="overlap hold off", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _faults(run: Run) -> str:

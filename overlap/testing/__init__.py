@@ -23,8 +23,9 @@ In a test of pytest::
 #   threads      a rank whose program is plain code: its thread, and the baton
 #   views        the process as each rank sees it
 #   hashing      sets whose order differs between ranks, as between processes
-#   programs     programs and functions that use torch.distributed
-#   pytorch      puts torch.distributed into threads;  torch_rank: that of one rank;  torch_store: where ranks meet
+#   programs     programs and functions that use torch.distributed;  guards: what they do to their process
+#   pytorch      puts torch.distributed into threads;  torch_rank: that of one rank;  torch_store: where ranks meet;
+#                torch_saves: threads that save checkpoints;  torch_profiler: whose the profiler is
 #   checkpoints  whether a checkpoint can be restored
 #   profiles     prices of functions from a profile of PyTorch
 #   watch        what PyTorch does in a rank: prices, buffers in flight, memory, weights

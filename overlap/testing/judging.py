@@ -19,11 +19,14 @@ from ..errors import (
 )
 from . import survived
 from .record import Record
-from .threads import RealTimeError
+from .threads import RealTimeError, RefusedError
 from .verdict import Verdict, why_mismatched, why_stalled
 
 UNUSED = "unused fault"
 """Kind of the verdict on a test that proves nothing: its fault has not happened."""
+
+NEVER_ENDS = "never ends"
+"""Kind of the verdict on a rank that gives others no turn within the real time that a test has."""
 
 # Verdicts that explain another one, by the kind of the explained.
 _GROUPS = ("group of some", "group order", "group members")
@@ -84,8 +87,11 @@ def _ended(record: Record, error: BaseException) -> Verdict:
         if isinstance(each, CollectiveMismatchError):
             told = why_mismatched(record, each.group, each.seq, each.ranks)
             return told or Verdict(kind="mismatch", text=str(each), ranks=each.ranks, lines=each.call_sites)
+        if isinstance(each, RefusedError):
+            line = each.line or where(each).removeprefix(" at ")
+            return Verdict(kind="refused", text=f"{line}: {each}", ranks=ranks, lines=(line,))
         if isinstance(each, RealTimeError):
-            return Verdict(kind="never ends", text=str(each), ranks=ranks)
+            return Verdict(kind=NEVER_ENDS, text=str(each), ranks=ranks)
         if isinstance(each, PeerLostError):
             return Verdict(kind="rank lost", text=str(each), ranks=(each.culprit,))
         if isinstance(each, (StallError, RankLeftError, DeadlineError)):

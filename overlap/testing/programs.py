@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-import builtins
-import errno
-import io
+import contextlib
 import os
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from ctypes import py_object, pythonapi
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import numpy as np
-import torch
-import torch.cuda.nccl
-import torch.multiprocessing
-
-import overlap
 
 from ..errors import OverlapError, UsageError
 from ..runtime.rank import Rank
 from ..torch.tensors import view_of
-from . import pytorch
+from . import pytorch, torch_store
 from .folders import RunFolder
+from .guards import guarded
 from .hashing import NAME, compiled
 from .judging import judge
 from .profiles import prices
 from .record import Record
 from .run import Run
 from .running import Setting, finished, live
-from .threads import RankThread
+from .threads import RankThread, RealTime
 from .verdict import Verdict
 from .views import RankView, process_restored
 from .watch import Cost, Models, Watch, fixed_cost, watching
@@ -49,12 +40,17 @@ from .world import TestedBackend
 if TYPE_CHECKING:
     from ..runtime.world import World
 
-# Communication that we cannot see: its ranks would be those of this one process.
-_FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", "oneccl_bindings_for_pytorch": "oneCCL"}
-
 
 # Sleeps of a rank that take no time where ranks have turns; loops that poll must come to an end.
 _SHORT_SLEEPS = 8
+
+
+# The verdict on a program that does not communicate: a test of it tests nothing.
+_SILENT = Verdict(
+    kind="no communication",
+    text="the program has ended, and no rank has issued any operation: does it call init_process_group, and does it "
+    'run under `if __name__ == "__main__"`?',
+)
 
 
 class ProgramExit(OverlapError):
@@ -91,18 +87,25 @@ class Program:
             stack.enter_context(process_restored())
             stack.enter_context(pytorch.torch_of_ranks())
             stack.enter_context(watching(self._watch_here))
-            stack.enter_context(_guarded(self))
+            stack.enter_context(guarded(self))
             if self._folder is not None:
                 sys.path.insert(0, self._folder)
-            lived = live(self._setting, self._prepare)
+            # where threads share the folder of the process, those that ranks have started find it between turns, too
+            with contextlib.chdir(self._cwd.path):
+                lived = live(self._setting, self._prepare)
+            if any(thread.is_stuck for thread in self._threads.values()):
+                # it may hold locks for which C++ would wait where what the program has made is taken down
+                pythonapi.Py_IncRef(py_object(self))
             run = finished(lived, self._setting, line)
             run.output = [view.output.getvalue() for view in self._views]
             run.folder = self._cwd
+            is_silent = not (lived.record.issues or torch_store.is_used())
             models = [models for _, models in self._watches.values()]
             run.weights = [_arrays(each) for each in models]
             synchronised = any(each.synchronised for each in models)
         found = judge(lived.record, lived.error, synchronised=synchronised, shared_order=True, unused=lived.unused)
-        found += _unsaid(found, lived.record)
+        if is_silent and not found and run.size > 1:
+            found.append(_SILENT)
         run.verdicts = [_helped(each) for each in found if each.kind not in self._setting.allow]
         return run
 
@@ -125,13 +128,15 @@ class Program:
 
         clock.kernel.on_stall = stalled
 
+        real_time = RealTime(self._setting.real_timeout_s)
+
         async def life(rank: Rank) -> Any:
             def compute_ns(cost_ns: int) -> int:
                 return plan.slow_ns(rank.rank, cost_ns)
 
             thread: RankThread[Any] = RankThread(
                 rank, clock.kernel, self._views[rank.rank], lambda thread: self._live(thread, clock),
-                limit_s=self._setting.real_timeout_s, compute_ns=compute_ns, measured=self._measured,
+                real_time=real_time, compute_ns=compute_ns, measured=self._measured,
             )  # fmt: skip
             self._threads[rank.rank] = thread
             if plan.turns is not None:
@@ -269,142 +274,9 @@ def _arrays(models: Models) -> dict[str, Any]:
     return found
 
 
-def _unsaid(found: list[Verdict], record: Record) -> list[Verdict]:
-    """Return a verdict on a program that did not communicate: a test of it tests nothing."""
-    if found or record.issues or record.size == 1:
-        return []
-    return [
-        Verdict(
-            kind="no communication",
-            text="the program has ended, and no rank has issued any operation: does it call init_process_group, and "
-            "does it run under `if __name__ == \"__main__\"`?",
-        )
-    ]  # fmt: skip
-
-
 def _helped(verdict: Verdict) -> Verdict:
     """Add what to do to a verdict on what tests cannot do."""
     if verdict.kind == "crash" and ("CUDA" in verdict.text or "NVIDIA" in verdict.text):
         text = f"{verdict.text}; in a test all ranks compute on the CPU: choose the device by torch.cuda.is_available()"
         return Verdict(kind=verdict.kind, text=text, ranks=verdict.ranks, lines=verdict.lines)
     return verdict
-
-
-# -- what programs do to their process -------------------------------------------------------------------------------
-
-
-class _Refusing(MetaPathFinder):
-    """Refuses communication that is not PyTorch's."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Raise for a module that communicates."""
-        if name in _FOREIGN and RankThread.here() is not None:
-            raise UsageError(
-                f"ranks: the program communicates by {_FOREIGN[name]}, whose ranks are processes; in a test only "
-                "torch.distributed can have many ranks in one process"
-            )
-        return None
-
-
-@contextmanager
-def _guarded(program: Program) -> Iterator[None]:
-    """Answer or refuse what a program does to its process in the threads of ranks."""
-    finder = _Refusing()
-    put = _Patches()
-    put(os, "fork", _refuse_fork)
-    put(overlap, "run", _refuse_run)
-    put(overlap, "run_async", _refuse_run)
-    put(builtins, "open", _opening(program))
-    put(io, "open", _opening(program))
-    put(torch, "save", _saving(program))
-    put(signal, "signal", _handling(program))
-    put(torch.multiprocessing, "spawn", _spawned)
-    put(torch.cuda, "is_available", lambda original: False)
-    put(torch.cuda.nccl, "version", lambda original: (0, 0, 0))
-    put(time, "sleep", program.sleeping)
-    with put.stack:
-        sys.meta_path.insert(0, finder)
-        try:
-            yield
-        finally:
-            sys.meta_path.remove(finder)
-
-
-class _Patches:
-    """Functions that are replaced in the threads of ranks."""
-
-    def __init__(self) -> None:
-        self.stack = ExitStack()
-
-    def __call__(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
-
-        def call(*args: Any, **more: Any) -> Any:
-            if RankThread.here() is None:
-                return original(*args, **more)
-            return replacement(original, *args, **more)
-
-        call.__name__, call.__doc__ = name, original.__doc__
-        self.stack.enter_context(patch.object(owner, name, call))
-
-
-def _refuse_run(original: Callable[..., Any], *args: Any, **more: Any) -> None:
-    raise UsageError(
-        "ranks: the program starts ranks of its own by overlap.run; test its async function: "
-        "`ranks.run(main, ranks=4)` or @pytest.mark.ranks(4)"
-    )
-
-
-def _refuse_fork(original: Callable[..., Any]) -> int:
-    raise UsageError(
-        "ranks: the program forks, and a fork of this process would have all ranks; load data in the program's own "
-        "process (num_workers=0)"
-    )
-
-
-def _opening(program: Program) -> Callable[..., Any]:
-    def opened(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
-        writes, here = any(letter in mode for letter in "wax+"), RankThread.here()
-        _check_disk(program, writes, file)
-        made = original(file, mode, *args, **more)
-        if writes and here is not None:
-            program.opened.setdefault(here.rank.rank, []).append((str(file), weakref.ref(made)))
-        return made
-
-    return opened
-
-
-def _saving(program: Program) -> Callable[..., Any]:
-    def saved(original: Callable[..., Any], value: Any, file: Any, *args: Any, **more: Any) -> Any:
-        _check_disk(program, True, file)
-        return original(value, file, *args, **more)
-
-    return saved
-
-
-def _check_disk(program: Program, writes: bool, file: Any) -> None:
-    here = RankThread.here()
-    if writes and here is not None and program.is_full(here.rank.rank):
-        raise OSError(errno.ENOSPC, "No space left on device (a fault of this test)", str(file))
-
-
-def _handling(program: Program) -> Callable[..., Any]:
-    def handled(original: Callable[..., Any], number: int, handler: Any) -> Any:
-        here = RankThread.here()
-        assert here is not None
-        return program.handle(here.rank.rank, handler) if number == signal.SIGTERM else None
-
-    return handled
-
-
-def _spawned(
-    original: Callable[..., Any], fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, **more: Any
-) -> None:
-    here = RankThread.here()
-    assert here is not None
-    if nprocs != here.rank.world_size:
-        raise UsageError(
-            f"ranks: the program spawns {nprocs} processes, and the test has {here.rank.world_size} ranks; pass "
-            f"ranks={nprocs}"
-        )
-    fn(here.rank.rank, *args)  # every rank of the test has come here: each becomes one of the processes

@@ -21,6 +21,7 @@ from torch._C import _distributed_c10d
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
@@ -32,12 +33,15 @@ from ..torch.process_group import ProcessGroup
 from ..torch.work import Work
 from .record import Made, Record
 from .threads import RankThread
+from .torch_profiler import Profiler
 from .torch_rank import RANKS, TorchRank, here, over
-from .torch_store import forget
+from .torch_store import STORES, forget
 from .watch import Models, Watch
 from .world import TestedCommunicators
 
 BACKEND = "overlap_testing"
+_FSDP_TIMES = "torch.distributed.fsdp._debug_utils"
+rendezvous = sys.modules["torch.distributed.rendezvous"]  # `dist.rendezvous` is its function
 _LOSS = "torch.distributed.tensor.parallel.loss"
 _ISOLATION = "_set_thread_isolation_mode"
 _PRIVATE = (
@@ -46,6 +50,8 @@ _PRIVATE = (
     (c10d, "_world"),
     (c10d, "_World"),
     (Variable._execution_engine, "queue_callback"),
+    (DistributedDataParallel, "_delayed_all_reduce_hook"),
+    *((torch.autograd.profiler, f"_{name}_profiler") for name in ("prepare", "enable", "disable")),
 )
 
 
@@ -71,10 +77,11 @@ class WorldOfThread:
 
     def _world(self) -> Any:
         worlds: dict[object, Any] = object.__getattribute__(self, "_worlds")
-        here = RankThread.here()
-        if here not in worlds:
-            worlds[here] = _State()
-        return worlds[here]
+        owner = RankThread.owner()
+        rank = None if owner is None else owner.rank
+        if rank not in worlds:
+            worlds[rank] = _State()
+        return worlds[rank]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world(), name)
@@ -214,16 +221,29 @@ def torch_of_ranks() -> Iterator[None]:
         put(c10d, "init_process_group", joined)
         put(dist, "init_process_group", joined)
         put(c10d, "_new_process_group_helper", partial(_new_group_helper, c10d._new_process_group_helper))
+        profiler, module = Profiler(), torch.autograd.profiler
+        put(module, "_prepare_profiler", partial(profiler.start, module._prepare_profiler))
+        put(module, "_enable_profiler", partial(profiler.start, module._enable_profiler))
+        put(module, "_disable_profiler", partial(profiler.stop, module._disable_profiler))
         put(Work, "get_future", _get_future)
         put(recording, "rank_of", partial(_rank_of, rank_of))
         put(DistributedDataParallel, "__init__", _wrapping(DistributedDataParallel.__init__))
         # issues all operations of the first update of a static graph, and waits for them, in one call of C++
         reducer: Any = _distributed_c10d.Reducer
         put(reducer, "_delay_all_reduce", _delaying(reducer._delay_all_reduce))
+        put(
+            DistributedDataParallel, "_delayed_all_reduce_hook",
+            _dropping(DistributedDataParallel._delayed_all_reduce_hook),
+        )  # fmt: skip
         put(DistributedDataParallel, "register_comm_hook", _hooking(DistributedDataParallel.register_comm_hook))
+        put(Join, "__exit__", _joining(Join.__exit__))
         # the futures of DDP's reducer, as `DDP.join` waits for them, are of the base class
         put(torch._C.Future, "wait", _method(torch._C.Future.wait))
         put(torch.futures, "wait_all", partial(_finishing, torch.futures.wait_all))
+        for name, store in STORES.items():
+            put(dist, name, store)
+            if hasattr(rendezvous, name):
+                put(rendezvous, name, store)
         getattr(_distributed_c10d, _ISOLATION)(True)
         torch.set_num_threads(1)
         try:
@@ -271,6 +291,31 @@ def _delaying(original: Callable[[Any], None]) -> Callable[[Any], None]:
     return delay
 
 
+def _joining(original: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(self: Any, *error: Any) -> Any:
+        result = original(self, *error)
+        rank = here()
+        if rank is not None:
+            rank.models.joined()
+        return result
+
+    return leave
+
+
+def _dropping(original: Callable[..., Any]) -> Callable[..., Any]:
+    def hook(self: Any, gradient: torch.Tensor) -> Any:
+        rank = here()
+        if rank is None:
+            return original(self, gradient)
+        rank.dropped_by = "DistributedDataParallel, for delay_all_reduce_named_params,"
+        try:
+            return original(self, gradient)
+        finally:
+            rank.dropped_by = ""
+
+    return hook
+
+
 def _hooking(original: Callable[..., None]) -> Callable[..., None]:
     def register(self: Any, state: object, hook: Callable[..., Any]) -> None:
         original(self, state, hook)
@@ -282,9 +327,10 @@ def _hooking(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def exchange() -> Callable[[], None]:
-    """Return a function that restores torch's random numbers, default type, and whether `loss_parallel` is entered."""
+    """Return a function that restores torch's random numbers, default type, `loss_parallel` and FSDP1's measuring."""
     state, dtype = torch.default_generator.get_state(), torch.get_default_dtype()
     parallel = _has_parallel_loss()
+    measured = set(sys.modules[_FSDP_TIMES].SimpleProfiler.profiling) if _FSDP_TIMES in sys.modules else set()
 
     def restore() -> None:
         torch.default_generator.set_state(state)
@@ -292,6 +338,8 @@ def exchange() -> Callable[[], None]:
         if _has_parallel_loss() != parallel:
             loss = sys.modules[_LOSS]
             (loss._enable_custom_loss_ops if parallel else loss._disable_custom_loss_ops)()
+        if _FSDP_TIMES in sys.modules:
+            sys.modules[_FSDP_TIMES].SimpleProfiler.profiling = measured
 
     return restore
 

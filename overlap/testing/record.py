@@ -26,10 +26,12 @@ class Issue:
     ended_ns: int | None = None  # None: it never ended
     failed: bool = False
     waited_ns: int | None = None  # When its program had waited for it; None: it never did
+    thread: int = 0  # Its rank's thread: 0 is the first one, others save checkpoints
     lost: bool = False  # Whether a fault has stopped its rank before anybody heard of it
     awaited: bool = False  # Whether its program waits for it, or has
     ahead: bool = False  # Whether a strategy has issued it, as ahead of a use that may never come
     randomness: str = ""  # Digest of the state of the rank's random numbers
+    dropped_by: str = ""  # Code of torch that has issued it and keeps nothing to wait for
 
     @property
     def unfinished(self) -> bool:
@@ -75,6 +77,7 @@ class Weights:
     digests: dict[str, str]
     without_gradient: tuple[str, ...] = ()
     line: str = ""  # of the update
+    joins: int = 0  # contexts of uneven inputs that have ended before; updates are counted anew after each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

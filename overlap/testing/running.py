@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..settings import check_ranks
 from ..simulation.simulated_backend import Virtual
 from .faults import Fault, Plan, check_kind, draw, parse
-from .judging import UNUSED, judge
+from .judging import NEVER_ENDS, UNUSED, judge
 from .run import RanksFailed, Run
 from .threads import RealTimeError
 from .world import Lived, TestedBackend, simulate
@@ -247,6 +247,8 @@ def _counts(run: Run) -> list[int]:
 def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> RanksFailed:
     """Take away from a failing setting what its failure does not need: the seed, faults, ranks, steps."""
     assert run.verdict is not None
+    if run.verdict.kind in (UNUSED, NEVER_ENDS):  # each try would take as long
+        return RanksFailed(run, run.verdict)
     tries = 0
 
     def fails(other: Setting) -> Run | None:
@@ -259,7 +261,7 @@ def smaller(make: Callable[[Setting], Run], setting: Setting, run: Run) -> Ranks
         return tried if failed(tried) and _same_failure(run, tried) else None
 
     best = run
-    for less in () if run.verdict.kind == UNUSED else (_without, _fewer, _shorter, _earlier):
+    for less in (_without, _fewer, _shorter, _earlier):
         for other in less(setting):
             if tries >= _TRIES:
                 break

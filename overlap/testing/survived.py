@@ -20,13 +20,13 @@ def inversion(record: Record) -> Verdict | None:
     that carried out one operation after the other, as a GPU may, would wait for each other for ever.
     """
     collectives = [each for each in record.issues if not each.is_message and len(each.members) > 1]
-    last: dict[int, Issue] = {}
+    last: dict[tuple[int, int], Issue] = {}  # by thread: while one waits, the others of its rank go on
     before: dict[Meeting, dict[Meeting, tuple[Issue, Issue]]] = {}
     for issue in collectives:
-        earlier = last.get(issue.rank)
+        earlier = last.get((issue.rank, issue.thread))
         if earlier is not None:
             before.setdefault((issue.key, issue.seq), {}).setdefault((earlier.key, earlier.seq), (earlier, issue))
-        last[issue.rank] = issue
+        last[issue.rank, issue.thread] = issue
     try:
         TopologicalSorter({node: set(edges) for node, edges in before.items()}).prepare()
     except CycleError as error:
@@ -181,11 +181,12 @@ def touches(record: Record) -> Verdict | None:
 
 def _touched(touch: Touch) -> Verdict:
     issue = touch.issue
+    advice = f"{issue.dropped_by} never waits for it" if issue.dropped_by else "wait for it first"
     return Verdict(
         kind="buffer in flight",
         text=(
             f"rank {touch.rank} {'reads' if touch.how == 'read' else 'changes'} a tensor at {touch.line} ({touch.by}) "
-            f"while {issue.told} is under way: wait for it first"
+            f"while {issue.told} is under way: {advice}"
         ),
         ranks=(touch.rank,),
         lines=(touch.line, issue.line),
@@ -229,6 +230,7 @@ def _differing(
     usual = next(rank for rank in found if rank not in odd)
     line = of_step[odd[0]].line
     when = f"after update {step} ({line}), and not before," if step else "before the first update"
+    when += " since the last Join" if of_step[odd[0]].joins else ""
     text = f"{when} '{name}' differs: {named(odd)} ({found[odd[0]]}) from {named([usual])} ({found[usual]})"
     last = randomness(record, odd[0], usual)
     return Verdict(kind="weights differ", text=text + last, ranks=(*odd, usual), lines=tuple(filter(None, (line,))))
@@ -245,12 +247,12 @@ def randomness(record: Record, odd: int, usual: int) -> str:
 
 def _by_step(record: Record) -> Iterator[tuple[int, dict[int, Weights]]]:
     """Yield the weights of all ranks, update by update, as long as all ranks have one."""
-    of_step: dict[int, dict[int, Weights]] = {}
+    of_step: dict[tuple[int, int], dict[int, Weights]] = {}
     for each in record.weights:
-        of_step.setdefault(each.step, {})[each.rank] = each
-    for step in sorted(of_step):
-        if len(of_step[step]) > 1:
-            yield step, of_step[step]
+        of_step.setdefault((each.joins, each.step), {})[each.rank] = each
+    for joins, step in sorted(of_step):
+        if len(of_step[joins, step]) > 1:
+            yield step, of_step[joins, step]
 
 
 def leaks(record: Record) -> Verdict | None:

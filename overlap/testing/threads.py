@@ -9,9 +9,12 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from unittest.mock import patch
 
 import trio
 
@@ -29,10 +32,21 @@ T = TypeVar("T")
 # A thread that was told to end has this long; it is Python's own `finally` blocks that it still runs.
 _END_S = 5.0
 _HERE = threading.local()
+_OWNER = "_overlap_owner"  # attribute of threads that programs of ranks have started
 
 
 class Stopped(BaseException):
     """Unwinds the thread of a rank whose world has ended. No `Exception`: programs must not catch it."""
+
+
+class RefusedError(UsageError):
+    """A program does what it cannot do in a test.
+
+    Attributes:
+        line: Of the program, as "file:line", where the error's traceback does not lead to it.
+    """
+
+    line: str = ""
 
 
 class RealTimeError(OverlapError):
@@ -40,6 +54,14 @@ class RealTimeError(OverlapError):
 
     def __init__(self, text: str = "nothing has moved for longer, in real time, than the test allows") -> None:
         super().__init__(text)
+
+
+@dataclass(slots=True)
+class RealTime:
+    """Limit of what ranks do without giving others their turn; all end with the first that exceeds it."""
+
+    limit_s: float
+    exceeded: bool = False
 
 
 class View(Protocol):
@@ -60,7 +82,7 @@ class RankThread(Generic[T]):
         kernel: Of its time.
         view: What the rank sees of the process while its thread runs.
         program: Runs in the thread.
-        limit_s: How long it may compute, in real time, before it gives the baton back.
+        real_time: Limits how long it may compute before it gives the baton back.
         compute_ns: Returns how long a compute takes on this rank, which may be slow.
         measured: Whether computes take what they took in this thread.
 
@@ -80,20 +102,22 @@ class RankThread(Generic[T]):
         view: View,
         program: Callable[[RankThread[T]], T],
         *,
-        limit_s: float,
+        real_time: RealTime,
         compute_ns: Callable[[int], int],
         measured: bool = False,
     ) -> None:
         self.rank, self.kernel, self.cost_ns, self.view = rank, kernel, 0, view
         self._measured, self._since_ns = measured, 0
         self._interrupting: Callable[[], None] | None = None
-        self._program, self._limit_s, self._compute_ns = program, limit_s, compute_ns
+        self._program, self._real_time, self._compute_ns = program, real_time, compute_ns
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
+        self._nursery: trio.Nursery | None = None  # of the threads of this rank
         self._request: Callable[[], Any] | None = None
         self._waiting: Future[Any] | None = None
         self._answer: tuple[Any, BaseException | None] = (None, None)
+        self._refused: RefusedError | None = None  # what a thread that the program has started cannot do
         self._ended, self._told_to_end = False, False
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -106,25 +130,63 @@ class RankThread(Generic[T]):
         """Return the rank whose thread calls, if any."""
         return getattr(_HERE, "rank", None)
 
+    @staticmethod
+    def owner() -> RankThread[Any] | None:
+        """Return the rank whose program has started this thread, or runs in it, if any."""
+        return getattr(_HERE, "rank", None) or getattr(threading.current_thread(), _OWNER, None)
+
     # -- in the event loop -------------------------------------------------------------------------------------------
 
     async def live(self) -> T:
-        """Run the program to its end, and return what it returns; a cancelled rank's thread is unwound first."""
+        """Run the program to its end, and return what it returns; a cancelled rank's thread is unwound first.
+
+        Threads that `begin` has added end before that, as a process waits for its threads.
+        """
         self.rank._context.elsewhere = self.place
+        failure: BaseException | None = None
+        async with trio.open_nursery() as self._nursery:
+            try:
+                await self._live()
+            except trio.Cancelled:
+                raise
+            except BaseException as error:
+                failure = error
+                self._nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return self._result  # type: ignore[return-value]
+
+    def begin(self, program: Callable[[RankThread[Any]], object]) -> None:
+        """Add a thread to this rank, which takes turns with its first one as ranks do."""
+        other: RankThread[Any] = RankThread(
+            self.rank, self.kernel, self.view, program,
+            real_time=self._real_time, compute_ns=self._compute_ns, measured=self._measured,
+        )  # fmt: skip
+        other.turn, other._nursery = self.turn, self._nursery
+        assert self._nursery is not None
+        self.call(partial(self._nursery.start_soon, other._live))
+
+    async def _live(self) -> None:
         self._thread.start()
         try:
             await self._serve()
         except BaseException:
-            self._unwind()
+            with suppress(RealTimeError):  # the limit around all ranks, which knows less than the rank's own
+                self._unwind()
+            if self.is_stuck:
+                self.view.leave()  # in its stead: it may never come to that
             raise
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._result  # type: ignore[return-value]
 
     async def _serve(self) -> None:
         while True:
+            if self._real_time.exceeded:
+                await trio.sleep_forever()  # until the world ends, as it is about to
             self._hand_over()
+            if self._refused is not None:
+                raise self._refused
             await self._charge()
             if self._ended:
                 return
@@ -155,13 +217,22 @@ class RankThread(Generic[T]):
     def _hand_over(self) -> None:
         """Let the thread run until it gives the baton back."""
         self._go.release()
-        if not self._back.acquire(timeout=self._limit_s):
+        limit_s = self._real_time.limit_s
+        if not self._back.acquire(timeout=limit_s):
+            self._real_time.exceeded = True
             place = self.place()
             self._interrupt()
+            if self._refused is not None:
+                raise self._refused
             raise RealTimeError(
-                f"rank {self.rank.rank} is still computing at {place} after {self._limit_s:g} s of real time: its "
+                f"rank {self.rank.rank} is still computing at {place} after {limit_s:g} s of real time: its "
                 "program never ends, or waits for something outside (a thread, a socket, a lock)"
             )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its program goes on after the end of its world, such as a wait in C that nothing ends."""
+        return self._thread.ident is not None and not self._ended
 
     def place(self) -> str:
         """Return where the program is, as "file:line"."""
@@ -222,16 +293,28 @@ class RankThread(Generic[T]):
         """Let virtual time pass."""
         self._ask(partial(_slept, seconds), Future())
 
+    def hand_on(self, seconds: float, *, at_once: bool) -> None:
+        """Let others go on while this rank does something of its own that takes so long on a rank of usual speed.
+
+        Args:
+            seconds: The time.
+            at_once: Whether it takes none where ranks have turns, whose order decides.
+        """
+        in_turns = self.turn is not _at_once
+        self.sleep(0.0 if at_once and in_turns else self._compute_ns(round(seconds * 1e9)) * 1e-9)
+
     def wait_until(self, condition: Callable[[], bool], changed: Callable[[], trio.Event], timeout_s: float) -> bool:
         """Wait until a condition holds, asking again whenever `changed` says so; False after so many seconds."""
         return bool(self._ask(partial(_holds, condition, changed, timeout_s), Future()))
 
     def _ask(self, request: Callable[..., Any], future: Future[Any] | None) -> Any:
         if threading.current_thread() is not self._thread:
-            raise UsageError(
-                f"ranks: a thread that the program of rank {self.rank.rank} has started communicates; in a test only "
-                "the program's own thread can, because the order of threads is not repeatable"
+            self._refused = RefusedError(
+                f"a thread that the program of rank {self.rank.rank} has started communicates; in a test only the "
+                "program's own thread can, because the order of threads is not repeatable"
             )
+            self._refused.line = place_of(threading.get_ident())
+            raise self._refused
         if self._told_to_end:
             raise Stopped
         self._request, self._waiting = request, future
@@ -255,6 +338,19 @@ class RankThread(Generic[T]):
     def _measure(self) -> None:
         if self._measured:
             self.cost_ns += time.thread_time_ns() - self._since_ns
+
+
+@contextmanager
+def owning_threads() -> Iterator[None]:
+    """Let threads that a rank's program starts, and threads that those start, belong to the rank."""
+    original = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        setattr(thread, _OWNER, RankThread.owner())
+        original(thread)
+
+    with patch.object(threading.Thread, "start", start):
+        yield
 
 
 def _nothing() -> None:

@@ -99,7 +99,10 @@ class ThreadGroup:
         method = getattr(self._group, name)
 
         def issue(*args: Any, **more: Any) -> Pending:
-            return self._torch.issue(partial(method, *args, **more))
+            issuer = here() or self._torch
+            if issuer.site and "call_site" in more:
+                more["call_site"] = issuer.site
+            return issuer.issue(partial(method, *args, **more))
 
         return issue
 
@@ -146,8 +149,25 @@ class TorchRank:
         self._unwaited: list[Pending | Any] = []  # operations that ended in another wait; C++ waits for their futures
         self._groups: dict[tuple[int, ...], int] = {}  # how many have been made of the same ranks
         self.at_once = False  # whether futures are made complete, as C++ waits for them before Python runs again
+        self.site = ""  # the line of the program that has begun this thread, if another one has
+        self._number = self._threads = 0  # of this thread, and of the last one that was begun
         self.named = "gloo"  # the backend that the program has named
+        self.dropped_by = ""  # the code of torch that issues operations now and waits for none of them
         thread.on_resume = self.deliver
+
+    def of_thread(self, thread: RankThread[Any], site: str) -> TorchRank:
+        """Return the torch of another thread of this rank, which issues operations of the same groups.
+
+        Args:
+            thread: The other one.
+            site: The line that all its operations are said to be of, as "file:line".
+        """
+        watch = Watch(thread, self.record, None)
+        other = RANKS[thread] = TorchRank(thread, {}, self.record, self._shared, watch, self.models)
+        other.store, other.named, other._groups = self.store, self.named, self._groups
+        self._threads += 1
+        other.site, other._number = site, self._threads
+        return other
 
     def issue(self, method: Callable[[], Any]) -> Pending:
         """Issue an operation, in the event loop."""
@@ -160,6 +180,7 @@ class TorchRank:
         issue, operation = self._shared.noted.get(id(future), (None, None))
         if issue is None or operation is None:
             return Pending(self.thread, future, _nothing, self._failed)
+        issue.thread, issue.dropped_by = self._number, self.dropped_by
         issue.randomness = xxhash.xxh64_hexdigest(memoryview(state.numpy()))
         arrays = _memory(operation)
         self.watch.begun(issue, arrays)

@@ -1,7 +1,8 @@
-"""Store that all ranks of a test share, in place of the one in which processes meet."""
+"""Stores that ranks of a test share, in place of those in which processes meet."""
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -10,23 +11,34 @@ import trio
 
 from .threads import RankThread
 
+# What a request takes, in which other ranks have their turns. To repeat one takes twice as long each time, up to the
+# second figure: what a rank polls for may be seconds of virtual time away.
+_REQUEST_S, _LONGEST_REQUEST_S = 1e-6, 1e-2
+# Ports from here on are given to servers that ask for any.
+_FIRST_PORT = 49152
+_TIMEOUT = timedelta(minutes=5)
+
 
 class Store(dist.Store):  # type: ignore[misc]
-    """Store that the ranks of a test share; a rank that waits for a key lets others go on.
+    """Store that the ranks of a test share; each request lets others go on.
 
     Args:
         values: Of all ranks.
+        timeout: How long `get` waits.
     """
 
-    def __init__(self, values: dict[str, bytes]) -> None:
+    def __init__(self, values: dict[str, bytes], timeout: timedelta = _TIMEOUT) -> None:
         super().__init__()
         self._values = values
-        self._timeout = timedelta(minutes=5)
+        self._timeout = timeout
+        self._polled: object = None
+        self._request_s = _REQUEST_S
+        _kept.append(self)  # C++, such as a PrefixStore, holds only its own part
 
     def set(self, key: str, value: Any) -> None:
         """Set a value, and wake the ranks that wait for it."""
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        _changed()
+        self._request()
+        self._put(key, _bytes(value))
 
     def get(self, key: str) -> bytes:
         """Wait for a value."""
@@ -35,29 +47,64 @@ class Store(dist.Store):  # type: ignore[misc]
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, and return it."""
+        self._request(None if amount else key)
         number = int(self._values.get(key, b"0")) + amount
-        self.set(key, str(number))
+        self._put(key, str(number).encode())
         return number
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Set a value if it is as expected, or if there is none and nothing is expected; return the present value."""
-        expected, desired = (each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired))
+        expected, desired = _bytes(expected), _bytes(desired)
+        self._request((key, expected, desired))
         if self._values.get(key, b"") == expected:
-            self.set(key, desired)
+            self._put(key, desired)
         return bytes(self._values.get(key, expected))
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all values are there."""
-        _let_others_go_on()
+        self._request(tuple(keys))
         return all(key in self._values for key in keys)
 
     def delete_key(self, key: str) -> bool:
         """Remove a value."""
+        self._request()
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
         """Return how many values there are."""
+        self._request("")
         return len(self._values)
+
+    deleteKey, getNumKeys = delete_key, num_keys  # names by which C++ calls these
+
+    def append(self, key: str, value: Any) -> None:
+        """Add to the end of a value, which may be missing."""
+        self._request()
+        self._put(key, self._values.get(key, b"") + _bytes(value))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for several values."""
+        self.wait(keys, self._timeout)
+        return [self._values[key] for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        """Set several values."""
+        self._request()
+        for key, value in zip(keys, values, strict=True):
+            self._put(key, _bytes(value))
+
+    def has_extended_api(self) -> bool:
+        """Return True: `append`, `multi_get` and `multi_set` are there."""
+        return True
+
+    def list_keys(self) -> list[str]:
+        """Return the keys of all values."""
+        self._request("")
+        return list(self._values)
+
+    def clone(self) -> Store:
+        """Return another store of the same values."""
+        return Store(self._values, self._timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long `get` waits."""
@@ -74,6 +121,7 @@ class Store(dist.Store):  # type: ignore[misc]
         Raises:
             DistStoreError: If they are not in time.
         """
+        self._request(tuple(keys))
         limit_s = (timeout or self._timeout).total_seconds()
         here = RankThread.here()
 
@@ -84,8 +132,123 @@ class Store(dist.Store):  # type: ignore[misc]
             missing = [key for key in keys if key not in self._values]
             raise dist.DistStoreError(f"wait timeout after {limit_s:g} s, keys: {', '.join(missing)}")
 
+    def _request(self, polled: object = None) -> None:
+        """Let other ranks go on, before a request takes effect.
 
+        Args:
+            polled: What the request asks for; None if it changes something.
+        """
+        repeated = polled is not None and polled == self._polled
+        self._request_s = min(2 * self._request_s, _LONGEST_REQUEST_S) if repeated else _REQUEST_S
+        self._polled = polled
+        here = RankThread.owner()
+        if here is not None:
+            here.hand_on(self._request_s, at_once=not repeated)
+
+    def _put(self, key: str, value: bytes) -> None:
+        if self._values.get(key) != value:
+            self._values[key] = value
+            _changed()
+
+
+class TCPStore(Store):
+    """Store of a server that a program starts: its clients are those that name its port.
+
+    Args:
+        host_name: Any name of the host: all ranks are on one.
+        port: Of the server; 0: any.
+        world_size: How many clients the server waits for, itself included; None: for none.
+        is_master: Whether this is the server.
+        timeout: How long requests wait.
+        wait_for_workers: Whether the server waits for its clients.
+        multi_tenant: Whether several servers may have the port.
+        others: Of sockets.
+    """
+
+    host: str
+    port: int
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = _TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        *others: object,
+        **more: object,
+    ) -> None:
+        rank = RankThread.owner()
+        number = -1 if rank is None else rank.rank.rank
+        if is_master:
+            port = port or max(_FIRST_PORT, *(known + 1 for known in _servers), 0)
+            before = _servers.get(port)
+            if before is not None and not multi_tenant and before[0] != number:
+                raise dist.DistNetworkError(
+                    f"The server socket has failed to listen on any local network address. port: {port}, name: "
+                    f"EADDRINUSE, message: address already in use by the store of rank {before[0]}"
+                )
+            _servers[port] = before if before is not None and multi_tenant else (number, {})
+            _changed()
+        elif port not in _servers:
+            limit_s = timeout.total_seconds()
+            if rank is None or not rank.wait_until(lambda: port in _servers, _change, limit_s):
+                raise dist.DistNetworkError(
+                    f"The client socket has timed out after {limit_s:g} s while trying to connect to ({host_name}, "
+                    f"{port}): no rank has started a TCPStore with is_master=True there"
+                )
+        super().__init__(_servers[port][1], timeout)
+        self.host, self.port = host_name, port
+        self.add("init/", 1)
+        if is_master and wait_for_workers and world_size is not None:
+            self._wait_for_clients(world_size)
+
+    def _wait_for_clients(self, count: int) -> None:
+        rank, limit_s = RankThread.owner(), self._timeout.total_seconds()
+
+        def are_there() -> bool:
+            return int(self._values["init/"]) >= count
+
+        if rank is not None and not rank.wait_until(are_there, _change, limit_s):
+            joined = self._values["init/"].decode()
+            raise dist.DistStoreError(f"Timed out after {limit_s:g} s waiting for clients. {joined}/{count} joined.")
+
+
+class FileStore(Store):
+    """Store of all ranks that name the same file, which is not written.
+
+    Args:
+        file_name: The file.
+        world_size: Of no use here.
+    """
+
+    path: str
+
+    def __init__(self, file_name: str, world_size: int = -1) -> None:
+        self.path = file_name
+        super().__init__(_files.setdefault(os.path.abspath(file_name), {}))
+
+
+class HashStore(Store):
+    """Store of one rank."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+
+STORES = {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
+"""Stores that take the places of those of torch.distributed, by name."""
+
+_servers: dict[int, tuple[int, dict[str, bytes]]] = {}  # by port: the rank of the server, and its values
+_files: dict[str, dict[str, bytes]] = {}
+_kept: list[Store] = []
 _events: list[trio.Event] = []
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def _change() -> trio.Event:
@@ -101,12 +264,12 @@ def _changed() -> None:
         here.call(event.set)
 
 
-def _let_others_go_on() -> None:
-    here = RankThread.here()
-    if here is not None:
-        here.sleep(1e-6)
+def is_used() -> bool:
+    """Whether ranks have put anything into a store that they share."""
+    return any(store._values for store in _kept if not isinstance(store, HashStore))
 
 
 def forget() -> None:
-    """Forget who waits, once a run is over."""
-    _events.clear()
+    """Forget stores and who waits for them, once a run is over."""
+    for kept in (_servers, _files, _kept, _events):
+        kept.clear()

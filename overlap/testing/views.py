@@ -6,10 +6,12 @@ what it would find in a process of its own: its `RANK`, its `__main__`, the stat
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -56,6 +58,9 @@ class Output(io.TextIOBase):
         more = f"\n... and {self.left_out} more characters\n" if self.left_out else ""
         return "".join(self._parts) + more
 
+
+_CLONE_FS = 0x200  # of Linux
+_THREAD = threading.local()
 
 Exchange = Callable[[], Callable[[], None]]
 """Returns a function that restores the present value of something."""
@@ -107,7 +112,7 @@ class RankView:
 
     def enter(self) -> None:
         """Make it the process's."""
-        before = _Process()
+        before, has_own_folder = _Process(), _has_own_folder()
         hidden = {name: sys.modules.get(name) for name in self._own}
         states = [exchange() for exchange in self._more]
         known = set(sys.modules)
@@ -134,7 +139,7 @@ class RankView:
                     sys.modules[name] = module
             for restore in states:
                 restore()
-            before.restore()
+            before.restore(folder=not has_own_folder)
 
         self._outside = leave
 
@@ -180,11 +185,22 @@ class _Process:
         self._environ = os.environ._data  # type: ignore[attr-defined]
         self._rest = sys.argv, sys.stdout, sys.stderr
 
-    def restore(self) -> None:
+    def restore(self, *, folder: bool = True) -> None:
         os.environ._data = self._environ  # type: ignore[attr-defined]
         sys.argv, sys.stdout, sys.stderr = self._rest
-        if os.getcwd() != self.cwd:
+        if folder and os.getcwd() != self.cwd:
             os.chdir(self.cwd)
+
+
+def _has_own_folder() -> bool:
+    """Give this thread a current folder of its own, which threads that it starts share; False where none can have one.
+
+    Threads of a program, such as those that write a checkpoint, run when they like: also while other ranks have theirs.
+    """
+    if not hasattr(_THREAD, "has_own_folder"):
+        unshare = getattr(ctypes.CDLL(None), "unshare", None)
+        _THREAD.has_own_folder = unshare is not None and unshare(_CLONE_FS) == 0
+    return bool(_THREAD.has_own_folder)
 
 
 def _environment(rank: int, world_size: int) -> Any:

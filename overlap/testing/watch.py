@@ -78,6 +78,8 @@ class Watch(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         """Price a function, and look at its arguments."""
         kwargs = kwargs or {}
+        if func is torch.ops.aten.lift_fresh.default:  # the end of torch.tensor(...), whose memory is new
+            self._remember(args[0])
         if self.inside or func.is_view or func.namespace not in ("aten", "prims"):
             return func(*args, **kwargs)
         if self._flying:
@@ -176,7 +178,7 @@ class Models:
         self.rank, self._record = rank, record
         self._modules: dict[int, torch.nn.Module] = {}
         self._optimized: dict[int, torch.Tensor] = {}
-        self._updates = 0
+        self._updates = self._joins = 0
         self._summed: list[tuple[int, int]] = []  # where all ranks have added something up since the last update
         self._sums = False  # whether every update so far was made of such gradients only
         self.wrapped = False  # whether DistributedDataParallel keeps them alike
@@ -197,12 +199,17 @@ class Models:
 
     def before(self, optimizer: Any) -> None:
         """Note the gradients of an update that begins, and before the first one the weights."""
+        if self._updating is not None and self._updating is not optimizer:
+            return  # an optimizer within another one, such as ZeroRedundancyOptimizer's, which then passes weights on
+        self._updating = optimizer
         fresh = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self._optimized]
         self._optimized.update((id(p), p) for p in fresh)
         if not self._updates:
             self._note(())
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self._sums = (self._sums or not self._updates) and bool(gradients) and all(map(self._is_sum, gradients))
+        self._sums = (
+            (self._sums or not (self._updates or self._joins)) and bool(gradients) and all(map(self._is_sum, gradients))
+        )
         self._summed.clear()
         names = self.names()
         self._lacking = tuple(
@@ -211,11 +218,20 @@ class Models:
         )  # fmt: skip
 
     _lacking: tuple[str, ...] = ()
+    _updating: Any = None  # the outermost optimizer whose update is under way
 
-    def after(self) -> None:
+    def after(self, optimizer: Any) -> None:
         """Note the weights after an update."""
+        if self._updating is not optimizer:
+            return
+        self._updating = None
         self._updates += 1
         self._note(self._lacking)
+
+    def joined(self) -> None:
+        """Count updates anew: ranks have made different numbers of them in a context of uneven inputs."""
+        self._joins += 1
+        self._updates = 0
 
     def _is_sum(self, gradient: torch.Tensor) -> bool:
         if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
@@ -226,7 +242,7 @@ class Models:
         digests = {name: _digest(value) for name, value in self.weights().items()}
         self._record.weights.append(
             Weights(
-                rank=self.rank, step=self._updates, digests=digests, without_gradient=lacking,
+                rank=self.rank, step=self._updates, joins=self._joins, digests=digests, without_gradient=lacking,
                 line=line_of(users_frame()),
             )
         )  # fmt: skip
@@ -292,7 +308,7 @@ def watching(find: Callable[[], tuple[Watch | None, Models] | None]) -> Iterator
     def after(optimizer: Any, *_: Any) -> None:
         if (found := find()) is not None:
             with _aside(found[0]):
-                found[1].after()
+                found[1].after(optimizer)
 
     hooks = [
         torch.nn.modules.module.register_module_parameter_registration_hook(registered),

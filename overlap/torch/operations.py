@@ -89,7 +89,7 @@ def _recorded(call: str, operation: str, group: Any, method: Callable[[], Any], 
             raise
         over: torch.futures.Future[None] = torch.futures.Future()
         private.end_with(span, over)
-        work.when_done(lambda: over.set_result(None))
+        work.record_end(lambda: over.set_result(None))
         return work
 
 

@@ -22,6 +22,9 @@ from . import typed
 from .errors import backend_error, timed_out
 from .operations import untraced
 
+# The end of a record takes microseconds in the thread that ends the operation; should that thread have ended before.
+_RECORD_S = 5.0
+
 
 class Handle(Protocol):
     """The operation under a Work: a future of ours, or several as one."""
@@ -121,6 +124,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         super().__init__()
         self._handle, self._tensors, self._source = handle, tensors, source
         self._future: torch.futures.Future[Any] | None = None
+        self._recorded: threading.Event | None = None
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -143,6 +147,8 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
             raise dist.DistBackendError(timed_out(seconds, error)) from error
         except (OverlapError, trio.WouldBlock) as error:
             raise backend_error(error) from error
+        if self._recorded is not None:
+            self._recorded.wait(_RECORD_S)
         if failure is not None:
             raise backend_error(failure) from failure
         return True
@@ -154,7 +160,7 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
     @untraced
     def is_completed(self) -> bool:
         """Return whether it has ended, well or badly."""
-        return self._handle.done
+        return self._handle.done and (self._recorded is None or self._recorded.is_set())
 
     @untraced
     def is_success(self) -> bool:
@@ -197,9 +203,19 @@ class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
         """Return a future that is done when this is, as `get_future` does."""
         return self.get_future()
 
-    def when_done(self, call: Callable[[], object]) -> None:
-        """Call a function that neither waits nor fails once the operation has ended, well or badly."""
-        when_over(self._handle, lambda _: call())
+    def record_end(self, record: Callable[[], object]) -> None:
+        """Call a function that neither waits nor fails once the operation has ended, well or badly.
+
+        No wait for the operation ends before that: a profiler that the program stops then must have no record open,
+        into whose memory torch would write after it has been freed.
+        """
+        recorded = self._recorded = threading.Event()
+
+        def ended(_: object) -> None:
+            record()
+            recorded.set()
+
+        when_over(self._handle, ended)
 
     def _value(self, _: object) -> object:
         self.wait()

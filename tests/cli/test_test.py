@@ -1,6 +1,8 @@
 """`overlap test`."""
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,37 @@ def test_mistakes(overlap, words, told):
     code, out, err = overlap("test", *words)
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: {told}")
+
+
+NEVER_ENDS = """
+import ctypes
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    WAITS
+dist.barrier()
+model = DistributedDataParallel(torch.nn.Linear(8, 2))
+futures = []
+model.register_comm_hook(None, lambda state, bucket: futures.append(torch.futures.Future()) or futures[-1])
+model(torch.randn(4, 8)).sum().backward()  # waits for the futures with a lock that the end of the model takes
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("waits", "told"),
+    [
+        ("pass", "never ends: rank 0 is still computing at program.py:14 after 25 s of real time: "),
+        ("ctypes.CDLL(None).pause()", "never ends: rank 1 is still computing at program.py:9 after 25 s of real time"),
+        ("ctypes.PyDLL(None).pause()", 'program.py", line 9 in <module>'),  # no Python can run any more
+    ],
+)
+def test_a_rank_that_waits_in_c_for_ever_is_named_and_the_command_ends(tmp_path, waits, told):
+    (tmp_path / "program.py").write_text(NEVER_ENDS.replace("WAITS", waits))
+    command = [sys.executable, "-m", "overlap", "test", "program.py", "--ranks", "3", "--timeout", "25"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert told in done.stdout + done.stderr

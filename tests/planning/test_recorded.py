@@ -14,6 +14,7 @@ from overlap.config import overriding
 from overlap.planning import Layout, load, train
 from overlap.planning.recorded import classes_of, growth_of, play, tape_of
 from overlap.timeline import Span, median_step, merged, read_trace, verdict_of, write_trace
+from overlap.timeline.span import RoleName
 from tests.timeline import programs
 from tests.timeline.made import comm, compute, timeline_of
 from tests.timeline.test_chakra import COLLECTIVE, COMPUTE, SEND, encoded, node, written
@@ -225,6 +226,37 @@ def test_what_nobody_can_carry_over_keeps_its_time_and_is_told():
     tape = tape_of(timeline)
     assert tape.notes == ["2 operations of unknown size keep their recorded time"]
     assert [s.start_ns for s in again(timeline, 2).for_rank(0) if s.kind == "compute"] == [0, 30_000]
+
+
+def misnamed(axes):
+    """Buckets of gradients on the groups of one axis, and sums of a layer on those of the other."""
+    outer, inner = axes
+
+    async def program(rank):
+        mesh = rank.mesh(**{outer: rank.world_size // 2, inner: 2})
+        await mesh[inner].all_reduce(np.zeros(4, "f4"))
+        await mesh[outer].all_reduce(np.zeros(8, "f4"), name=RoleName("bucket 0", "bucket"))
+
+    return program
+
+
+@pytest.mark.parametrize("names", [("stages", "data"), ("one", "other")])
+def test_groups_that_carry_buckets_grow_whatever_their_name(names):
+    timeline = recorded(misnamed(names))
+    assert growth_of(tape_of(timeline), 8).names == {names[0]}
+    assert spans(again(timeline, 8)) == spans(recorded(misnamed(names), ranks=8))
+
+
+def test_buckets_of_all_ranks_make_every_rank_a_data_parallel_one():
+    async def program(rank):
+        pair = rank.group([rank.rank // 2 * 2, rank.rank // 2 * 2 + 1], name="0")
+        await pair.all_reduce(np.zeros(1 << 20, "f4"))  # more bytes than all ranks move together
+        await rank.all_reduce(np.zeros(8, "f4"), name=RoleName("bucket 0", "bucket"))
+
+    growth = growth_of(tape_of(recorded(program)), 8)
+    assert (growth.names, growth.group(5, "0", (0, 1)), growth.group(5, "world", (0, 1, 2, 3))) == (
+        frozenset(), (4, 5), tuple(range(8))
+    )  # fmt: skip
 
 
 def pairs():

@@ -271,7 +271,7 @@ def test_a_future_and_a_callback_hear_of_the_end(groups: list[ProcessGroup]) -> 
     x, heard = torch.zeros(1), threading.Event()
     work = groups[1].recv([x], 0, 0)
     future = work.get_future().then(lambda done: done.value()[0] + 1)
-    work.when_done(heard.set)
+    work.record_end(heard.set)
     assert not heard.is_set()
     groups[0].send([torch.ones(1)], 1, 0).wait()
     assert future.wait().item() == 2

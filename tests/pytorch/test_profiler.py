@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from overlap.processes.place import without_membership  # noqa: E402
 from overlap.timeline.files.tracefile import read_trace  # noqa: E402
 from overlap.timeline.span import Span  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
+from overlap.torch.work import Work  # noqa: E402
 
 from .pairs import ranks  # noqa: E402
 
@@ -95,6 +98,38 @@ def test_a_call_that_fails_ends_its_records(tmp_path: Path) -> None:
 def communication(path: Path, rank: int) -> list[Span]:
     spans = [span for span in read_trace(str(path)).spans if span.kind == "comm" and span.rank == rank]
     return sorted(spans, key=lambda span: span.info.seq if span.info else -1)
+
+
+class _Ended:
+    """An operation that has ended, and of which a busy thread has yet to say so."""
+
+    done = True
+
+    def __init__(self, said: threading.Event) -> None:
+        self._said = said
+
+    def exception(self, timeout: float | None = None) -> None:
+        pass
+
+    result = exception
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        threading.Thread(target=lambda: self._said.wait(30) and callback(self)).start()
+
+
+def test_no_wait_ends_before_the_record_of_its_operation() -> None:
+    """Else torch writes the end of a record into memory that the end of its profiler has freed."""
+    said, order = threading.Event(), []
+    work = Work(_Ended(said), [])
+    work.record_end(lambda: order.append("recorded"))
+    waiter = threading.Thread(target=lambda: order.append(f"waited {work.wait()}"))
+    waiter.start()
+    waiter.join(0.2)
+    assert not work.is_completed()
+    said.set()
+    waiter.join(30)
+    assert order == ["recorded", "waited True"]
+    assert work.is_completed()
 
 
 @pytest.mark.torch

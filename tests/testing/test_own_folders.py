@@ -1,12 +1,15 @@
 """Programs of PyTorch in folders of their own: working directories, modules, and bugs that are not the program's."""
 
+import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from overlap.errors import UsageError
-from overlap.testing import Ranks, RanksFailed, running
+from overlap.testing import Ranks, RanksFailed, running, views
 from overlap.testing.folders import RunFolder
 from overlap.testing.judging import judge
 from overlap.testing.record import Record
@@ -109,3 +112,45 @@ def test_errors_of_ours_are_raised_where_a_failure_is_made_smaller(error, raised
 def test_an_error_that_no_rank_has_raised_is_no_failure_of_the_program() -> None:
     with pytest.raises(ZeroDivisionError, match="ours"):
         judge(Record(size=2), ZeroDivisionError("ours"))
+
+
+def writes_while_ranks_take_turns(moves: bool) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    over = threading.Event()
+    folder = Path(f"of {dist.get_rank()}")
+    folder.mkdir()
+    if moves:
+        os.chdir(folder)
+        folder = Path()
+
+    def write() -> None:
+        while not over.is_set():
+            (folder / "file").touch()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for _ in range(50):
+        dist.barrier()
+    over.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("how", ["in the run's", "of one for all", "in the rank's"])
+def test_threads_of_ranks_write_to_the_folder_of_the_run(tmp_path, monkeypatch, how) -> None:
+    """Also where threads cannot have folders of their own; where they can, each to that of its rank."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    if how == "of one for all":
+        monkeypatch.setattr(views, "_has_own_folder", lambda: False)
+    elif how == "in the rank's" and not can_have_own_folder():
+        pytest.skip("threads of this machine have one folder")
+    monkeypatch.chdir(tmp_path)
+    run = Ranks().function(writes_while_ranks_take_turns, how == "in the rank's", ranks=3)
+    assert not list(tmp_path.iterdir())
+    assert sorted(path.name for path in run.folder.path.iterdir()) == ["of 0", "of 1", "of 2"]
+
+
+def can_have_own_folder() -> bool:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(views._has_own_folder).result()

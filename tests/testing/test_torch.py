@@ -57,10 +57,30 @@ def test_fsdp_dtensor_pipelining_and_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", ["local_sgd.py", "uneven_inputs.py", "loss_parallel.py", "static_graph.py", "fsdp1.py"]
-)
+    "program",
+    [
+        "local_sgd.py", "uneven_inputs.py", "uneven_rounds.py", "loss_parallel.py", "static_graph.py", "fsdp1.py",
+        "fsdp1_saves.py", "zero.py", "stores.py", "profiled.py", "saves_in_threads.py",
+    ],
+)  # fmt: skip
 def test_right_programs_are_well_on_several_seeds(program) -> None:
     assert not Ranks(HERE).program(program, ranks=4, seeds=3).verdicts
+
+
+def test_a_number_of_the_store_may_be_old_when_the_next_one_is_written() -> None:
+    run = Ranks(HERE).program("takes_jobs_twice.py", ranks=2, check=False)
+    assert [each.text for each in run.verdicts] == [
+        "rank 0 failed at takes_jobs_twice.py:16: AssertionError: a job was done twice"
+    ]
+
+
+def test_an_operation_that_ddp_never_waits_for_is_in_flight_and_its_own() -> None:
+    """With gloo, too, ranks end with other weights if such gradients are large: DDP throws the handle away."""
+    run = Ranks(HERE).program("delayed.py", ranks=2, check=False)
+    assert [str(each) for each in run.verdicts[:1]] == [
+        "buffer in flight: rank 0 reads a tensor at delayed.py:19 (add_) while all_reduce #5 on group 'world' "
+        "(delayed.py:18) is under way: DistributedDataParallel, for delay_all_reduce_named_params, never waits for it"
+    ]
 
 
 @pytest.mark.slow
@@ -206,6 +226,12 @@ def runs_ranks_of_its_own():
     overlap.run(None, ranks=2)
 
 
+def uses_rpc():
+    from torch.distributed import rpc
+
+    rpc.init_rpc(f"worker{os.environ['RANK']}", rank=int(os.environ["RANK"]), world_size=2)
+
+
 def uses_mpi():
     import mpi4py  # noqa: F401
 
@@ -226,6 +252,7 @@ def uses_mpi():
             runs_ranks_of_its_own,
             "the program starts ranks of its own by overlap.run; test its async function",
         ),
+        (uses_rpc, r"refused: test_torch.py:\d+: the program communicates by torch.distributed.rpc"),
         (uses_mpi, "the program communicates by mpi4py, whose ranks are processes"),
     ],
 )

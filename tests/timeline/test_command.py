@@ -157,3 +157,40 @@ def test_names_cannot_leave_the_page():
     assert "</script><b>" not in told
     assert "&lt;verdict&gt;" in told
     assert told.count("</script>") == 1
+
+
+OPTIONS = {
+    "-o": ["o.json"], "--step": ["1"], "--ranks": ["0"], "--all": [], "--width": ["60"], "--ascii": [], "--ops": [],
+    "--stragglers": [], "--critical-path": [], "--what-if": ["bandwidth=2x"], "--advise": [],
+    "--against": ["run.trace.json"], "--fail-if": ["exposed > 100%"], "--json": [], "--html": ["h.html"],
+    "--svg": ["s.svg"],
+}  # fmt: skip
+TABLES, PICTURES = {"--ops", "--stragglers", "--critical-path"}, {"--html", "--svg"}
+PREDICTIONS = {"--what-if", "--advise"}
+REFUSED = {
+    "-o": OPTIONS.keys() - {"-o"},
+    "--what-if": {*TABLES, *PICTURES, "--against", "--ranks", "--all", "--advise"},
+    "--advise": {*TABLES, *PICTURES, "--against", "--ranks", "--all"},
+    "--against": {*TABLES, "--json"},
+    "--json": TABLES,
+}
+
+
+@pytest.mark.parametrize("pair", list(combinations(OPTIONS, 2)), ids=" ".join)
+def test_two_options_do_what_each_is_for_or_are_refused(command, pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [word for option in pair for word in (option, *OPTIONS[option])]
+    one, other = pair
+    if other in REFUSED.get(one, ()) or one in REFUSED.get(other, ()):
+        with pytest.raises(UsageError, match=r"^(-o|--[a-z-]+), --[a-z-]+: one or the other; ") as caught:
+            command(*words)
+        assert {word.rstrip(",:") for word in str(caught.value).split()[:2]} == set(pair)
+        assert [*tmp_path.iterdir()] == [tmp_path / "run.trace.json"]
+        return
+    shown = command(*words)
+    if "--json" in pair:
+        told = json.loads(shown)
+        assert "--ranks" not in pair or [row["rank"] for row in told["ranks"]] == [0]
+        assert "--step" not in pair or told["step"] == 1
+    for option in PICTURES.intersection(pair):
+        assert (tmp_path / OPTIONS[option][0]).stat().st_size > 0

@@ -40,7 +40,9 @@ def add_recorded(parser: argparse.ArgumentParser) -> None:
     of = parser.add_argument_group("a trace instead of a program: FILE ..., those of all ranks")
     of.add_argument("--compute", metavar="F", help="computes take F times as long as recorded, such as 0.5x")
     of.add_argument(
-        "--grow", metavar="NAME,...", help="groups with more ranks on a larger cluster; default: dp, fsdp, data, or all"
+        "--grow",
+        metavar="NAME,...",
+        help="groups with more ranks on a larger cluster; default: those of buckets",
     )
 
 

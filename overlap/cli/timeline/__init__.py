@@ -118,14 +118,12 @@ def main(args: argparse.Namespace) -> int:
     """
     for option in ("html", "svg", "png", "output"):
         setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
+    _check_together(args)
     if args.output is not None:
         return 0 if _merge(args.files, args.output) else EXIT_FAILED
     check_width(args.width)
     if args.interactive:
-        _check_alone(args)
         check_terminal()
-    else:
-        _check_prediction(args)
     if args.png is not None:
         check_pillow()
     limits = [parse_limit(text) for text in args.fail_if or ()]
@@ -148,6 +146,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.json:
         verdict = verdict_of(timeline, step=step, ranks=ranks)
         print(as_json(report(timeline, step, ranks, verdict), version=SCHEMA_VERSION), end="")
+        kept_all = _written(args, timeline, verdict, step, ranks)
     else:
         verdict, kept_all = _shown(args, timeline, step, ranks)
     failed = [limit for limit in limits if limit.holds(verdict)]
@@ -156,29 +155,54 @@ def main(args: argparse.Namespace) -> int:
     return EXIT_FAILED if failed or not kept_all else 0
 
 
-def _check_alone(args: argparse.Namespace) -> None:
-    """Check that no option asks to print or write while the run is shown on the screen."""
-    for option in ("advise", "json", "html", "svg", "png", "ops", "stragglers", "critical_path"):
-        if getattr(args, option):
-            raise UsageError(f"-i, --{option.replace('_', '-')}: one or the other; -i shows a run and writes nothing")
-    if args.what_if and args.against is not None:
-        raise UsageError("-i --what-if, --against: one or the other; the screen shows two runs at most")
+_TABLES = ("ops", "stragglers", "critical_path")
+_PICTURES = ("html", "svg", "png")
+_EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
+    "output": (
+        (
+            "interactive", "step", "ranks", "all", "width", "ascii", *_TABLES, "what_if", "advise", "against",
+            "fail_if", "json", *_PICTURES,
+        ),
+        "-o only writes the files as one trace file",
+    ),
+    "interactive": (("advise", "json", *_PICTURES, *_TABLES), "-i shows a run and writes nothing"),
+    "advise": (
+        (*_PICTURES, *_TABLES, "against", "ranks", "all"),
+        "--advise only prints predictions, of all ranks: run the command once more without --advise",
+    ),
+    "what_if": (
+        (*_PICTURES, *_TABLES, "against", "ranks", "all"),
+        "--what-if only prints predictions, of all ranks: run the command once more without --what-if",
+    ),
+    "against": ((*_TABLES, "json"), "--against prints two pictures and their differences"),
+    "json": (_TABLES, "the JSON has operations and arrivals; for tables, run the command once more without --json"),
+}  # fmt: skip
+"""For each option, those that it cannot do at the same time, and why."""
 
 
-def _check_prediction(args: argparse.Namespace) -> None:
-    """Check that no option asks for more where only predictions are printed."""
+def _check_together(args: argparse.Namespace) -> None:
+    """Check that each option can do what it is for beside the others."""
     if args.advise and args.what_if:
         raise UsageError(
             "--advise, --what-if: one or the other; --advise tries changes to the run as it was recorded, --what-if "
             "predicts those that you give"
         )
-    asked = "--advise" if args.advise else "--what-if" if args.what_if else None
-    for option in ("html", "svg", "png", "ops", "stragglers", "critical_path", "against", "ranks", "all"):
-        if asked is not None and getattr(args, option):
-            raise UsageError(
-                f"{asked}, --{option.replace('_', '-')}: one or the other; {asked} only prints predictions, of all "
-                f"ranks: run the command once more without {asked}"
-            )
+    if args.interactive and args.what_if and args.against is not None:
+        raise UsageError("-i --what-if, --against: one or the other; the screen shows two runs at most")
+    for option, (others, why) in _EXCLUDED.items():
+        if not _is_given(args, option) or (args.interactive and option in ("what_if", "against")):
+            continue
+        for other in others:
+            if _is_given(args, other):
+                raise UsageError(f"{_spelled(option)}, {_spelled(other)}: one or the other; {why}")
+
+
+def _is_given(args: argparse.Namespace, option: str) -> bool:
+    return getattr(args, option) not in (None, False, [])
+
+
+def _spelled(option: str) -> str:
+    return {"interactive": "-i", "output": "-o"}.get(option, f"--{option.replace('_', '-')}")
 
 
 def _browsed(
@@ -244,8 +268,20 @@ def _shown(
         show.tables(console, args, timeline, step, ranks, view.verdict)
     else:
         show.picture(console, view, timeline, ranks)
-    kept_all = args.html is None or show.write_html(timeline, view.verdict, args.html, step=step, ranks=ranks)
-    return view.verdict, show.write_pictures(view, svg_path=args.svg, png_path=args.png) and kept_all
+    return view.verdict, _written(args, timeline, view.verdict, step, ranks)
+
+
+def _written(
+    args: argparse.Namespace, timeline: Timeline, verdict: Verdict, step: int | None, ranks: Sequence[int] | None
+) -> bool:
+    """Write the files that are asked for; return whether all are written."""
+    from . import show
+
+    kept_all = args.html is None or show.write_html(timeline, verdict, args.html, step=step, ranks=ranks)
+    if args.svg is None and args.png is None:
+        return kept_all
+    view = show.view(args, timeline, step, ranks)
+    return show.write_pictures(view, svg_path=args.svg, png_path=args.png) and kept_all
 
 
 def _merge(files: Sequence[str], path: str) -> bool:

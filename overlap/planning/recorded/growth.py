@@ -13,7 +13,11 @@ from .tape import Tape
 
 WORLD = "world"
 _PARALLEL = re.compile(r"(?:^|[^a-z]|x)(?:dp|ddp|fsdp|hsdp|data|replicas?)(?:$|[^a-z]|x)")
-"""In the name of a group, whose ranks have samples of their own: the axes of a mesh are joined by an x."""
+"""In the name of a group, whose ranks have samples of their own: the axes of a mesh are joined by an x.
+
+Only a guess, for traces of which no operation carries a bucket: older ones, and those of programs that sum their
+gradients themselves.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,8 @@ def growth_of(tape: Tape, ranks: int, names: Sequence[str] = ()) -> Growth:
     """Lay a recorded run on the ranks of a cluster.
 
     Groups of data parallel ranks grow or shrink with the cluster; all others keep their sizes. The groups that grow are
-    given by name, or are the groups whose name says `dp`, `fsdp` or `data`, or else the group of all ranks.
+    given by name, or are those whose operations carry buckets of gradients. Of a trace that has no buckets they are the
+    groups whose name says `dp`, `fsdp` or `data`, or else the group of all ranks.
 
     Args:
         tape: The recorded run.
@@ -131,6 +136,8 @@ def _growing(
         sizes.setdefault(name, set()).add(len(members))
     if unknown := [name for name in names if name not in sizes]:
         raise UsageError(f"--grow: {unknown[0]!r} is no group of the trace; there are {_told(sizes) or 'none'}")
+    if not names and (carriers := _of_buckets(tape)):
+        return carriers - {WORLD}
     found = frozenset(names or (name for name in sizes if _PARALLEL.search(name.lower())))
     if not found and ranks != tape.world_size and sizes.keys() - {WORLD} and not _moves_much(tape):
         raise UsageError(
@@ -138,6 +145,12 @@ def _growing(
             f"is of {tape.world_size} ranks"
         )
     return found
+
+
+def _of_buckets(tape: Tape) -> frozenset[str]:
+    """Return the groups whose operations carry buckets, as far as the trace says so."""
+    moves = (move for moves in tape.moves.values() for move in moves)
+    return frozenset(move.info.group for move in moves if move.kind == "collective" and move.span.role == "bucket")
 
 
 def _told(sizes: Mapping[str, set[int]]) -> str:

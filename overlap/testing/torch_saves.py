@@ -1,0 +1,97 @@
+"""Checkpoints that PyTorch saves in a thread, such as those of `async_save`: a thread that takes turns with its rank's.
+
+The threads in which `torch.distributed.checkpoint` stages and saves communicate. Each becomes a second thread of its
+rank, which runs one function and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from math import inf
+from typing import Any
+
+import trio
+from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d as c10d
+
+from ..torch.issuing import line_of, users_frame
+from .threads import RankThread, RefusedError
+from .torch_rank import RANKS, TorchRank
+
+_CHECKPOINTS = "torch.distributed.checkpoint."
+_OF_PROCESSES = f"{_CHECKPOINTS}_async_process_executor"
+# Virtual time of a look at a future that is not done.
+_LOOK_S = 1e-6
+
+
+class SaveFuture(Future[Any]):
+    """Future of a function that runs in a thread of the rank; who waits for it lets the thread go on."""
+
+    ended: trio.Event
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = trio.Event()
+
+    def done(self) -> bool:
+        """Return whether it has ended; to ask takes a moment."""
+        here = RankThread.here()
+        if here is not None and not super().done():
+            here.sleep(_LOOK_S)
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the end, and return the result."""
+        return super().result(self._waited(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end, and return the error."""
+        return super().exception(self._waited(timeout))
+
+    def _waited(self, timeout_s: float | None) -> float | None:
+        here = RankThread.here()
+        if here is None:
+            return timeout_s
+        if not super().done():
+            here.wait_until(super().done, lambda: self.ended, inf if timeout_s is None else timeout_s)
+        return 0.0
+
+
+def submitted(
+    original: Callable[..., Future[Any]],
+    pool: ThreadPoolExecutor,
+    function: Callable[..., Any],
+    *args: Any,
+    **more: Any,
+) -> Future[Any]:
+    """Run a function of a pool of threads; where it is PyTorch's and saves, in a thread that takes turns."""
+    module = getattr(function, "__module__", None) or ""
+    if not module.startswith(_CHECKPOINTS):
+        return original(pool, function, *args, **more)
+    if module == _OF_PROCESSES:
+        raise RefusedError(
+            "the program saves a checkpoint in a process of its own, and a test has one process: use "
+            "AsyncCheckpointerType.THREAD"
+        )
+    here = RankThread.here()
+    assert here is not None
+    future = SaveFuture()
+    here.begin(partial(_save, RANKS[here], line_of(users_frame()), future, partial(function, *args, **more)))
+    return future
+
+
+def _save(
+    torch_rank: TorchRank, site: str, future: SaveFuture, function: Callable[[], Any], thread: RankThread[Any]
+) -> None:
+    torch_rank.of_thread(thread, site)
+    for group, name in c10d._world.pg_names.items():
+        _distributed_c10d._register_process_group(name, group)  # C++ keeps names by thread
+    try:
+        result = function()
+    except Exception as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+    thread.call(future.ended.set)
