@@ -44,7 +44,8 @@ class Communicators:
         self.engine, self.left = engine, set[int]()
         self.unheard: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
-        self._of_group: dict[Key, dict[Key, None]] = {}  # keys of the communicators of each group
+        # Keys of the communicators of each group, by its ranks and occurrence: to make the group's key takes longer.
+        self._of_group: dict[tuple[object, ...], dict[Key, None]] = {}
         self._unused: dict[Key, int] = {}  # groups that some ranks here use no more: how many ranks
         self._any: dict[Key, AnySource] = {}  # receives from any source that are under way
         self._ours: dict[Key, None] = {}  # receives from any source of which the last took a message of this process
@@ -90,7 +91,7 @@ class Communicators:
         """Keep a communicator for later operations."""
         key = communicator.key
         self._open[key] = communicator
-        self._of_group.setdefault(key.group, {})[key] = None
+        self._of_group.setdefault(key[:2], {})[key] = None
         return communicator
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
@@ -106,11 +107,11 @@ class Communicators:
 
     def _unlist(self, key: Key) -> None:
         """Remove a communicator from those of its group."""
-        keys = self._of_group.get(key.group)
+        keys = self._of_group.get(key[:2])
         if keys is not None:
             keys.pop(key, None)
             if not keys:
-                del self._of_group[key.group]
+                del self._of_group[key[:2]]
 
     # -- groups that come to their end ---------------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ class Communicators:
 
     def close_group(self, group: Key) -> None:
         """Forget a group, and its communicators, that no rank uses any more."""
-        for key in list(self._of_group.get(group, ())):
+        for key in list(self._of_group.get(group[:2], ())):
             communicator = self._open.get(key)
             if communicator is not None:
                 self.engine.close(communicator)
@@ -154,7 +155,7 @@ class Communicators:
                 communicator.close()
             if self._off:
                 self._off.pop(key.id, None)
-        self._of_group.pop(group, None)
+        self._of_group.pop(group[:2], None)
         if self._off:
             self._off.pop(group.id, None)
         for anyone in [each for each in self._ours if each.group == group]:

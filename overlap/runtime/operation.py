@@ -34,7 +34,7 @@ from ..timeline.recording import RawGroup, RawMatch
 from .context import RankContext
 from .derived import sources
 from .event_loop import Cancels
-from .future import Failure, Future, conclude, settle
+from .future import Failure, Future, conclude
 from .handover import Looking
 from .memory.arrays import read_only
 from .outstanding import CallSite, Issued, name_told, place_told
@@ -425,9 +425,13 @@ class CollectiveFuture(Issued[T_co]):
             context.flight.carried(self.record, started_ns, end_ns)
             if self.shared:
                 self._share()
-            value = self.out if self.given is None else self.given
+            self._value = self.out if self.given is None else self.given
             self.release()  # first: who is told may want the same arrays at once
-            settle(self, value)
+            self._enter(DONE)  # as `conclude` does, without a lock: nobody but who has the loop's place ends it
+            if self._threads is not None:
+                self._wake_threads()
+            if self._anywhere is not None:
+                self._call_anywhere()
             self._deliver()
 
     @property

@@ -35,6 +35,9 @@ from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING
 
 T_co = TypeVar("T_co", covariant=True)
 
+LEFT = (UNWANTED, CANCELLING)
+"""States of receives whose message goes to the next one, unless somebody waits for them again."""
+
 _ARRIVALS = count(1)  # numbers of messages are of a communicator, which may be closed and opened again
 
 
@@ -218,9 +221,11 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Hand the message over, or put it back for the next receive: see the module."""
-        if not self.puts_back():
-            self._note_order()
-            super().finish(end_ns, meeting)
+        if self.state in LEFT and self.puts_back():
+            return
+        if not self.order:  # else the message was put back before
+            self.order = next(_ARRIVALS)
+        super().finish(end_ns, meeting)
 
     def puts_back(self) -> bool:
         """Put the message that has arrived back, if nobody waits for it any more, or it is cancelled."""
@@ -245,12 +250,8 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     def _message(self, value: object) -> ReturnedMessage:
         """Return the message that it has received: `value`, or what has arrived if there is no value yet."""
-        self._note_order()
+        self.order = self.order or next(_ARRIVALS)
         return ReturnedMessage(self.order, *self.received(value))
-
-    def _note_order(self) -> None:
-        if not self.order:  # else the message was put back before
-            self.order = next(_ARRIVALS)
 
     def received(self, value: object) -> tuple[Call, Array | None]:
         """Return the call and the bytes of the message, as a flat copy."""

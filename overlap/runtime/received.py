@@ -19,7 +19,7 @@ from .context import Arrays
 from .forms import Absent, parsed, text_of
 from .future import Failure
 from .memory.foreign import as_output
-from .receive import ReceiveFuture
+from .receive import LEFT, ReceiveFuture
 from .state import DONE
 from .trees import filled, leaves_of, with_items
 
@@ -109,7 +109,7 @@ class Received(ReceiveFuture[object]):
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Take apart what has arrived, and hand it over."""
-        if self.puts_back():
+        if self.state in LEFT and self.puts_back():
             return
         if self.state < DONE and self._form:
             try:

@@ -235,7 +235,7 @@ class SpanningCommunicators(Communicators):
                 last=communicator.last,
             )
             self._earlier.update(((communicator.id, seq), called) for seq, called in communicator.earlier())
-            self._of_group.setdefault(communicator.key.group, {})[communicator.key] = None
+            self._of_group.setdefault(communicator.key[:2], {})[communicator.key] = None
             while len(self._earlier) > _COUNTED:
                 self._earlier.popitem(last=False)
             if len(self._at_rest) > _COUNTED:
@@ -254,7 +254,7 @@ class SpanningCommunicators(Communicators):
         Until then others may still need to know what ranks here have called, and read the memory of this process. All
         that a process says of a group reaches everybody before the word that it does not use the group any more.
         """
-        ids = [group.id, *(key.id for key in self._of_group.get(group, ()))]
+        ids = [group.id, *(key.id for key in self._of_group.get(group[:2], ()))]
         here, size = len(self._local.intersection(group.ranks)), len(group.ranks)
         self._ended_here[ids[0]] = group
         self._others.tell_unused(ids[0], here, size, ids)
@@ -287,7 +287,7 @@ class SpanningCommunicators(Communicators):
 
     def close_group(self, group: Key) -> None:
         """Forget a group, its communicators, and what is known of its messages at rest."""
-        keys = list(self._of_group.get(group, ()))
+        keys = list(self._of_group.get(group[:2], ()))
         super().close_group(group)
         ids = {key.id for key in keys}
         for each in ids:
