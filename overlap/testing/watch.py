@@ -261,13 +261,15 @@ class Models:
         names = self.names()
         chosen = self._optimized or {id(p): p for module in self._modules.values() for p in module.parameters()}
         return {
-            f"{names.get(key, f'parameter {number}')}{_place(value)}": _local(value)
+            f"{names.get(key, f'parameter {number}')}{_place(value, self.rank)}": _local(value)
             for number, (key, value) in enumerate(chosen.items())
         }
 
 
-def _place(value: torch.Tensor) -> str:
-    """Return which part of a distributed tensor a rank holds; "" is all of it."""
+def _place(value: torch.Tensor, rank: int) -> str:
+    """Return which part of a distributed tensor, or of FSDP1's parameter, a rank holds; "" is all of it."""
+    if getattr(value, "_fsdp_flattened", False):
+        return f" [part {rank}]"
     placements = getattr(value, "placements", ())
     mesh = getattr(value, "device_mesh", None)
     if mesh is None:

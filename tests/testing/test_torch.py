@@ -67,6 +67,10 @@ def test_right_programs_are_well_on_several_seeds(program) -> None:
     assert not Ranks(HERE).program(program, ranks=4, seeds=3).verdicts
 
 
+def test_parts_of_the_parameters_of_fsdp1_are_not_compared() -> None:
+    assert Ranks(HERE).program("fsdp1.py", ranks=2).same()
+
+
 def test_a_number_of_the_store_may_be_old_when_the_next_one_is_written() -> None:
     run = Ranks(HERE).program("takes_jobs_twice.py", ranks=2, check=False)
     assert [each.text for each in run.verdicts] == [
