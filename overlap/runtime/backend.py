@@ -26,9 +26,6 @@ from .handover import Handover
 from .interpreter import BlasLimit
 from .memory.buffer_pool import BufferPool
 
-# Of how many sources and destinations, with their tags, the ends are kept while none of their messages is under way.
-_KEPT = 256
-
 if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
@@ -125,10 +122,6 @@ class RealBackend(Backend):
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
         """Return the engine that moves bytes."""
         return RealEngine(transport, cluster, token, algorithm=algorithm)
-
-    def communicators(self, engine: BaseEngine) -> Communicators:
-        """Return the communicators of a world."""
-        return Communicators(engine, keeps=_KEPT)
 
     def close(self) -> None:
         """Give BLAS its threads back."""

@@ -97,8 +97,8 @@ class Shared(Protocol):
     def broken(self, key: Key) -> Callable[[], BaseException] | None:
         """Return what makes the errors of a group that was aborted; None if it was not."""
 
-    def rest_idle(self, communicator: Communicator) -> None:
-        """Keep a communicator of messages that is idle for the next ones, or forget it."""
+    def close(self, communicator: Communicator) -> None:
+        """Forget a communicator of messages that is idle."""
 
 
 class Communicator:
@@ -151,7 +151,7 @@ class Communicator:
             lane = MessageLane(context, stream)
             port = self.ports[place] = Port(self, lane, position=position, place=place, towards=towards)
             port.next_seq, lane.rests = self.first_seq, self._rest
-        elif port.stream.idle and not (isinstance(port.stream, MessageLane) and port.stream.within is stream):
+        elif port.stream.idle:
             port.stream = lane = MessageLane(context, stream)
             lane.rests = self._rest
         return port
@@ -161,22 +161,11 @@ class Communicator:
         return position
 
     def _rest(self) -> None:
-        """Begin anew, or be forgotten, once both ends of messages have seen as many, and none is under way."""
+        """Be forgotten once both ends of messages have seen as many, and none is under way."""
         ports = self.ports.values()
         even = len(ports) == self.here and len({port.next_seq for port in ports}) == 1
-        if even and self.is_idle:
-            self._shared.rest_idle(self)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no message is under way."""
-        return not self._matches and all(port.stream.idle and not port.returned for port in self.ports.values())
-
-    def begin_anew(self) -> None:
-        """Number the next messages from the first one, as a new communicator would."""
-        self.lasts = True
-        for port in self.ports.values():
-            port.next_seq = self.first_seq
+        if even and not self._matches and all(port.stream.idle and not port.returned for port in ports):
+            self._shared.close(self)
 
     def close(self) -> None:
         """Be forgotten: drop what refers back to this communicator."""

@@ -40,17 +40,8 @@ class Communicators:
     later: Callable[[Callable[[], None]], None]
     over = False
 
-    def __init__(self, engine: BaseEngine, *, keeps: int = 0) -> None:
-        """Made by a backend.
-
-        Args:
-            engine: As the attribute.
-            keeps: How many communicators of messages to keep while they are idle: to make one takes as long as a
-                message does.
-        """
+    def __init__(self, engine: BaseEngine) -> None:
         self.engine, self.left = engine, set[int]()
-        self._keeps = keeps
-        self._idle: dict[Key, Communicator] = {}  # those that are kept, or were and are in use; the latest last
         self.unheard: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
         # Keys of the communicators of each group, by its ranks and occurrence: to make the group's key takes longer.
@@ -107,22 +98,8 @@ class Communicators:
         """Make a communicator."""
         return Communicator(self, key, name, members)
 
-    def rest_idle(self, communicator: Communicator) -> None:
-        """Keep a communicator of messages that is idle for the next ones, or forget it."""
-        if not self._keeps or self._off:
-            self.close(communicator)
-            return
-        communicator.begin_anew()
-        self._idle.pop(communicator.key, None)
-        self._idle[communicator.key] = communicator
-        if len(self._idle) > self._keeps:
-            oldest = self._idle.pop(next(iter(self._idle)))
-            if oldest.is_idle:
-                self.close(oldest)
-
     def close(self, communicator: Communicator) -> None:
         """Forget a communicator of messages that is idle."""
-        self._idle.pop(communicator.key, None)
         if self._open.get(communicator.key) is communicator:
             del self._open[communicator.key]
             communicator.close()
@@ -175,7 +152,6 @@ class Communicators:
             if communicator is not None:
                 self.engine.close(communicator)
                 del self._open[key]
-                self._idle.pop(key, None)
                 communicator.close()
             if self._off:
                 self._off.pop(key.id, None)
