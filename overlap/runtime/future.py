@@ -43,7 +43,7 @@ _LOCK = threading.Lock()
 
 
 class Cause:
-    """What made operations fail: one failed compute, or one loss that many operations met.
+    """Cause of failed operations: one failed compute, or one loss that many operations met.
 
     Attributes:
         seen: Whether any task or thread was given the error of an operation that failed of it.

@@ -9,7 +9,7 @@ from .operation import Operation
 
 
 class Plan(ABC):
-    """How the operations of one rank with one call are carried out, decided once. Its text names the executor.
+    """Choice of the executor for one rank's operations with one call, made once. Its text names the executor.
 
     An end under way is the operation's `scope` (see `moves`); `Communicator.settle` ends it. Making a plan is quick and
     starts nothing: compiling, for instance, waits for the first operation.

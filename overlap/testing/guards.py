@@ -1,4 +1,4 @@
-"""What programs do to their process, answered or refused in the threads of ranks: files, signals, sleeps, forks."""
+"""Guards of the process that ranks share: files, signals, sleeps and forks of a program are answered or refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FOREIGN = {"mpi4py": "mpi4py", "horovod": "Horovod", "deepspeed": "DeepSpeed", 
 
 
 class GuardedProgram(Protocol):
-    """What answers some of what a program does to its process; see `programs`."""
+    """Program whose ranks share this process, as its guards see it; see `programs`."""
 
     opened: dict[int, list[tuple[str, weakref.ref[Any]]]]
 
