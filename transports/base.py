@@ -20,7 +20,7 @@ from transports.failures import ArgumentError
 
 if TYPE_CHECKING:
     from transports.common import Board
-    from transports.shared_memory.mailbox import Post
+    from transports.shared_memory.engine import Post
     from transports.starter import Starter
 
 #: Tags are unsigned 64-bit integers, so that they fit any wire format: ``0 <= tag < TAG_LIMIT``.

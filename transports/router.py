@@ -15,7 +15,7 @@ from transports.starter import Starter
 
 if TYPE_CHECKING:
     from transports.common import Board
-    from transports.shared_memory.mailbox import Post
+    from transports.shared_memory.engine import Post
 
 # Of how many choices of a rank is known whose message was taken last; a program may use a new tag for each message.
 _REMEMBERED = 256

@@ -8,7 +8,7 @@ from ..diagnostics import calling
 
 if TYPE_CHECKING:
     import topology
-    from transports.shared_memory.mailbox import Post
+    from transports.shared_memory.engine import Post
 
     from .mail import Mail
 

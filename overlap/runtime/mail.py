@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from transports.shared_memory.mailbox import CORRUPT, DONE, MISMATCH, NO_MEMORY, PENDING
+from transports.shared_memory.engine import CORRUPT, DONE, MISMATCH, NO_MEMORY, PENDING
 
 from ..errors import CollectiveMismatchError, DeadlineError, PeerError, PeerFailedError, RankLeftError
 from ..flight.recorder import Known
@@ -29,7 +29,7 @@ from .match import Key
 from .outstanding import Issued
 
 if TYPE_CHECKING:
-    from transports.shared_memory.mailbox import Mailbox, Op, Post
+    from transports.shared_memory.engine import Engine, Op, Post
 
     from .communicators import Communicators
 
@@ -81,7 +81,7 @@ class Mail:
 
     context: RankContext
     communicators: Communicators
-    mailbox: Mailbox
+    mailbox: Engine
     name: str
     ranks: tuple[int, ...]
     size: int

@@ -35,7 +35,7 @@ from .context import RankContext
 from .derived import sources
 from .event_loop import Cancels
 from .future import Failure, Future, conclude
-from .handover import Looking
+from .handover import Run
 from .memory.arrays import read_only
 from .outstanding import CallSite, Issued, name_told, place_told
 from .state import DONE, ISSUED, MATCHING, RUNNING, STOPPING
@@ -363,7 +363,7 @@ class CollectiveFuture(Issued[T_co]):
 
     def _block(self, timeout: float | None = None) -> bool:
         run, begun_s = self.scope, perf_counter()
-        if isinstance(run, Looking):
+        if isinstance(run, Run):
             run.look_here(self.context.handover, timeout)
         return self.state >= DONE or super()._block(
             None if timeout is None else max(0.0, begun_s + timeout - perf_counter())

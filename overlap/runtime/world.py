@@ -44,7 +44,7 @@ from .task import TaskFuture
 
 if TYPE_CHECKING:
     import topology
-    from transports.shared_memory.mailbox import Post
+    from transports.shared_memory.engine import Post
 
 T = TypeVar("T")
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("transports.shared_memory._mailbox", reason="it was not compiled")
+pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
 
 import torch.distributed as dist  # noqa: E402
 
 from overlap import Connection, RemoteError  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
-from transports.shared_memory.mailbox import Mailbox  # noqa: E402
+from transports.shared_memory.engine import Mailbox  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
 

@@ -16,9 +16,9 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
-_NAME = "transports.shared_memory._mailbox"
+_NAME = "transports.shared_memory._native"
 _FOLDER = Path(__file__).parent
-_SOURCE = _FOLDER.parents[1] / "transports/shared_memory/_mailbox.c"
+_SOURCES = sorted((_FOLDER.parents[1] / "transports/shared_memory/native").glob("*.c"))
 COMPILER = shutil.which("gcc")
 DELAYS = ["-include", str(_FOLDER / "mailbox_delays.h")]
 
@@ -46,10 +46,10 @@ _LIMIT_S = 50.0  # of each: all three end within 3 minutes
 
 def build(folder: Path, flags: list[str]) -> Path:
     """Compile the mailbox into a folder, and return the extension."""
-    built = folder / "_mailbox.so"
+    built = folder / "_native.so"
     include = sysconfig.get_path("include")
     command = [COMPILER or "gcc", "-shared", "-fPIC", "-g", "-O1", "-pthread", "-I", include, *flags]
-    subprocess.run([*command, str(_SOURCE), "-o", str(built)], check=True)
+    subprocess.run([*command, *map(str, _SOURCES), "-o", str(built)], check=True)
     return built
 
 

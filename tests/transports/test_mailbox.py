@@ -20,7 +20,7 @@ import pytest
 
 from .mailbox_builds import COMPILER, DELAYS, build
 
-mailbox = pytest.importorskip("transports.shared_memory._mailbox", reason="it was not compiled")
+mailbox = pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
 
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT = range(7)
 RING_BYTES, LONG_S = 16 << 10, 60.0
@@ -35,7 +35,7 @@ class Boxes:
         }
         self.bells = bells = [memoryview(mmap(-1, 4096)) for _ in range(size)]
         self.boxes = [
-            mailbox.Mailbox(
+            mailbox.Engine(
                 bells[i], [None if j == i else (rings[i, j], rings[j, i], bells[j]) for j in range(size)], look_s
             )
             for i in range(size)
@@ -252,7 +252,7 @@ def test_a_receiver_whose_own_messages_nobody_takes_can_ask_for_an_offer(pair: B
     assert np.array_equal(out, data)
 
 
-# Offsets of the counts of a ring in its memory, as `_mailbox.c` lays them out.
+# Offsets of the counts of a ring in its memory, as `native/messages.c` lays them out.
 WRITTEN, READ = 0, 64
 
 
@@ -474,8 +474,8 @@ def test_the_thread_of_a_mailbox_ends_whenever_it_is_closed(tmp_path: Path) -> N
         (lambda box: box.wait(None, 0.0), TypeError),
         (lambda box: box.withdraw(1), TypeError),
         (lambda box: box.lose(9), ValueError),
-        (lambda box: mailbox.Mailbox(memoryview(bytearray(4)), [], 0.0), ValueError),
-        (lambda box: mailbox.Mailbox(memoryview(b"x" * 64), [], 0.0), BufferError),
+        (lambda box: mailbox.Engine(memoryview(bytearray(4)), [], 0.0), ValueError),
+        (lambda box: mailbox.Engine(memoryview(b"x" * 64), [], 0.0), BufferError),
         (lambda box: mailbox.Op(), TypeError),
     ],
 )

@@ -21,7 +21,7 @@ from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError
 from transports.identity import Hello
 from transports.meeting import Door, Meeting, Place
-from transports.shared_memory.mailbox import BUILT, MAIL_BYTES, allow_mail
+from transports.shared_memory.engine import BUILT, MAIL_BYTES, allow_mail
 from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.memory_link import Peer
 from transports.shared_memory.peer_memory import address_of, allow, read

@@ -19,7 +19,7 @@ from transports.meeting import Meeting
 from transports.patience import usable
 from transports.shared_memory.board import Boards
 from transports.shared_memory.joining import Joining, reserved
-from transports.shared_memory.mailbox import MAIL_LOOK_S, Mailbox, Post, allows_mail, bells
+from transports.shared_memory.engine import BUILT, LOOK_S, Engine, EngineDoor, Post, allows_mail, bells
 from transports.shared_memory.memory_link import MemoryLink, Peer
 from transports.shared_memory.peer_memory import WORDS, Word
 from transports.shared_memory.segment import Heap
@@ -98,6 +98,7 @@ class SharedMemory(MatchedTransport):
         self._joining = Joining(meeting, limit_bytes=limit_bytes, reads=reads, mails=mails)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
+        self._engine: Engine | None = None
         self._post: Post | None = None
         self._asleep: dict[int, memoryview] = {}
         self._words: dict[int, Word] = {}
@@ -133,14 +134,15 @@ class SharedMemory(MatchedTransport):
             ranks = self.placement[other]
             self.links[other] = MemoryLink(other, ranks, self.ranks, self.memory, peer, self._report)
         self.reach(self.links)
+        self._engine = self._make_engine()
         self._make_boards()
         self._post = self._make_post()
         self._tell_refused()
 
     def release(self) -> None:
         """Close the descriptors that wake processes, and the mailbox."""
-        if self._post is not None:
-            self._post.mailbox.close()
+        if self._engine is not None:
+            self._engine.close()
         for peer in self._peers.values():
             os.close(peer.bell)
         self._joining.close()
@@ -156,36 +158,41 @@ class SharedMemory(MatchedTransport):
             self._words = {i: Word(each.view[-_LAST_BYTES:][_WORD_AT : _WORD_AT + 4]) for i, each in segments.items()}
         look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(usable()))
         asleep, word = self._asleep[self.member], self._words.get(self.member)
-        links = tuple(self.links.values())
-        self.waiting = waiting = Waiting(self._joining.bell, links, asleep, word, look_s=look_s, let_run=let_run)
+        inlets = tuple(self.links.values()) if self._engine is None else (*self.links.values(), EngineDoor(self._engine))
+        self.waiting = waiting = Waiting(self._joining.bell, inlets, asleep, word, look_s=look_s, let_run=let_run)
         heap = Heap(first, segment.nbytes - _LAST_BYTES)
-        self._boards = boards = Boards(segment, heap, waiting, partial(self._ring, POSTS))
+        self._boards = boards = Boards(segment, heap, self._engine, has_cores=1 + len(self.links) <= len(usable()))
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)
             link.ring = partial(self._ring, PACKETS, (other,))
 
+    def _make_engine(self) -> Engine | None:
+        """Make the engine of this process, if it is compiled."""
+        segment, cores = self._joining.segment, len(usable())
+        if segment is None or not self.links or not BUILT:
+            return None
+        ways: list[tuple[memoryview, memoryview, memoryview] | None] = [None] * len(self.placement)
+        for other, link in self.links.items():
+            ways[other] = link.peer.mail_out, link.peer.mail_in, bells(link.peer.segment.view)
+        processes = 1 + len(self.links)
+        look_s = LOOK_S if processes <= cores else 0.0
+        return Engine(bells(segment.view), ways, look_s, self._joining.bell, max(1, cores // processes))
+
     def _make_post(self) -> Post | None:
-        """Make the mailbox of this process, if it has one, for the others that have one too."""
+        """Return the mailbox of this process, if it has one, for the others that have one too."""
         segment = self._joining.segment
         segments = {self.member: segment} | {other: link.peer.segment for other, link in self.links.items()}
         with_one = [i for i, each in segments.items() if each is not None and allows_mail(each.view)]
-        if segment is None or not self.links or self.member not in with_one:
+        if self._engine is None or self.member not in with_one:
             return None
-        ways: list[tuple[memoryview, memoryview, memoryview] | None] = [None] * len(self.placement)
-        for other in with_one:
-            if other != self.member:
-                peer = self.links[other].peer
-                ways[other] = peer.mail_out, peer.mail_in, bells(peer.segment.view)
-        alone = {self.placement[i][0]: i for i in with_one if len(self.placement[i]) == 1}
-        look_s = MAIL_LOOK_S if len(self.links) < len(usable()) else 0.0
-        return Post(Mailbox(bells(segment.view), ways, look_s), alone)
+        return Post(self._engine, {self.placement[i][0]: i for i in with_one if len(self.placement[i]) == 1})
 
     def _lost(self, member: int) -> None:
         if self._boards is not None:
             self._boards.lose(member, str(self.links[member].engine.gone))
-        if self._post is not None:
-            self._post.mailbox.lose(member)
+        if self._engine is not None:
+            self._engine.lose(member)
 
     def _ring(self, what: int, members: Sequence[int]) -> None:
         """Wake the sleeping ones among some processes, for which there is something new."""

@@ -14,7 +14,7 @@ from time import get_clock_info, perf_counter
 import numpy as np
 
 from transports.shared_memory import peer_memory
-from transports.shared_memory.mailbox import BUILT
+from transports.shared_memory.engine import BUILT
 from transports.shared_memory.segment import Segment
 
 from ...units import format_bytes

@@ -1,87 +1,412 @@
-"""Collectives between processes of one host, out of each other's memory.
+"""Collectives between processes of one host, out of each other's memory, carried out by the engine of the process.
 
-Each rank says on a board where its input lies, and takes what it needs once those have come whom it needs: small inputs
-lie on the board itself, middling ones are copied into memory that all map, large ones are read where they are. Inputs
-that are read where they are may change only when all have read them: whoever gives one waits for that.
+The engine is compiled code (`transports/shared_memory/native`): it executes a table of what a rank takes from whom,
+which is made here, without Python, in a thread of its own or in one that waits. What it does not do, such as sums of
+8-bit floats, travels as programs.
 Cost: each input is read once by whoever needs it, and each result written once; one to three meetings.
 """
 
 from __future__ import annotations
 
-from transports import Transport
-from transports.common import OPERATIONS
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property, lru_cache, partial
+from math import prod
+from threading import get_ident
+from typing import cast
+
+import numpy as np
+from trio import RunFinishedError
+
+from transports import LinkLostError, Transport
+from transports.common import OPERATIONS, Board
+from transports.patience import Patience
+from transports.shared_memory import engine
 
 from ...collectives.call import Call
+from ...collectives.kinds import Collective
+from ...collectives.reduce import Array, Reducer
 from ..communicator import Communicator
+from ..handover import Handover, Run
 from ..match import Match
+from ..memory.arrays import held
 from ..operation import Operation
 from ..plan import Plan
-from .meeting import Common, Meeting
-from .on_board import Exchange, small
-from .on_host import HostRun
-from .shared_result import SharedRun
+from .host_bytes import address_of
+from .pulls import Pull, collected, gives, laid, needed, pulls, reduced, rings, unread
+from .workers import Workers
 
-
-class HostPlan(Plan):
-    """Carries out operations of one rank out of the memory of the processes of this host.
-
-    Args:
-        meeting: Of the ranks.
-        call: The call: kind, sizes and dtype.
-    """
-
-    def __init__(self, meeting: Meeting, call: Call) -> None:
-        self._meeting, self._run = meeting, SharedRun if call.shared else HostRun
-        # what is small goes on the board, once that is ready; uneven blocks seldom repeat
-        self.lasts: bool = not (small(call) or call.counts)
-
-    def __str__(self) -> str:
-        return "memory of this host, one result" if self._run is SharedRun else "memory of this host"
-
-    def start(self, match: Match, operation: Operation) -> None:
-        """Arrive, and go on as far as the others have come."""
-        self._run(self._meeting, match, operation).start()
-
-    def takes_threads(self) -> bool:
-        """Whether the board can be used; before, it takes a task."""
-        board = self._meeting.board
-        return board.ready and board.usable and board.lost is None
+# From here each of three or more ranks reduces a slice only, as `SLICED_BYTES` of native/collectives.c says.
+_SLICED_BYTES = 64 << 10
+# Flags of a table, as native/collectives.c has them.
+_GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL = 1, 2, 4, 8, 16, 32
+# Types of 16 bits that the engine adds up in float32, as native/arithmetic.c numbers them.
+_NARROW = {"float16": 1, "bfloat16": 2}
+# How long the loop looks for the others before it sleeps: longer than waking a process takes (0.1 to 0.3 ms on virtual
+# cores), or two processes, of which one sleeps whenever the other looks, never find each other awake.
+_LOOK_S = 300e-6
+_EVER_S = 1e9
 
 
 class HostMemory:
     """Plans operations whose ranks are in several processes of this host.
 
     Args:
-        transport: Knows who has what in common.
-        common: What all meetings share.
+        transport: Knows who has memory in common.
+        workers: The threads that do large work of one process.
+        program: Plans a program, for ranks that turn out to have no room for a board.
+
+    Attributes:
+        program: As given.
+        patience: How long the loop looks before it sleeps.
     """
 
-    def __init__(self, transport: Transport, common: Common) -> None:
-        self._transport, self._common = transport, common
-        self._meetings: dict[Communicator, Meeting | None] = {}
+    program: Callable[[Communicator, Call, Operation], Plan]
+
+    def __init__(
+        self, transport: Transport, workers: Workers, program: Callable[[Communicator, Call, Operation], Plan]
+    ) -> None:
+        self._transport, self._workers, self.program = transport, workers, program
+        self._boards: dict[Communicator, Board | None] = {}
+        self.patience: Patience = Patience(0.0)
 
     def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan | None:
-        """Return how one rank's operations with a call are carried out; None if the ranks have no memory in common."""
-        if communicator not in self._meetings:
-            self._meetings[communicator] = self._open(communicator, operation)
-        meeting = self._meetings[communicator]
-        if meeting is None:
+        """Return how one rank's operations with a call are carried out; None if the engine cannot do it."""
+        if communicator not in self._boards:
+            self._boards[communicator] = self._open(communicator, operation)
+        board = self._boards[communicator]
+        if board is None or not (call.reducer is None or _reducer(call.reducer, call.size)):
             return None
-        if small(operation.call) and meeting.board.ready and meeting.board.usable:
-            return Exchange(meeting, call, communicator.members.index(operation.context.rank))
-        return HostPlan(meeting, call)
+        return HostPlan(self, communicator, board, call, communicator.members.index(operation.context.rank))
 
     def close(self, communicator: Communicator) -> None:
         """Give back the memory of a communicator; no rank, of any process, uses it any more."""
-        meeting = self._meetings.pop(communicator, None)
-        if meeting is not None:
-            meeting.close()
+        board = self._boards.pop(communicator, None)
+        if board is not None:
+            board.close()
 
-    def _open(self, communicator: Communicator, operation: Operation) -> Meeting | None:
-        if operation.port.stream.window > OPERATIONS // 2:
+    def _open(self, communicator: Communicator, operation: Operation) -> Board | None:
+        if operation.port.stream.window > OPERATIONS // 2 or not engine.BUILT:
             return None
         board = self._transport.board(communicator.key.tag_base(), communicator.members)
-        if board is None:
-            return None
-        self._common.workers.share(board.processes)
-        return Meeting(self._common, board, communicator)
+        if board is not None:
+            self._workers.share(board.processes)
+            self.patience = Patience(_LOOK_S if board.has_cores else 0.0)
+        return board
+
+
+class HostPlan(Plan):
+    """Carries out operations of one rank out of the memory of the processes of this host.
+
+    Args:
+        memory: That of the process.
+        communicator: Of the ranks.
+        board: Theirs.
+        call: The call: kind, sizes and dtype.
+        position: Of the rank in the group.
+
+    Attributes:
+        memory: As given.
+        communicator: As given.
+        board: As given.
+        call: As given.
+        position: As given.
+    """
+
+    memory: HostMemory
+    communicator: Communicator
+    board: Board
+    call: Call
+    position: int
+
+    def __init__(self, memory: HostMemory, communicator: Communicator, board: Board, call: Call, position: int) -> None:
+        self.memory, self.communicator, self.board, self.call, self.position = memory, communicator, board, call, position
+        self.lasts: bool = not call.counts  # uneven blocks seldom repeat
+        self._begun: HostRun | None = None  # by `finish_now`, and to be started
+
+    def __str__(self) -> str:
+        return "memory of this host, one result" if self.call.shared else "memory of this host"
+
+    @cached_property
+    def table(self) -> engine.Table:
+        """Return what the engine executes."""
+        return _table(self.call, self.position)
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """Bytes of the input of a rank that gives any."""
+        return 0 if self.call.dtype is None else prod(self.call.shape or ()) * self.call.dtype.itemsize
+
+    def takes_threads(self) -> bool:
+        """Whether the board can be used; before, it takes a task."""
+        board = self.board
+        return board.ready and board.usable and board.lost is None
+
+    def finish_now(self, operation: Operation) -> bool:
+        """Begin, and end if all have come whom this rank needs, and that does not fail."""
+        if not self.takes_threads():
+            return False
+        self._begun = run = HostRun(self, operation)
+        try:
+            run.submit()
+        except Exception:  # no memory: `start` fails with that
+            self._begun = None
+            return False
+        if run.state != engine.DONE:
+            return False
+        self._begun = None
+        run.take_result()
+        operation.finish(operation.context.now_ns(), operation.describe(self.call, operation.started_ns))
+        return True
+
+    def start(self, match: Match, operation: Operation) -> None:
+        """Begin as soon as the board is there, unless `finish_now` has begun it."""
+        run, self._begun = self._begun, None
+        if run is not None and run.operation is operation:
+            run.wait(match)
+            return
+        run = HostRun(self, operation)
+        run.wait(match)
+        if self.board.ready:
+            run.begin()
+        else:
+            self.board.open(self.position, run.begin)
+
+
+class HostRun(Run):
+    """One rank's end of an operation that the engine carries out. It is the operation's `scope`, too."""
+
+    __slots__ = ("_match", "_over", "_plan", "_run", "_source", "_target", "operation")
+
+    def __init__(self, plan: HostPlan, operation: Operation) -> None:
+        self._plan, self.operation = plan, operation
+        self._match: Match | None = None
+        self._run: engine.Run | None = None
+        self._over = False
+        self._source: Array | None = None
+        self._target: Array | None = None  # kept as long as the engine may touch them
+
+    # -- beginning -----------------------------------------------------------------------------------------------------
+
+    def wait(self, match: Match) -> None:
+        """Be the end of a matched operation under way."""
+        self._match = match
+        self.operation.moves(self)
+        self.operation.look = self.look_before_sleeping
+
+    def begin(self) -> None:
+        """Submit the operation, now that the board is there; the loop's thread, or one in its place."""
+        if self._over:
+            return
+        if not self._plan.board.usable:
+            self._fall_back()
+            return
+        try:
+            self.submit()
+        except Exception as error:
+            self._settle(error)
+            return
+        self.ended()
+
+    def submit(self) -> None:
+        """Let the engine begin."""
+        plan, operation = self._plan, self.operation
+        call, board, home = plan.call, plan.board, 0
+        if call.shared:
+            nbytes = prod(call.result_at(plan.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
+            if nbytes and operation.seq % call.size == plan.position:  # the turn of this rank to give the memory
+                home = board.lend_to_all(nbytes) or 0
+        else:
+            operation.fit(call)
+        self._source, self._target = source, target = operation.source, operation.target
+        self._run = board.submit(
+            plan.table,
+            self,
+            operation.seq,
+            plan.communicator.tag(call, operation.seq),
+            0 if source is None else address_of(source),
+            0 if target is None or call.shared else address_of(target),
+            priority=operation.priority,
+            nbytes=plan.input_bytes,
+            home=home,
+        )
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> int:
+        """The state of the engine's end."""
+        return engine.PENDING if self._run is None else self._run.state
+
+    def look_before_sleeping(self) -> None:
+        """Wait for a moment, on the loop's thread, before a task sleeps that waits for the operation.
+
+        Where other ranks live in this process, they may be those who have not come, and it is their turn.
+        """
+        if self._run is None or self._over:
+            return
+        patience = self._plan.memory.patience
+        if self._run.state == engine.PENDING and self._plan.communicator.here == 1 and (look_s := patience.take()) > 0:
+            patience.learn(came=self._plan.board.wait(self._run, look_s, look_s) != engine.PENDING)
+        self.ended()
+
+    def look_here(self, handover: Handover, longest_s: float | None) -> None:
+        """Wait, in a thread that waits for the operation, without the interpreter; then end it in the loop's place."""
+        if self._run is None:
+            return
+        self._plan.board.wait(self._run, _EVER_S if longest_s is None else longest_s, self._plan.board.look_s)
+        if self._run.state != engine.PENDING and not handover.in_place(self._ended_in_place, False):
+            with suppress(RunFinishedError):  # nobody waits any more
+                handover.post(self.ended)
+
+    def _ended_in_place(self) -> bool:
+        if self.operation.heard or self._run is None or self._run.state != engine.DONE:
+            return False
+        self.ended()
+        return True
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def ended(self) -> None:
+        """End the operation if the engine has; the loop's thread, or one in its place."""
+        state = self.state
+        if self._over or self._match is None or state == engine.PENDING:
+            return
+        if state == engine.CANCELLED:
+            self._close()
+            self.operation.stopped()
+            self._plan.communicator.ended(self._match, self.operation)
+        elif state == engine.HOMELESS:
+            self._fall_back()
+        elif state != engine.DONE:
+            self._settle(self._error(state))
+        elif self.operation.heard and get_ident() != self.operation.context.thread:
+            self.operation.context.from_thread(self.ended)
+        else:
+            self._settle(None)
+
+    def _settle(self, error: BaseException | None) -> None:
+        assert self._match is not None, "it has begun to wait"
+        if error is None:
+            try:
+                self.take_result()
+            except Exception as raised:
+                error = raised
+        self._close()
+        self.operation.stopped()
+        self._plan.communicator.settle(self._match, self.operation, error)
+
+    def take_result(self) -> None:
+        """Give the operation the result that all share, which lies where the engine has found it."""
+        plan = self._plan
+        if not plan.call.shared or self.operation.done:
+            return
+        dtype, shape = cast("np.dtype[np.generic]", plan.call.dtype), plan.call.result_at(plan.position)
+        nbytes, owner = prod(shape) * dtype.itemsize, self.operation.seq % plan.call.size
+        if not nbytes:
+            self.operation.out = self.operation.target = np.empty(shape, dtype)
+            return
+        assert self._run is not None, "it has ended"
+        home = self._run.home
+        left = plan.board.left(plan.position, owner, home, nbytes)
+        self.operation.out = held(plan.board.mapped(owner, home, nbytes).toreadonly(), shape, dtype, left)
+        self.operation.target = self.operation.out
+
+    def _error(self, state: int) -> BaseException:
+        if state == engine.NO_MEMORY:
+            return MemoryError(f"{self.operation.label}: there is no memory for pieces of it")
+        if state == engine.CORRUPT:
+            return LinkLostError("a process of this host wrote into its board what cannot be true")
+        return LinkLostError(self._plan.board.lost or "the memory of a process of this host cannot be read")
+
+    def _fall_back(self) -> None:
+        """Let a program do it, which takes tasks."""
+        context, communicator = self.operation.context, self._plan.communicator
+        if get_ident() != context.thread:
+            context.from_thread(self._fall_back)
+            return
+        if self._over:
+            return
+        self._close()
+        self.operation.scope = None
+        if not self.operation.done:
+            assert self._match is not None, "it has begun to wait"
+            plan = self._plan.memory.program(communicator, self._plan.call, self.operation)
+            communicator.start_end(self._match, self.operation, plan)
+
+    def cancel(self) -> None:
+        """End, once nothing of this rank's is touched any more."""
+        if self._over or (self._run is not None and not self._plan.board.cancel(self._run)):
+            return
+        self._close()
+        self.operation.stopped()
+        if self._match is not None:
+            self._plan.communicator.ended(self._match, self.operation)
+
+    def _close(self) -> None:
+        self._over = True
+        self._source = self._target = None
+
+
+# -- tables --------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _reducer(reducer: Reducer, size: int) -> tuple[object, object, int, int, bytes, int] | None:
+    """Return a reducer as the engine takes it: numpy's loops, and by how many it divides; None: it cannot do it."""
+    dtype, narrow = reducer.dtype, _NARROW.get(reducer.dtype.name, 0)
+    if not (reducer.plain or narrow):
+        return None
+    kind = reducer.accumulator
+    if reducer.divides and kind.kind not in "fc":
+        return None
+    divisor = np.array(size, kind).tobytes() if reducer.divides else b""
+    found = reducer.combine, np.true_divide if reducer.divides else None, kind.num, dtype.itemsize, divisor, narrow
+    try:
+        engine.Table(0, size, 0, 0, 0, (0, 0), bytes(size), [], [], [], found)
+    except (LookupError, ValueError, TypeError):
+        return None
+    return found
+
+
+def _table(call: Call, position: int) -> engine.Table:
+    """Return what the rank at a position takes from whom, in bytes."""
+    itemsize = 1 if call.dtype is None else call.dtype.itemsize
+    count = prod(call.shape or ()) if call.dtype is not None else 0
+    nbytes = count * itemsize
+    sums = call.kind is Collective.ALL_REDUCE and not call.shared
+    take = laid(call, position) if call.shared else list(pulls(call, position)) if count else []
+    gets = any(pull.size for pull in take) or call.shared
+    result_bytes = prod(call.result_at(position)) * itemsize if gets else 0
+    who, (start, stop) = needed(call, position), unread(call, position)
+    if sums and call.size > 2 and nbytes >= _SLICED_BYTES:
+        own = reduced(call, position)
+        start, stop = own.start, own.start + own.size
+    flags = _NEEDS_ALL if who is None else 0
+    flags |= _GIVES if gives(call, position) and (sums or call.kind is Collective.ALL_REDUCE or not call.shared) else 0
+    flags |= _RINGS if rings(call, position) else 0
+    flags |= _SLICES if sums else 0
+    flags |= _SHARED if call.shared else 0
+    flags |= _FROM_ONE if call.kind in (Collective.BROADCAST, Collective.SCATTER) else 0
+    slices = ([reduced(call, position)], collected(call)) if sums else ([], [])
+    return engine.Table(
+        position,
+        call.size,
+        flags,
+        nbytes,
+        result_bytes,
+        (start * itemsize, stop * itemsize),
+        bytes(who is None or other in who for other in range(call.size)),
+        _in_bytes(take, itemsize),
+        _in_bytes(slices[0], itemsize),
+        _in_bytes(slices[1], itemsize),
+        None if call.reducer is None else _reducer(call.reducer, call.size),
+    )
+
+
+def _in_bytes(found: Sequence[Pull], itemsize: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    return [
+        (start * itemsize, size * itemsize, [(who, at * itemsize) for who, at in sources])
+        for start, size, sources in found
+        if size
+    ]

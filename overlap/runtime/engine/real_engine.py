@@ -68,10 +68,8 @@ class RealEngine(BaseEngine):
     @cached_property
     def _host_memory(self) -> HostMemory:
         from .host_memory import HostMemory  # which one process never needs
-        from .meeting import Common
 
-        common = Common(workers=self._workers, token=self._token, program=lambda *call: self._programs.plan(*call))
-        return HostMemory(self._transport, common)
+        return HostMemory(self._transport, self._workers, lambda *call: self._programs.plan(*call))
 
     @cached_property
     def _programs(self) -> Programs:

@@ -1,6 +1,6 @@
 """The mailbox of a process: messages between processes of one host that the calling threads carry, in compiled code.
 
-It is there if `_mailbox.c` was compiled at installation, which needs a compiler and the headers of Python. A message is
+It is there if `native/messages.c` was compiled at installation, which needs a compiler and the headers of Python. A message is
 a number of bytes with a tag and a call. It comes to the oldest receive of its tag, from its sender or from anybody, and
 messages of one tag from one process stay in order. The call says what the bytes are: a receive that says another one
 fails. A thread that waits moves the bytes of all messages of its process; while none waits, a thread of the mailbox
@@ -15,10 +15,14 @@ peer is its `source`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, cast
 
 try:
-    from transports.shared_memory._mailbox import Mailbox as Mailbox
-    from transports.shared_memory._mailbox import Op as Op
+    from transports.shared_memory._native import Board as NativeBoard
+    from transports.shared_memory._native import Engine as Engine
+    from transports.shared_memory._native import Op as Op
+    from transports.shared_memory._native import Run as Run
+    from transports.shared_memory._native import Table as Table
 except ImportError:  # not compiled
     BUILT = False
 else:
@@ -27,11 +31,11 @@ else:
 #: Memory of the messages from one process to another.
 MAIL_BYTES = 1 << 20
 
-#: How long a thread looks for a message before it sleeps, where each process has a core.
-MAIL_LOOK_S = 20e-6
+#: How long a thread looks for others before it sleeps, where each process has a core.
+LOOK_S = 20e-6
 
-# States of one end of a message, as `_mailbox.c` numbers them.
-PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT = range(7)
+# States of one end of a message, as `native/messages.c` numbers them.
+PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED = range(9)
 
 # Before the end of a segment, each in a cache line of its own.
 _BELLS_AT, _ALLOWED_AT, _LINE_BYTES = -512, -448, 64
@@ -62,8 +66,33 @@ class Post:
         limit: Of all sends the last limit: its end on the monotonic clock, its length, both in seconds; and the line.
     """
 
-    def __init__(self, mailbox: Mailbox, peers: Mapping[int, int]) -> None:
-        self.mailbox: Mailbox = mailbox
+    def __init__(self, mailbox: Engine, peers: Mapping[int, int]) -> None:
+        self.mailbox: Engine = mailbox
         self.peers: dict[int, int] = dict(peers)
         self.ranks: dict[int, int] = {peer: rank for rank, peer in peers.items()}
         self.limit: tuple[float, float, bytes] = (0.0, 0.0, b"")
+
+
+class Owner(Protocol):
+    """What has submitted a collective to the engine."""
+
+    def ended(self) -> None:
+        """Note that its run has ended; the event loop's thread only."""
+
+
+class EngineDoor:
+    """The way by which the event loop hears of collectives that have ended and that no thread waits for.
+
+    Args:
+        engine: Of this process.
+    """
+
+    waits = False  # the bell rings when one has
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def look(self) -> None:
+        """Tell whoever submitted them."""
+        for owner in self._engine.take_ended():
+            cast("Owner", owner).ended()

@@ -1,0 +1,69 @@
+class Op:
+    state: int
+    source: int
+    call: tuple[int, int]
+    site: bytes
+
+class Run:
+    state: int
+    ended_ns: int
+    home: int
+
+class Board:
+    def __init__(self, engine: Engine, seats: list[tuple[memoryview, memoryview, int, int]], reads: bool, /) -> None: ...
+    def lose(self) -> None: ...
+    def add_place(self, where: int, nbytes: int, /) -> None: ...
+    def places(self) -> list[int]: ...
+
+_Pulls = list[tuple[int, int, list[tuple[int, int]]]]
+
+class Table:
+    def __init__(
+        self,
+        position: int,
+        size: int,
+        flags: int,
+        nbytes: int,
+        result_bytes: int,
+        unread: tuple[int, int],
+        needed: bytes,
+        take: _Pulls,
+        reduce: _Pulls,
+        collect: _Pulls,
+        reducer: tuple[object, object, int, int, bytes, int] | None,
+        /,
+    ) -> None: ...
+
+class Engine:
+    def __init__(
+        self,
+        bells: memoryview,
+        peers: list[tuple[memoryview, memoryview, memoryview] | None],
+        look_s: float,
+        door: int = -1,
+        most: int = 1,
+        /,
+    ) -> None: ...
+    def send(self, peer: int, tag: int, call: int, site: bytes, address: int, nbytes: int, keeps: object, /) -> Op: ...
+    def receive(self, peer: int, tag: int, call: int, address: int, nbytes: int, keeps: object, /) -> Op: ...
+    def submit(
+        self,
+        board: Board,
+        table: Table,
+        owner: object,
+        number: int,
+        tag: int,
+        source: int,
+        target: int,
+        priority: int,
+        home: int,
+        homeless: bool,
+        /,
+    ) -> Run | None: ...
+    def wait(self, end: Op | Run, seconds: float, look_s: float = ..., /) -> int: ...
+    def cancel(self, run: Run, /) -> bool: ...
+    def take_ended(self) -> list[object]: ...
+    def withdraw(self, op: Op, /) -> bool: ...
+    def lose(self, peer: int, /) -> None: ...
+    def sending(self) -> list[int]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,1042 @@
+/* Collectives between processes of one host, out of each other's memory.
+
+   The ranks of a group meet at a board: each has rows there, in memory that all map, one for each operation under way.
+   A rank says in its row where its input lies, takes what it needs once those have come whom it needs, and says how far
+   it is. What each rank takes from whom is a table that Python has made: it is the same for everybody who executes it.
+
+   Small inputs lie on the board itself, middling ones are copied into memory that all map, large ones are read where
+   they are. Inputs that are read where they are may change only when all have read them: whoever gives one waits for
+   that. A row is used again after `ROWS` operations, once all ranks are done with what it holds.
+
+   Order of what is read and written: the word of a row is written last and read first, as a sequentially consistent
+   atomic, so whoever reads a phase there sees what was written before it. Who posts looks for sleepers afterwards, and
+   sleepers look at the rows after they have said that they sleep (see `ring`). */
+
+#include "engine.h"
+#include <string.h>
+#include <sys/uio.h>
+
+#define ROWS 64              /* as `OPERATIONS` in transports/common.py */
+#define PAYLOAD_BYTES 4096   /* as there */
+#define NEAR_BYTES 32        /* payload that fits into a row */
+#define BOARD_BYTES (ROWS * (LINE + PAYLOAD_BYTES))
+#define COPIED_BYTES (1 << 20) /* inputs up to here are copied into mapped memory rather than read where they are */
+#define SLICED_BYTES (64 << 10) /* from here each of three or more ranks reduces a slice only */
+#define TAKEN_BYTES (512 << 10) /* what a thread does at once: two pieces and what is read stay in a cache of 2 MiB */
+#define INLINE_BYTES (48 << 10) /* work up to here is done by whoever finds it: to wake a thread takes longer */
+#define CLASSES 9              /* sizes of lent places: 4 KiB, doubled, up to `COPIED_BYTES` */
+#define PRIVATE_BIT ((uint64_t)1 << 63)
+
+/* How far a rank has come, in the last byte of its word: its input can be read; its slice is reduced; it reads no input
+   any more. LAST: it is done. */
+enum { ARRIVED = 1, SLICED = 2, TAKEN = 3, LAST = 255 };
+
+/* Where an input lies: nowhere, on the board, in mapped memory, in private memory, in mapped memory of its owner's. */
+enum { NOWHERE, ON_BOARD, MAPPED, PRIVATE, NO_HOME, COMMON };
+
+/* What a table says of its call. FROM_ONE: only one rank gives, and a rank that takes needs nobody else. */
+enum { GIVES = 1, RINGS = 2, SLICES = 4, SHARED = 8, FROM_ONE = 16, NEEDS_ALL = 32 };
+
+typedef struct {
+    _Atomic uint64_t word;        /* tag and phase */
+    _Atomic uint64_t where;       /* an offset, an address, or a length */
+    _Atomic uint64_t number_mode; /* number of the operation and one, and the mode of the input */
+    _Atomic uint64_t result;      /* where the slice or the shared result lies */
+    char near[NEAR_BYTES];
+} Row;
+
+_Static_assert(sizeof(Row) == LINE, "a row fills a line");
+
+typedef struct { /* a rank at a board */
+    char *rows, *segment;
+    uint64_t nbytes; /* of the segment */
+    pid_t pid;       /* 0: of this process */
+    int peer;        /* its process, as the engine numbers it */
+} Seat;
+
+typedef struct Place { /* lent memory of this process */
+    struct Place *next;
+    uint64_t where, number, tag; /* the operation that had it last */
+    int class, used;
+} Place;
+
+typedef struct {
+    PyObject_HEAD
+    Engine *engine;
+    int size, held, lost;
+    int reads; /* whether every rank can read every other's private memory */
+    Seat *seats;
+    Py_buffer *buffers;
+    Place *places;
+} Board;
+
+typedef struct {
+    int who;
+    uint64_t at;
+} Source;
+
+typedef struct { /* bytes of a result: folded from several inputs in the order of ranks, or copied from one */
+    uint64_t start, nbytes;
+    int count;
+    Source *sources;
+} Pull;
+
+typedef struct {
+    Pull *pulls;
+    int count;
+} Stage;
+
+typedef struct { /* how the rank at a position carries out its operations with one call */
+    PyObject_HEAD
+    int position, size, flags;
+    uint64_t nbytes, result_bytes; /* of an input, of a result */
+    uint64_t unread_start, unread_stop; /* of its input: no other rank reads it */
+    char *needed; /* by position: whether its input is needed */
+    Stage take, reduce, collect;
+    Reducer reducer;
+} Table;
+
+/* What a run waits for or does. */
+enum { ROW, COPYING, MEETING, TAKING, REDUCING, SLICING, COLLECTING, LEAVING };
+
+enum { SUBMITTING = 1, ENDED_AT_ONCE };
+
+typedef struct {
+    uint64_t where;
+    int mode;
+} Given;
+
+struct Run { /* one rank's end of a collective */
+    End end;
+    Run *next, *next_over;
+    PyObject *owner;
+    Board *board;
+    Table *table;
+    char *source, *target;
+    uint64_t number, tag, home; /* home: of a shared result, on the turn of this rank */
+    long priority;
+    Place *place;
+    int mode, phase, rowless, cancelled, submitting, over;
+    int private, lent, all; /* whether inputs are read where they are; lie in lent places; whether all are needed */
+    /* the work at hand */
+    const Pull *pulls;
+    int left, out, error; /* pulls left, pieces that threads work on, an error of one */
+    uint64_t at;          /* in the first of the pulls left */
+    Pull copied[2];
+    int64_t ended_ns;
+    Given given[];
+};
+
+struct Scratch {
+    Scratch *next;
+    char bytes[3][TAKEN_BYTES] __attribute__((aligned(LINE)));
+};
+
+PyTypeObject *Board_type, *Table_type, *Run_type;
+
+/* -- rows ---------------------------------------------------------------------------------------------------------- */
+
+static Row *row_of(const Board *board, int position, uint64_t number)
+{
+    return (Row *)(board->seats[position].rows + number % ROWS * LINE);
+}
+
+static char *payload_of(const Board *board, int position, uint64_t number, uint64_t nbytes)
+{
+    if (nbytes <= NEAR_BYTES)
+        return row_of(board, position, number)->near;
+    return board->seats[position].rows + ROWS * LINE + number % ROWS * PAYLOAD_BYTES;
+}
+
+static int has_come(const Board *board, int position, uint64_t number, uint64_t tag, int phase)
+{
+    uint64_t word = atomic_load(&row_of(board, position, number)->word);
+    return tag + phase <= word && word <= tag + LAST;
+}
+
+static int reached(const Board *board, uint64_t number, uint64_t tag, int phase)
+{
+    for (int i = 0; i < board->size; i++)
+        if (!has_come(board, i, number, tag, phase))
+            return 0;
+    return 1;
+}
+
+/* Whether every rank has come so far with an operation, or on to one that took its place. */
+static int passed(const Board *board, uint64_t number, uint64_t tag, int phase)
+{
+    for (int i = 0; i < board->size; i++) {
+        const Row *row = row_of(board, i, number);
+        if (!has_come(board, i, number, tag, phase) && atomic_load(&row->number_mode) >> 8 <= number + 1)
+            return 0;
+    }
+    return 1;
+}
+
+static int row_is_free(const Run *run)
+{
+    const Row *row = row_of(run->board, run->table->position, run->number);
+    uint64_t held = atomic_load(&row->word) & ~(uint64_t)LAST;
+    return held == 0 || passed(run->board, (atomic_load(&row->number_mode) >> 8) - 1, held, LAST);
+}
+
+static void ring_others(Engine *engine, const Board *board)
+{
+    for (int i = 0; i < board->size; i++) {
+        int first = 1;
+        for (int j = 0; j < i; j++)
+            first &= board->seats[j].peer != board->seats[i].peer;
+        if (!first)
+            continue;
+        if (board->seats[i].pid != 0)
+            ring(engine->peers[board->seats[i].peer].bells);
+        else if (atomic_load(&engine->sleepers))
+            ring_threads(engine->bells);
+    }
+}
+
+static void say(Engine *engine, Run *run, int phase, uint64_t result, int rings)
+{
+    Row *row = row_of(run->board, run->table->position, run->number);
+    if (result)
+        atomic_store(&row->result, result);
+    atomic_store(&row->word, run->tag | phase);
+    if (rings || (phase != LAST && reached(run->board, run->number, run->tag, phase)))
+        ring_others(engine, run->board);
+}
+
+/* -- lent places --------------------------------------------------------------------------------------------------- */
+
+static int class_of(uint64_t nbytes)
+{
+    int class = 0;
+    while (nbytes > (uint64_t)4096 << class)
+        class++;
+    return class;
+}
+
+static Place *free_place(Board *board, uint64_t nbytes)
+{
+    int class = class_of(nbytes);
+    for (Place *place = board->places; place != NULL; place = place->next)
+        if (place->class == class && (!place->used || passed(board, place->number, place->tag, TAKEN)))
+            return place;
+    return NULL;
+}
+
+/* Return where memory of this process begins in its segment; NONSENSE if it lies elsewhere. */
+static uint64_t where_in(const Seat *seat, const char *start, uint64_t nbytes)
+{
+    uint64_t at = (uintptr_t)start - (uintptr_t)seat->segment;
+    return at <= seat->nbytes && nbytes <= seat->nbytes - at ? at : NONSENSE;
+}
+
+/* -- moving bytes; the engine is not locked ------------------------------------------------------------------------- */
+
+/* Return where a piece of what a rank gives lies here; NULL with the address in its process, if it must be read. */
+static const char *found(const Run *run, int who, uint64_t at, uint64_t nbytes, int collecting, uint64_t *there)
+{
+    const Seat *seat = &run->board->seats[who];
+    uint64_t where = run->given[who].where;
+    *there = 0;
+    if (who == run->table->position && !collecting)
+        return run->source + at;
+    switch (run->given[who].mode) {
+    case MAPPED:
+    case COMMON:
+        if (where > seat->nbytes || at > seat->nbytes - where || nbytes > seat->nbytes - where - at)
+            return NULL;
+        return seat->segment + where + at;
+    case ON_BOARD:
+        if (where > PAYLOAD_BYTES || at > where || nbytes > where - at)
+            return NULL;
+        return payload_of(run->board, who, run->number, where) + at;
+    case PRIVATE:
+        if (seat->pid == 0)
+            return (const char *)(uintptr_t)(where + at);
+        *there = where + at;
+    }
+    return NULL;
+}
+
+static int read_there(pid_t pid, uint64_t there, char *to, uint64_t nbytes)
+{
+    while (nbytes) {
+        struct iovec here = {to, nbytes}, other = {(void *)(uintptr_t)there, nbytes};
+        ssize_t count = process_vm_readv(pid, &here, 1, &other, 1, 0);
+        if (count <= 0)
+            return count == 0 ? EFAULT : errno;
+        to += count, there += count, nbytes -= count;
+    }
+    return 0;
+}
+
+/* Bring a piece of an input within reach: in `room`, if it must be read. Return an error's number. */
+static int fetch(const Run *run, const Pull *pull, int index, uint64_t at, uint64_t nbytes, char *room, const char **to)
+{
+    uint64_t there;
+    const Source *source = &pull->sources[index];
+    *to = found(run, source->who, source->at + at, nbytes, run->phase == COLLECTING, &there);
+    if (*to != NULL)
+        return 0;
+    *to = room;
+    return there == 0 ? EPROTO : read_there(run->board->seats[source->who].pid, there, room, nbytes);
+}
+
+static int copy_piece(const Run *run, const Pull *pull, uint64_t at, uint64_t nbytes, char *target)
+{
+    const char *from;
+    int error = fetch(run, pull, 0, at, nbytes, target, &from);
+    if (!error && from != target)
+        memmove(target, from, nbytes);
+    return error;
+}
+
+static int fold_piece(const Run *run, const Pull *pull, uint64_t at, uint64_t nbytes, char *target, Scratch *scratch)
+{
+    const Reducer *reducer = &run->table->reducer;
+    int mine = run->table->position, error = 0;
+    if (reducer->narrow) {
+        const char *sources[pull->count];
+        char *rooms = malloc((size_t)pull->count * nbytes);
+        if (rooms == NULL)
+            return ENOMEM;
+        for (int i = 0; i < pull->count && !error; i++)
+            error = fetch(run, pull, i, at, nbytes, rooms + i * nbytes, &sources[i]);
+        if (!error)
+            fold_narrow(reducer, sources, pull->count, target, nbytes);
+        free(rooms);
+        return error;
+    }
+    /* One of the first two may be read to where their sum belongs, unless this rank's own input lies there. */
+    int in_place = run->source + pull->sources[mine].at + at == target;
+    char *total = in_place && mine > 1 ? scratch->bytes[2] : target;
+    const char *a, *b;
+    error = fetch(run, pull, 0, at, nbytes, in_place ? scratch->bytes[0] : target, &a);
+    if (!error)
+        error = fetch(run, pull, 1, at, nbytes, scratch->bytes[1], &b);
+    if (!error)
+        combine(reducer, a, b, total, nbytes);
+    for (int i = 2; i < pull->count && !error; i++) {
+        error = fetch(run, pull, i, at, nbytes, scratch->bytes[0], &a);
+        if (!error)
+            combine(reducer, total, a, total, nbytes);
+    }
+    if (error)
+        return error;
+    divide(reducer, total, nbytes);
+    if (total != target)
+        memcpy(target, total, nbytes);
+    return 0;
+}
+
+/* Do a piece of the work at hand. */
+static int take_piece(const Run *run, const Pull *pull, uint64_t at, uint64_t nbytes, Scratch *scratch)
+{
+    char *own = run->place == NULL ? NULL : run->board->seats[run->table->position].segment + run->place->where;
+    if (run->phase == COPYING) {
+        memcpy(own + pull->start + at, run->source + pull->start + at, nbytes);
+        return 0;
+    }
+    char *target = (run->phase == REDUCING && own != NULL ? own : run->target) + pull->start + at;
+    if (run->phase == COLLECTING && own == NULL && pull->sources[0].who == run->table->position)
+        return 0; /* it is there */
+    if (pull->count == 1 || run->table->reducer.fold == NULL)
+        return copy_piece(run, pull, at, nbytes, target);
+    return fold_piece(run, pull, at, nbytes, target, scratch);
+}
+
+/* -- a run; the engine is locked ------------------------------------------------------------------------------------ */
+
+static void end_run(Engine *engine, Run *run, int state)
+{
+    Run **at = &engine->runs;
+    while (*at != run)
+        at = &(*at)->next;
+    *at = run->next;
+    engine->pending--;
+    engine->rowless -= run->rowless;
+    run->rowless = 0, run->over = 1, run->ended_ns = now_ns();
+    atomic_store(&run->end.state, state);
+    if (run->submitting) {
+        run->submitting = ENDED_AT_ONCE;
+        return;
+    }
+    run->next_over = engine->ended_runs;
+    engine->ended_runs = run;
+    if (!atomic_load(&run->end.waited) && engine->door >= 0) {
+        uint64_t one = 1;
+        ssize_t written = write(engine->door, &one, sizeof one); /* full: it is readable */
+        (void)written;
+    }
+}
+
+static Scratch *scratch_of(Engine *engine)
+{
+    Scratch *scratch = engine->scratch;
+    if (scratch == NULL)
+        return aligned_alloc(LINE, sizeof(Scratch));
+    engine->scratch = scratch->next;
+    return scratch;
+}
+
+static void next_piece(Run *run, const Pull **pull, uint64_t *at, uint64_t *nbytes)
+{
+    uint64_t size = run->table->reducer.narrow ? TAKEN_BYTES / 2 : TAKEN_BYTES;
+    *pull = run->pulls, *at = run->at;
+    *nbytes = run->pulls->nbytes - run->at;
+    if (*nbytes > size)
+        *nbytes = size;
+    run->at += *nbytes;
+    if (run->at == run->pulls->nbytes)
+        run->pulls++, run->left--, run->at = 0;
+}
+
+static void after_work(Engine *engine, Run *run);
+
+/* Begin work; what is little is done at once. */
+static void begin_work(Engine *engine, Run *run, int phase, const Pull *pulls, int count)
+{
+    uint64_t total = 0;
+    run->phase = phase, run->pulls = pulls, run->left = count, run->at = 0;
+    for (int i = 0; i < count; i++)
+        total += pulls[i].nbytes * (pulls[i].count > 1 ? pulls[i].count : 1);
+    while (run->left && run->pulls->nbytes == 0)
+        run->pulls++, run->left--;
+    if (total > INLINE_BYTES)
+        return;
+    Scratch *scratch = scratch_of(engine);
+    run->error = scratch == NULL ? ENOMEM : 0;
+    while (run->left && !run->error) {
+        const Pull *pull;
+        uint64_t at, nbytes;
+        next_piece(run, &pull, &at, &nbytes);
+        if (nbytes)
+            run->error = take_piece(run, pull, at, nbytes, scratch);
+    }
+    if (scratch != NULL)
+        scratch->next = engine->scratch, engine->scratch = scratch;
+    run->left = 0;
+    after_work(engine, run);
+}
+
+/* Post where the input lies. */
+static void post(Engine *engine, Run *run)
+{
+    const Table *table = run->table;
+    const Board *board = run->board;
+    Row *row = row_of(board, table->position, run->number);
+    uint64_t where = 0;
+    if (run->mode == ON_BOARD) {
+        where = table->nbytes;
+        memcpy(payload_of(board, table->position, run->number, where), run->source, where);
+    } else if (run->mode == MAPPED)
+        where = run->place->where;
+    else if (run->mode == COMMON)
+        where = where_in(&board->seats[table->position], run->source, table->nbytes);
+    else if (run->mode == PRIVATE)
+        where = (uintptr_t)run->source;
+    atomic_store(&row->where, where);
+    atomic_store(&row->number_mode, (run->number + 1) << 8 | (uint64_t)run->mode);
+    run->phase = MEETING;
+    say(engine, run, ARRIVED, run->home, table->flags & RINGS);
+}
+
+/* Whether those have come whom this rank needs. */
+static int met(const Run *run)
+{
+    if (run->all)
+        return reached(run->board, run->number, run->tag, ARRIVED);
+    for (int i = 0; i < run->table->size; i++)
+        if (run->table->needed[i] && !has_come(run->board, i, run->number, run->tag, ARRIVED))
+            return 0;
+    return 1;
+}
+
+/* Find the result that all share, in the memory of the rank whose turn it is. */
+static int find_shared(Run *run)
+{
+    int owner = run->number % run->table->size;
+    uint64_t home = atomic_load(&row_of(run->board, owner, run->number)->result);
+    const Seat *seat = &run->board->seats[owner];
+    if (home > seat->nbytes || run->table->result_bytes > seat->nbytes - home)
+        return 0;
+    run->target = seat->segment + home, run->home = home;
+    return 1;
+}
+
+/* Read what those have posted who are needed, and begin to take it. */
+static void begin_taking(Engine *engine, Run *run)
+{
+    const Table *table = run->table;
+    int modes = 1 << run->mode;
+    for (int i = 0; i < table->size; i++) {
+        const Row *row = row_of(run->board, i, run->number);
+        run->given[i].where = atomic_load(&row->where), run->given[i].mode = atomic_load(&row->number_mode) & 255;
+        if ((run->all || table->needed[i]) && run->given[i].mode <= COMMON)
+            modes |= 1 << run->given[i].mode;
+    }
+    if (modes & 1 << NO_HOME) {
+        say(engine, run, TAKEN, 0, 0);
+        end_run(engine, run, HOMELESS);
+        return;
+    }
+    run->private = (modes & (1 << PRIVATE | 1 << COMMON)) != 0, run->lent = (modes & 1 << MAPPED) != 0;
+    if (table->flags & SHARED && table->result_bytes && !find_shared(run))
+        end_run(engine, run, CORRUPT);
+    else if (table->flags & SLICES && (run->private || (table->size > 2 && table->nbytes >= SLICED_BYTES)))
+        begin_work(engine, run, REDUCING, table->reduce.pulls, table->reduce.count);
+    else
+        begin_work(engine, run, TAKING, table->take.pulls, table->take.count);
+}
+
+/* Say where the slice lies, and go on once all have theirs. */
+static void say_slice(Engine *engine, Run *run)
+{
+    const Seat *seat = &run->board->seats[run->table->position];
+    uint64_t where = run->place == NULL ? where_in(seat, run->target, run->table->nbytes) : run->place->where;
+    run->phase = SLICING;
+    say(engine, run, SLICED, where == NONSENSE ? (uintptr_t)run->target | PRIVATE_BIT : where, 0);
+}
+
+static void begin_collecting(Engine *engine, Run *run)
+{
+    for (int i = 0; i < run->table->size; i++) {
+        uint64_t result = atomic_load(&row_of(run->board, i, run->number)->result);
+        run->given[i].where = result & ~PRIVATE_BIT, run->given[i].mode = result & PRIVATE_BIT ? PRIVATE : MAPPED;
+    }
+    begin_work(engine, run, COLLECTING, run->table->collect.pulls, run->table->collect.count);
+}
+
+/* All is taken: wait until the others have taken what is read where it is, or end. */
+static void leave(Engine *engine, Run *run)
+{
+    int waits = (run->private && (run->table->flags & GIVES)) || run->table->flags & SHARED;
+    if (waits || run->lent || run->private)
+        say(engine, run, TAKEN, 0, 0);
+    run->phase = LEAVING;
+    if (!waits) {
+        say(engine, run, LAST, 0, 0);
+        end_run(engine, run, DONE);
+    }
+}
+
+static void after_work(Engine *engine, Run *run)
+{
+    if (run->cancelled)
+        end_run(engine, run, CANCELLED);
+    else if (run->error)
+        end_run(engine, run, run->error == ENOMEM ? NO_MEMORY : run->error == EPROTO ? CORRUPT : LOST);
+    else if (run->phase == COPYING)
+        post(engine, run);
+    else if (run->phase == REDUCING)
+        say_slice(engine, run);
+    else
+        leave(engine, run);
+}
+
+static int works(const Run *run)
+{
+    return run->phase == COPYING || run->phase == TAKING || run->phase == REDUCING || run->phase == COLLECTING;
+}
+
+/* Go on as far as the others have come; return whether anything happened. */
+static int advance(Engine *engine, Run *run)
+{
+    int moved = 0;
+    for (; !run->over && !works(run); moved = 1) {
+        const Table *table = run->table;
+        if (run->phase == ROW) {
+            if (run->board->lost || row_is_free(run)) {
+                engine->rowless -= run->rowless, run->rowless = 0;
+                if (run->place == NULL) {
+                    post(engine, run);
+                    continue;
+                }
+                run->copied[0] = (Pull){0, table->unread_start, 0, NULL};
+                run->copied[1] = (Pull){table->unread_stop, table->nbytes - table->unread_stop, 0, NULL};
+                begin_work(engine, run, COPYING, run->copied, 2);
+                continue;
+            }
+            engine->rowless += !run->rowless, run->rowless = 1;
+            return moved;
+        }
+        if (run->phase == MEETING && met(run))
+            begin_taking(engine, run);
+        else if (run->phase == SLICING && reached(run->board, run->number, run->tag, SLICED))
+            begin_collecting(engine, run);
+        else if (run->phase == LEAVING && reached(run->board, run->number, run->tag, TAKEN)) {
+            say(engine, run, LAST, 0, 0);
+            end_run(engine, run, DONE);
+        } else {
+            if (run->board->lost)
+                end_run(engine, run, LOST);
+            return moved;
+        }
+    }
+    return moved;
+}
+
+int progress_runs(Engine *engine)
+{
+    int moved = 0;
+    for (Run *run = engine->runs, *next; run != NULL; run = next) {
+        next = run->next;
+        moved |= advance(engine, run);
+    }
+    return moved;
+}
+
+static Run *most_urgent(const Engine *engine)
+{
+    Run *found = NULL;
+    for (Run *run = engine->runs; run != NULL; run = run->next)
+        if (works(run) && run->left && !run->cancelled && !run->error && (found == NULL || run->priority < found->priority))
+            found = run;
+    return found;
+}
+
+int work_waits(const Engine *engine)
+{
+    return engine->runs != NULL && engine->working < engine->most && most_urgent(engine) != NULL;
+}
+
+/* Do a piece of work, unlocked; the run cannot end meanwhile, for the piece counts as out. */
+void work(Engine *engine)
+{
+    Run *run = most_urgent(engine);
+    const Pull *pull;
+    uint64_t at, nbytes;
+    next_piece(run, &pull, &at, &nbytes);
+    Scratch *scratch = scratch_of(engine);
+    run->out++, engine->working++;
+    pthread_mutex_unlock(&engine->lock);
+    int error = scratch == NULL ? ENOMEM : take_piece(run, pull, at, nbytes, scratch);
+    lock(engine);
+    run->out--, engine->working--;
+    if (scratch != NULL)
+        scratch->next = engine->scratch, engine->scratch = scratch;
+    if (error)
+        run->error = error;
+    while (run->left && run->pulls->nbytes == 0)
+        run->pulls++, run->left--;
+    if (run->out == 0 && (run->left == 0 || run->error || run->cancelled)) {
+        long pending = engine->pending;
+        after_work(engine, run);
+        if (engine->pending != pending && atomic_load(&engine->sleepers))
+            ring_threads(engine->bells);
+    }
+}
+
+void release_runs(Engine *engine)
+{
+    for (Run *run = engine->runs, *next; run != NULL; run = next)
+        next = run->next, Py_DECREF(run);
+    for (Run *run = engine->ended_runs, *next; run != NULL; run = next)
+        next = run->next_over, Py_DECREF(run);
+    for (Scratch *scratch = engine->scratch, *next; scratch != NULL; scratch = next)
+        next = scratch->next, free(scratch);
+}
+
+/* -- Python's side -------------------------------------------------------------------------------------------------- */
+
+static void Run_dealloc(Run *run)
+{
+    Py_XDECREF(run->owner);
+    Py_XDECREF(run->board);
+    Py_XDECREF(run->table);
+    PyTypeObject *type = Py_TYPE(run);
+    type->tp_free(run);
+    Py_DECREF(type);
+}
+
+static PyObject *Run_state(Run *run, void *unused)
+{
+    return PyLong_FromLong(atomic_load(&run->end.state));
+}
+
+static PyGetSetDef Run_fields[] = {{"state", (getter)Run_state}, {NULL}};
+static PyMemberDef Run_members[] = {
+    {"ended_ns", T_LONGLONG, offsetof(Run, ended_ns), READONLY}, {"home", T_ULONGLONG, offsetof(Run, home), READONLY}, {NULL}};
+static PyType_Slot Run_slots[] = {
+    {Py_tp_dealloc, Run_dealloc}, {Py_tp_getset, Run_fields}, {Py_tp_members, Run_members}, {0}};
+PyType_Spec Run_spec = {"transports.shared_memory._native.Run", sizeof(Run), sizeof(Given),
+                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, Run_slots};
+
+/* Decide where the input goes, without reserving anything; NO_HOME: no place is left for it. */
+static int mode_for(const Run *run, Place **place)
+{
+    const Table *table = run->table;
+    Board *board = run->board;
+    const Seat *seat = &board->seats[table->position];
+    *place = NULL;
+    if (run->source == NULL || table->nbytes == 0 || !(table->flags & GIVES))
+        return NOWHERE;
+    if (table->nbytes <= PAYLOAD_BYTES)
+        return ON_BOARD;
+    if (table->nbytes > COPIED_BYTES) { /* where all find it, if they will find this rank's slice, too */
+        int found = run->target == NULL || where_in(seat, run->target, table->nbytes) != NONSENSE;
+        if ((board->reads || found) && where_in(seat, run->source, table->nbytes) != NONSENSE)
+            return COMMON;
+        if (board->reads)
+            return PRIVATE;
+    }
+    *place = free_place(board, table->nbytes);
+    return *place == NULL ? NO_HOME : MAPPED;
+}
+
+static Run *new_run(Board *board, Table *table, PyObject *owner)
+{
+    Run *run = PyObject_NewVar(Run, Run_type, table->size);
+    if (run == NULL)
+        return NULL;
+    memset((char *)run + offsetof(Run, end.next_ended), 0, offsetof(Run, given) - offsetof(Run, end.next_ended));
+    run->owner = Py_NewRef(owner);
+    run->board = (Board *)Py_NewRef(board), run->table = (Table *)Py_NewRef(table);
+    return run;
+}
+
+/* submit(board, table, owner, number, tag, source, target, priority, home, homeless): begin a collective; None if it
+   needs a place that the board has not got, unless `homeless` says that there is none to be had. */
+PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 10 || Py_TYPE(args[0]) != Board_type || Py_TYPE(args[1]) != Table_type)
+        return PyErr_Format(PyExc_TypeError, "submit takes a board, a table, and 8 more arguments");
+    Board *board = (Board *)args[0];
+    Table *table = (Table *)args[1];
+    unsigned long long number = PyLong_AsUnsignedLongLong(args[3]), tag = PyLong_AsUnsignedLongLong(args[4]);
+    unsigned long long source = PyLong_AsUnsignedLongLong(args[5]), target = PyLong_AsUnsignedLongLong(args[6]);
+    long priority = PyLong_AsLong(args[7]);
+    unsigned long long home = PyLong_AsUnsignedLongLong(args[8]);
+    int homeless = PyObject_IsTrue(args[9]);
+    if (PyErr_Occurred() || refuse_fork(engine) || start_spare(engine) < 0)
+        return NULL;
+    if (board->size != table->size || board->engine != engine)
+        return PyErr_Format(PyExc_ValueError, "the table is not for this board");
+    Run *run = new_run(board, table, args[2]);
+    if (run == NULL)
+        return NULL;
+    run->number = number, run->tag = tag, run->home = home, run->priority = priority;
+    run->source = (char *)(uintptr_t)source, run->target = (char *)(uintptr_t)target;
+    Place *place;
+    int refused = 0, at_once = 0;
+    Py_INCREF(run); /* until it has ended and Python knows */
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    run->mode = mode_for(run, &place);
+    if (run->mode == NO_HOME && homeless)
+        run->mode = board->reads ? PRIVATE : NO_HOME;
+    else
+        refused = run->mode == NO_HOME;
+    if (table->flags & SHARED && table->result_bytes && home == 0 && number % table->size == (unsigned)table->position)
+        run->mode = NO_HOME; /* there is no room for the result */
+    if (!refused) {
+        if (place != NULL)
+            place->used = 1, place->number = number, place->tag = tag, run->place = place;
+        /* without common reading another rank may be homeless: then all must know */
+        run->all = table->flags & NEEDS_ALL ||
+                   (run->mode != ON_BOARD && !board->reads && !(table->flags & FROM_ONE));
+        run->phase = ROW, run->submitting = SUBMITTING;
+        Run **last = &engine->runs;
+        while (*last != NULL)
+            last = &(*last)->next;
+        *last = run;
+        engine->pending++;
+        advance(engine, run);
+        attend(engine);
+        at_once = run->submitting == ENDED_AT_ONCE;
+        run->submitting = 0;
+        unlock(engine);
+    } else
+        pthread_mutex_unlock(&engine->lock);
+    Py_END_ALLOW_THREADS
+    if (refused || at_once) { /* nobody else knows it */
+        Py_CLEAR(run->owner);
+        Py_DECREF(run);
+    }
+    if (refused) {
+        Py_DECREF(run);
+        Py_RETURN_NONE;
+    }
+    return (PyObject *)run;
+}
+
+/* Cancel a run; return whether nothing of its rank's is touched any more: else that is so once it has ended. */
+PyObject *Engine_cancel(Engine *engine, PyObject *given)
+{
+    if (Py_TYPE(given) != Run_type)
+        return PyErr_Format(PyExc_TypeError, "cancel takes a Run");
+    Run *run = (Run *)given;
+    int over;
+    if (engine->pid != getpid())
+        Py_RETURN_TRUE;
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    run->cancelled = 1;
+    if (!run->over && run->out == 0)
+        end_run(engine, run, CANCELLED);
+    over = run->over;
+    if (atomic_load(&engine->sleepers))
+        ring_threads(engine->bells);
+    unlock(engine);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(over);
+}
+
+/* Return the owners of the runs that have ended and that no thread has waited for. */
+PyObject *Engine_take_ended(Engine *engine, PyObject *unused)
+{
+    Run *ended;
+    PyObject *owners = PyList_New(0);
+    if (owners == NULL || engine->pid != getpid())
+        return owners;
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    ended = engine->ended_runs;
+    engine->ended_runs = NULL;
+    pthread_mutex_unlock(&engine->lock);
+    Py_END_ALLOW_THREADS
+    while (ended != NULL) {
+        Run *next = ended->next_over;
+        if (ended->owner != NULL && PyList_Append(owners, ended->owner) < 0)
+            PyErr_WriteUnraisable(NULL);
+        Py_CLEAR(ended->owner);
+        Py_DECREF(ended);
+        ended = next;
+    }
+    return owners;
+}
+
+/* Take an ended run whose end a thread of Python's knows out of the list. */
+void forget_ended(Engine *engine, Run *run)
+{
+    int there = 0;
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    for (Run **at = &engine->ended_runs; *at != NULL; at = &(*at)->next_over)
+        if (*at == run) {
+            *at = run->next_over, there = 1;
+            break;
+        }
+    pthread_mutex_unlock(&engine->lock);
+    Py_END_ALLOW_THREADS
+    if (there) {
+        Py_CLEAR(run->owner);
+        Py_DECREF(run);
+    }
+}
+
+static void Board_dealloc(Board *board)
+{
+    PyTypeObject *type = Py_TYPE(board);
+    for (int i = 0; i < board->held; i++)
+        PyBuffer_Release(&board->buffers[i]);
+    for (Place *place = board->places, *next; place != NULL; place = next)
+        next = place->next, PyMem_Free(place);
+    PyMem_Free(board->buffers);
+    PyMem_Free(board->seats);
+    Py_XDECREF(board->engine);
+    type->tp_free(board);
+    Py_DECREF(type);
+}
+
+static int take_seat(Board *board, PyObject *given, Seat *seat)
+{
+    PyObject *rows, *segment;
+    int pid;
+    if (!PyArg_ParseTuple(given, "OOii", &rows, &segment, &pid, &seat->peer))
+        return -1;
+    Py_buffer *buffers = &board->buffers[board->held];
+    if (PyObject_GetBuffer(rows, &buffers[0], PyBUF_WRITABLE) < 0)
+        return -1;
+    board->held++;
+    if (PyObject_GetBuffer(segment, &buffers[1], PyBUF_WRITABLE) < 0)
+        return -1;
+    board->held++;
+    seat->rows = buffers[0].buf, seat->segment = buffers[1].buf, seat->nbytes = buffers[1].len, seat->pid = pid;
+    int there = pid != 0;
+    if (buffers[0].len < BOARD_BYTES || (uintptr_t)seat->rows % LINE ||
+        (there && (seat->peer < 0 || seat->peer >= board->engine->size || board->engine->peers[seat->peer].bells == NULL))) {
+        PyErr_SetString(PyExc_ValueError, "the rows of a board are too small, lie at an odd place, or are out of reach");
+        return -1;
+    }
+    return 0;
+}
+
+/* Board(engine, seats, reads): each seat (rows, segment, pid or 0 for this process, number of its process). */
+static PyObject *Board_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *engine, *seats;
+    int reads;
+    if (!PyArg_ParseTuple(args, "OO!p", &engine, &PyList_Type, &seats, &reads))
+        return NULL;
+    if (Py_TYPE(engine) != Engine_type)
+        return PyErr_Format(PyExc_TypeError, "a board belongs to an engine");
+    Board *board = (Board *)type->tp_alloc(type, 0);
+    if (board == NULL)
+        return NULL;
+    board->engine = (Engine *)Py_NewRef(engine), board->reads = reads;
+    int size = (int)PyList_GET_SIZE(seats);
+    board->seats = PyMem_Calloc(size + 1, sizeof(Seat));
+    board->buffers = PyMem_Calloc(2 * size + 1, sizeof(Py_buffer));
+    if (board->seats == NULL || board->buffers == NULL) {
+        Py_DECREF(board);
+        return PyErr_NoMemory();
+    }
+    for (board->size = 0; board->size < size; board->size++)
+        if (take_seat(board, PyList_GET_ITEM(seats, board->size), &board->seats[board->size]) < 0) {
+            Py_DECREF(board);
+            return NULL;
+        }
+    return (PyObject *)board;
+}
+
+/* lose(): nothing more can be expected of one of the ranks. */
+static PyObject *Board_lose(Board *board, PyObject *unused)
+{
+    if (board->engine->pid == getpid()) {
+        Py_BEGIN_ALLOW_THREADS
+        lock(board->engine);
+        board->lost = 1;
+        unlock(board->engine);
+        if (atomic_load(&board->engine->sleepers))
+            ring_threads(board->engine->bells);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+/* add_place(where, nbytes): lend memory of this process's segment to the operations of the board. */
+static PyObject *Board_add_place(Board *board, PyObject *args)
+{
+    unsigned long long where, nbytes;
+    if (!PyArg_ParseTuple(args, "KK", &where, &nbytes))
+        return NULL;
+    Place *place = PyMem_Calloc(1, sizeof(Place));
+    if (place == NULL)
+        return PyErr_NoMemory();
+    place->where = where, place->class = class_of(nbytes);
+    Py_BEGIN_ALLOW_THREADS
+    lock(board->engine);
+    place->next = board->places, board->places = place;
+    pthread_mutex_unlock(&board->engine->lock);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* places(): where the lent memory is. */
+static PyObject *Board_places(Board *board, PyObject *unused)
+{
+    PyObject *found = PyList_New(0);
+    for (Place *place = board->places; place != NULL && found != NULL; place = place->next) {
+        PyObject *where = PyLong_FromUnsignedLongLong(place->where);
+        if (where == NULL || PyList_Append(found, where) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(where);
+    }
+    return found;
+}
+
+static PyMethodDef Board_methods[] = {{"lose", (PyCFunction)Board_lose, METH_NOARGS, "lose()"},
+                                      {"add_place", (PyCFunction)Board_add_place, METH_VARARGS, "add_place(where, nbytes)"},
+                                      {"places", (PyCFunction)Board_places, METH_NOARGS, "places()"},
+                                      {NULL}};
+static PyType_Slot Board_slots[] = {
+    {Py_tp_new, Board_new}, {Py_tp_dealloc, Board_dealloc}, {Py_tp_methods, Board_methods}, {0}};
+PyType_Spec Board_spec = {"transports.shared_memory._native.Board", sizeof(Board), 0, Py_TPFLAGS_DEFAULT, Board_slots};
+
+static void free_stage(Stage *stage)
+{
+    for (int i = 0; i < stage->count; i++)
+        PyMem_Free(stage->pulls[i].sources);
+    PyMem_Free(stage->pulls);
+}
+
+static void Table_dealloc(Table *table)
+{
+    PyTypeObject *type = Py_TYPE(table);
+    free_stage(&table->take);
+    free_stage(&table->reduce);
+    free_stage(&table->collect);
+    PyMem_Free(table->needed);
+    type->tp_free(table);
+    Py_DECREF(type);
+}
+
+/* Read a list of (start, nbytes, [(rank, at)]). */
+static int take_stage(const Table *table, PyObject *given, Stage *stage)
+{
+    Py_ssize_t count = PyList_GET_SIZE(given);
+    stage->pulls = PyMem_Calloc(count + 1, sizeof(Pull));
+    if (stage->pulls == NULL)
+        return PyErr_NoMemory() == NULL ? -1 : 0;
+    for (; stage->count < count; stage->count++) {
+        Pull *pull = &stage->pulls[stage->count];
+        PyObject *sources;
+        unsigned long long start, nbytes;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(given, stage->count), "KKO!", &start, &nbytes, &PyList_Type, &sources))
+            return -1;
+        pull->start = start, pull->nbytes = nbytes, pull->count = (int)PyList_GET_SIZE(sources);
+        if (start > table->result_bytes || nbytes > table->result_bytes - start ||
+            (pull->count != 1 && (pull->count != table->size || table->reducer.fold == NULL)) ||
+            nbytes % (table->reducer.fold == NULL ? 1 : table->reducer.itemsize)) {
+            PyErr_SetString(PyExc_ValueError, "a pull is not in the result, or not from one rank or all");
+            return -1;
+        }
+        pull->sources = PyMem_Calloc(pull->count + 1, sizeof(Source));
+        if (pull->sources == NULL)
+            return PyErr_NoMemory() == NULL ? -1 : 0;
+        for (int i = 0; i < pull->count; i++) {
+            unsigned long long at;
+            Source *source = &pull->sources[i];
+            if (!PyArg_ParseTuple(PyList_GET_ITEM(sources, i), "iK", &source->who, &at))
+                return -1;
+            source->at = at;
+            if (source->who < 0 || source->who >= table->size || (pull->count > 1 && source->who != i)) {
+                PyErr_SetString(PyExc_ValueError, "a pull is from ranks that do not exist, or not in their order");
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
+
+/* Table(position, size, flags, nbytes, result_bytes, unread, needed, take, reduce, collect, reducer). */
+static PyObject *Table_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    Table *table = (Table *)type->tp_alloc(type, 0);
+    PyObject *take, *reduce, *collect, *reducer;
+    const char *needed;
+    Py_ssize_t length;
+    unsigned long long nbytes, result_bytes, start, stop;
+    if (table == NULL)
+        return NULL;
+    if (!PyArg_ParseTuple(args, "iiiKK(KK)y#O!O!O!O", &table->position, &table->size, &table->flags, &nbytes,
+                          &result_bytes, &start, &stop, &needed, &length, &PyList_Type, &take, &PyList_Type, &reduce,
+                          &PyList_Type, &collect, &reducer))
+        goto failed;
+    table->nbytes = nbytes, table->result_bytes = result_bytes;
+    table->unread_start = start, table->unread_stop = stop;
+    if (length != table->size || table->position < 0 || table->position >= table->size || start > stop || stop > nbytes) {
+        PyErr_SetString(PyExc_ValueError, "a table does not fit its group");
+        goto failed;
+    }
+    table->needed = PyMem_Malloc(length + 1);
+    if (table->needed == NULL) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    memcpy(table->needed, needed, length);
+    if (reducer != Py_None && reducer_from(reducer, &table->reducer) < 0)
+        goto failed;
+    if (take_stage(table, take, &table->take) < 0 || take_stage(table, reduce, &table->reduce) < 0 ||
+        take_stage(table, collect, &table->collect) < 0)
+        goto failed;
+    return (PyObject *)table;
+failed:
+    Py_DECREF(table);
+    return NULL;
+}
+
+static PyType_Slot Table_slots[] = {{Py_tp_new, Table_new}, {Py_tp_dealloc, Table_dealloc}, {0}};
+PyType_Spec Table_spec = {"transports.shared_memory._native.Table", sizeof(Table), 0, Py_TPFLAGS_DEFAULT, Table_slots};

@@ -1,0 +1,221 @@
+/* The engine of one process: everything that its threads move between processes of one host, without Python.
+
+   messages.c    messages through rings of shared memory
+   collectives.c collectives out of each other's memory, which meet at boards
+   arithmetic.c  reductions, with the bits of numpy
+   wait.c        the lock, the one wait of all threads, and the thread that works while none waits
+   module.c      the types as Python has them
+
+   Whoever holds the engine's lock may touch what belongs to it. Bytes of collectives are moved without the lock.
+
+   The peer can write anything into memory that is shared, at any time. So our own counts are kept in private; those of
+   the peer are checked whenever they are read, heads and rows are copied before they are looked at. The words that wake
+   a process are hints: a wrong one costs time, no more. */
+
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <structmember.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LINE 64
+#define COUNTS_BYTES 256
+#define PIECE_BYTES (128 << 10) /* of a message: both sides of a long one copy at the same time, a piece each */
+#define SITE_BYTES 40
+#define KEPT_RINGS 4            /* how many rings of messages a receiver keeps for later receives, per peer */
+#define MOST_OFFERS (1 << 20)   /* that wait here per peer, as in transports/matching: more than any program has */
+#define CLOSE_AGAIN_NS 50000000 /* a peer may have written over the bell that ends a thread */
+#define ROW_LOOK_NS 1000000     /* between looks at a row of a board that is not free: nobody rings for that */
+#define NONSENSE UINT64_MAX
+#define ROUND_UP(n) (((n) + LINE - 1) & ~(uint64_t)(LINE - 1))
+
+/* -- memory that processes share ----------------------------------------------------------------------------------- */
+
+typedef struct { /* how much has been written and read, ever; each count has one writer */
+    _Alignas(LINE) _Atomic uint64_t written;
+    _Alignas(LINE) _Atomic uint64_t read;
+    _Alignas(LINE) _Atomic uint32_t full; /* the writer waits for room */
+    _Alignas(LINE) _Atomic uint64_t kept; /* bytes that the reader keeps for later receives */
+} Counts;
+
+typedef struct { /* in each process's own memory */
+    _Atomic uint32_t bell;       /* changes when threads that wait are woken */
+    _Atomic uint32_t sleepers;   /* threads that wait and sleep, or are about to */
+    _Atomic uint32_t spare_bell; /* changes when the thread that works while none waits is woken */
+    _Atomic uint32_t unattended; /* whether something is under way that no waiting thread attends to */
+} Bells;
+
+/* WHOLE: the bytes follow. OFFER: they do not; offers are numbered from 0, in order. ASK: the receiver wants an offer,
+   whose number is the tag. REFUSE: it wants none of it. ANSWER: the bytes of an offer follow, whose number is the tag. */
+enum { WHOLE = 1, OFFER, ASK, REFUSE, ANSWER };
+
+typedef struct {
+    uint64_t tag, nbytes;
+    uint32_t call, kind;
+    char site[SITE_BYTES]; /* where the sender was called */
+} Head;
+
+_Static_assert(sizeof(Head) == LINE, "a head fills a line");
+_Static_assert(sizeof(Counts) <= COUNTS_BYTES, "the counts lie before the bytes");
+
+typedef struct {
+    Counts *counts;
+    char *bytes;
+    uint64_t room, own; /* our count, which is only copied to the others */
+} Ring;
+
+/* -- memory of this process ---------------------------------------------------------------------------------------- */
+
+/* States of what a thread can wait for. The last two: of a collective that a program has to carry out for want of
+   common memory, and of one that was cancelled. */
+enum { PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED };
+
+typedef struct End { /* one rank's end of a message or of a collective */
+    PyObject_HEAD
+    struct End *next_ended;
+    _Atomic int state;
+    _Atomic int waited; /* threads that wait for it here */
+} End;
+
+typedef struct Op { /* of a message */
+    End end;
+    struct Op *next;
+    PyObject *keeps; /* owns the bytes */
+    char *bytes;
+    int peer;    /* -1: any */
+    int source;  /* whom a message came from */
+    int begun;   /* a send whose bytes are being written */
+    int refused; /* the state in which a receive ends that takes an offer and does not want it */
+    Head head;   /* of a receive that did not match: the sender's */
+    uint64_t moved, number; /* of its offer */
+} Op;
+
+typedef struct {
+    Op *first, *last;
+} Queue;
+
+typedef struct Early { /* a message, or an offer, that came before its receive and stood in the way of others */
+    struct Early *next;
+    Op *op; /* a receive that takes it while its bytes arrive */
+    Head head;
+    uint64_t moved, number;
+    char bytes[]; /* none of an offer */
+} Early;
+
+typedef struct {
+    Ring out, in;
+    Bells *bells;
+    Queue sends;         /* to be written */
+    Queue offered;       /* sends whose bytes the peer has not asked for */
+    Queue asking, asked; /* receives that have taken an offer: their question is still to be written; is written */
+    uint64_t offers_out, offers_in, early_offers, kept;
+    int corrupt; /* it has written nonsense */
+    Early *first_early, *last_early;
+    /* the message that is coming in */
+    int coming;
+    Head head;
+    uint64_t moved;
+    Op *op;       /* where its bytes go; or */
+    Early *early; /* here; or nowhere */
+} Peer;
+
+typedef struct Run Run;
+typedef struct Scratch Scratch;
+
+typedef struct {
+    PyObject_HEAD
+    int size;
+    Peer *peers;
+    Py_buffer *buffers;
+    int held; /* number of buffers */
+    Bells *bells;
+    Queue receives;
+    _Atomic(End *) ended; /* to be released by a thread that holds Python's lock */
+    long pending;
+    int coming;  /* messages that are coming in */
+    int waiting; /* threads */
+    int turn;    /* which peer is looked at first */
+    uint32_t unattended; /* our copy */
+    _Atomic uint32_t sleepers; /* our copy */
+    int64_t look_ns;
+    /* collectives */
+    Run *runs;         /* under way, in the order in which they were begun */
+    Run *ended_runs;   /* not yet taken by Python */
+    Scratch *scratch;  /* memory for threads that work */
+    int rowless;       /* runs that wait for a row of their board to be free */
+    int working, most; /* threads that work, and how many may */
+    int door;          /* a descriptor that becomes readable when a run ends that no thread waits for; or -1 */
+    /* threads */
+    pthread_mutex_t lock, next; /* `next` is held by the thread that is to have the lock next */
+    _Atomic int wanted;         /* a thread waits for the lock, and moves on what its holder leaves */
+    pthread_t spare;
+    int spare_runs;
+    pid_t pid;
+    _Atomic int closing;
+} Engine;
+
+/* wait.c */
+int64_t now_ns(void);
+void ring_threads(Bells *bells);
+void ring(Bells *bells);
+void lock(Engine *engine);
+int attend(Engine *engine);
+void unlock(Engine *engine);
+void wait_for(Engine *engine, End *end, int64_t limit_ns, int64_t look_ns);
+int start_spare(Engine *engine);
+void join_spare(Engine *engine);
+
+/* messages.c; the engine is locked */
+int progress_messages(Engine *engine);
+void release_messages(Engine *engine);
+PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count);
+PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count);
+PyObject *Engine_withdraw(Engine *engine, PyObject *given);
+PyObject *Engine_lose(Engine *engine, PyObject *given);
+PyObject *Engine_sending(Engine *engine, PyObject *unused);
+extern PyType_Spec Op_spec;
+extern PyTypeObject *Op_type;
+
+/* collectives.c; the engine is locked */
+int progress_runs(Engine *engine);
+int work_waits(const Engine *engine);
+void work(Engine *engine);
+void release_runs(Engine *engine);
+PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count);
+PyObject *Engine_cancel(Engine *engine, PyObject *given);
+PyObject *Engine_take_ended(Engine *engine, PyObject *unused);
+extern PyType_Spec Board_spec, Table_spec, Run_spec;
+void forget_ended(Engine *engine, Run *run);
+extern PyTypeObject *Board_type, *Table_type, *Run_type;
+
+/* arithmetic.c */
+typedef void Loop(char **args, const intptr_t *count, const intptr_t *steps, void *data);
+
+typedef struct {
+    Loop *fold, *divide; /* numpy's; NULL: no reduction, no mean */
+    void *fold_data, *divide_data;
+    int itemsize;
+    int narrow; /* 0: partial results have the dtype of the result; else a type of 16 bits, added up in float32 */
+    _Alignas(16) char divisor[16];
+} Reducer;
+
+enum { FLOAT16 = 1, BFLOAT16 };
+
+/* Fold arrays of bytes in their order. `target` may be the memory of the first. */
+void combine(const Reducer *reducer, const char *a, const char *b, char *target, size_t nbytes);
+void divide(const Reducer *reducer, char *target, size_t nbytes);
+void fold_narrow(const Reducer *reducer, const char *const *sources, int count, char *target, size_t nbytes);
+int reducer_from(PyObject *given, Reducer *reducer);
+
+/* module.c */
+extern PyTypeObject *Engine_type;
+int refuse_fork(Engine *engine);
+void release_ended(Engine *engine);
+char *taken(Engine *engine, PyObject *memory, Py_ssize_t least);

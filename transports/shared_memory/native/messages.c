@@ -1,0 +1,735 @@
+/* Messages between processes of one host, copied through rings of shared memory by the threads that call.
+
+   There is a ring for each ordered pair of processes, and a message is a head and its bytes. A receiver that needs a
+   message behind others keeps those others, in bounded memory. So a message that is longer than the ring is offered: its
+   head goes alone, the receiver asks for it by number once a receive takes it, and its bytes go then. Shorter ones are
+   offered while the receiver keeps many. Nonsense from a peer ends all messages with it. */
+
+#include "engine.h"
+
+static void copy_in(Ring *ring, uint64_t at, const char *from, uint64_t nbytes)
+{
+    uint64_t start = at % ring->room, first = nbytes < ring->room - start ? nbytes : ring->room - start;
+    memcpy(ring->bytes + start, from, first);
+    memcpy(ring->bytes, from + first, nbytes - first);
+}
+
+static void copy_out(Ring *ring, uint64_t at, char *to, uint64_t nbytes)
+{
+    uint64_t start = at % ring->room, first = nbytes < ring->room - start ? nbytes : ring->room - start;
+    memcpy(to, ring->bytes + start, first);
+    memcpy(to + first, ring->bytes, nbytes - first);
+}
+
+/* Return the bytes between two counts of a ring; NONSENSE unless they are whole lines that it can hold. */
+static uint64_t between(const Ring *ring, uint64_t behind, uint64_t ahead)
+{
+    uint64_t nbytes = ahead - behind;
+    return nbytes <= ring->room && nbytes % LINE == 0 ? nbytes : NONSENSE;
+}
+
+static void append(Queue *queue, Op *op)
+{
+    op->next = NULL;
+    if (queue->last == NULL)
+        queue->first = op;
+    else
+        queue->last->next = op;
+    queue->last = op;
+}
+
+/* Return whether it was there. */
+static int take_out(Queue *queue, const Op *op)
+{
+    for (Op **at = &queue->first, *before = NULL; *at != NULL; before = *at, at = &(*at)->next)
+        if (*at == op) {
+            *at = op->next;
+            if (queue->last == op)
+                queue->last = before;
+            return 1;
+        }
+    return 0;
+}
+
+/* How far a send has begun. */
+enum { ASKED_FOR = 1, WRITING };
+
+/* What a head that arrives leads to. */
+enum { UNWANTED, ALONE, BYTES_FOLLOW, BAD };
+
+/* -- progress; the mailbox is locked ------------------------------------------------------------------------------- */
+
+static void end(Engine *engine, Op *op, int state)
+{
+    End *first = atomic_load(&engine->ended);
+    engine->pending--;
+    atomic_store(&op->end.state, state);
+    do
+        op->end.next_ended = first;
+    while (!atomic_compare_exchange_weak(&engine->ended, &first, &op->end)); /* others only take all of them */
+}
+
+static uint64_t kept_bytes(const Head *head)
+{
+    return head->kind == WHOLE ? LINE + ROUND_UP(head->nbytes) : 0;
+}
+
+static void count_kept(Peer *peer, uint64_t kept)
+{
+    peer->kept = kept;
+    atomic_store(&peer->in.counts->kept, kept);
+}
+
+static void drop_early(Peer *peer, Early *early)
+{
+    Early *before = NULL;
+    for (Early *kept = peer->first_early; kept != early; kept = kept->next)
+        before = kept;
+    if (before == NULL)
+        peer->first_early = early->next;
+    else
+        before->next = early->next;
+    if (peer->last_early == early)
+        peer->last_early = before;
+    peer->early_offers -= early->head.kind == OFFER;
+    count_kept(peer, peer->kept - kept_bytes(&early->head));
+    free(early);
+}
+
+static void end_all(Engine *engine, Queue *queue, int state)
+{
+    for (Op *op; (op = queue->first) != NULL; end(engine, op, state))
+        take_out(queue, op);
+}
+
+/* End all messages with a peer that has written nonsense, also receives from anybody: they may wait for it in vain. */
+static void fail(Engine *engine, int index)
+{
+    Peer *peer = &engine->peers[index];
+    peer->corrupt = 1;
+    engine->coming -= peer->coming;
+    peer->coming = 0;
+    for (Op *op = engine->receives.first, *next; op != NULL; op = next) {
+        next = op->next;
+        if (op->peer < 0 || op->peer == index) {
+            take_out(&engine->receives, op);
+            op->source = index;
+            end(engine, op, CORRUPT);
+        }
+    }
+    Op *op = peer->op != NULL ? peer->op : peer->early != NULL ? peer->early->op : NULL;
+    if (op != NULL)
+        end(engine, op, CORRUPT);
+    if (peer->early != NULL)
+        drop_early(peer, peer->early);
+    peer->op = NULL, peer->early = NULL;
+    end_all(engine, &peer->sends, CORRUPT);
+    end_all(engine, &peer->offered, CORRUPT);
+    end_all(engine, &peer->asking, CORRUPT);
+    end_all(engine, &peer->asked, CORRUPT);
+    if (atomic_load(&engine->sleepers))
+        ring_threads(engine->bells);
+}
+
+static uint64_t room_left(const Ring *out)
+{
+    uint64_t used = between(out, atomic_load(&out->counts->read), out->own);
+    return used == NONSENSE ? NONSENSE : out->room - used;
+}
+
+static void write_head(Ring *out, const Head *head, uint32_t kind)
+{
+    Head written = *head;
+    written.kind = kind;
+    memcpy(out->bytes + out->own % out->room, &written, LINE);
+    out->own += LINE;
+}
+
+/* Write the question of a receive for the offer that it has taken. */
+static void ask(Engine *engine, Peer *peer, Op *op)
+{
+    Head head = {.tag = op->number};
+    take_out(&peer->asking, op);
+    write_head(&peer->out, &head, op->refused ? REFUSE : ASK);
+    if (op->refused)
+        end(engine, op, op->refused);
+    else
+        append(&peer->asked, op);
+}
+
+/* Write the head of a message; return whether its bytes follow. */
+static int begin(Peer *peer, Op *op)
+{
+    Ring *out = &peer->out;
+    if (op->begun) /* the peer has asked for it */
+        write_head(out, &(Head){.tag = op->number, .nbytes = op->head.nbytes}, ANSWER);
+    else if (op->head.nbytes <= out->room - LINE &&
+             atomic_load(&out->counts->kept) + LINE + ROUND_UP(op->head.nbytes) <= KEPT_RINGS * out->room)
+        write_head(out, &op->head, WHOLE);
+    else {
+        write_head(out, &op->head, OFFER);
+        op->number = peer->offers_out++;
+        take_out(&peer->sends, op);
+        append(&peer->offered, op);
+        return 0;
+    }
+    op->begun = WRITING;
+    return 1;
+}
+
+/* Write as much as there is room for; return whether anything was. */
+static int push(Engine *engine, int index)
+{
+    Peer *peer = &engine->peers[index];
+    Ring *out = &peer->out;
+    uint64_t before = out->own;
+    while (peer->sends.first != NULL || peer->asking.first != NULL) {
+        uint64_t left = room_left(out);
+        if (left < 2 * LINE) {
+            atomic_store(&out->counts->full, 1);
+            left = room_left(out);
+        }
+        if (left == NONSENSE) {
+            fail(engine, index);
+            return 1;
+        }
+        if (left < 2 * LINE)
+            break;
+        Op *op = peer->sends.first;
+        uint64_t n = 0;
+        if (peer->asking.first != NULL && (op == NULL || op->begun != WRITING))
+            ask(engine, peer, peer->asking.first);
+        else if (op->begun == WRITING || (left -= LINE, begin(peer, op))) {
+            n = op->head.nbytes - op->moved;
+            n = n < left ? n : left;
+            n = n < PIECE_BYTES ? n : PIECE_BYTES;
+            copy_in(out, out->own, op->bytes + op->moved, n);
+            op->moved += n;
+            out->own += ROUND_UP(n);
+            if (op->moved == op->head.nbytes) {
+                take_out(&peer->sends, op);
+                end(engine, op, DONE);
+            }
+        }
+        atomic_store(&out->counts->written, out->own);
+        if (n == PIECE_BYTES)
+            ring(peer->bells);
+        if (atomic_load(&engine->wanted))
+            break;
+    }
+    if (out->own == before)
+        return 0;
+    ring(peer->bells);
+    return 1;
+}
+
+/* Find the first receive that takes a message, and remove it; `waits` says whether there are others for the peer. */
+static Op *matching(Engine *engine, int index, const Head *head, int *waits)
+{
+    *waits = 0;
+    for (Op *op = engine->receives.first; op != NULL; op = op->next) {
+        if (op->peer != index && op->peer >= 0)
+            continue;
+        *waits = 1;
+        if (op->head.tag != head->tag)
+            continue;
+        take_out(&engine->receives, op);
+        return op;
+    }
+    return NULL;
+}
+
+/* Note where the message of a receive comes from; return whether the receive asked for something else. */
+static int differs(Op *op, int index, const Head *head)
+{
+    op->source = index;
+    if (op->head.call == head->call && op->head.nbytes == head->nbytes)
+        return 0;
+    op->head = *head;
+    return 1;
+}
+
+/* Let a receive take an offer. */
+static void take_offer(Peer *peer, Op *op, uint64_t number, int differs)
+{
+    op->number = number;
+    op->refused = differs ? MISMATCH : 0;
+    append(&peer->asking, op);
+}
+
+/* Make room for the message that arrives; where there is no memory, receives that wait fail, and it is lost. */
+static void keep_early(Engine *engine, Peer *peer, uint64_t number)
+{
+    const Head *head = &peer->head;
+    Early *early = malloc(sizeof(Early) + (head->kind == WHOLE ? head->nbytes : 0));
+    if (early == NULL) {
+        end_all(engine, &engine->receives, NO_MEMORY);
+        return;
+    }
+    early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0, early->number = number;
+    if (peer->last_early == NULL)
+        peer->first_early = early;
+    else
+        peer->last_early->next = early;
+    peer->last_early = early;
+    peer->early = head->kind == WHOLE ? early : NULL;
+    peer->early_offers += head->kind == OFFER;
+    count_kept(peer, peer->kept + kept_bytes(head));
+}
+
+static void give_early(Engine *engine, Peer *peer, Early *early)
+{
+    memcpy(early->op->bytes, early->bytes, early->head.nbytes);
+    end(engine, early->op, DONE);
+    drop_early(peer, early);
+}
+
+static void finish_message(Engine *engine, Peer *peer)
+{
+    peer->coming = 0, engine->coming--;
+    if (peer->op != NULL)
+        end(engine, peer->op, DONE);
+    else if (peer->early != NULL && peer->early->op != NULL)
+        give_early(engine, peer, peer->early);
+    peer->op = NULL, peer->early = NULL;
+}
+
+static Op *numbered(const Queue *queue, uint64_t number)
+{
+    Op *op = queue->first;
+    while (op != NULL && op->number != number)
+        op = op->next;
+    return op;
+}
+
+/* The peer answers a question for one of our offers. */
+static int answered_offer(Engine *engine, Peer *peer)
+{
+    Op *op = numbered(&peer->offered, peer->head.tag);
+    if (op == NULL)
+        return BAD;
+    take_out(&peer->offered, op);
+    op->begun = ASKED_FOR;
+    if (peer->head.kind == ASK)
+        append(&peer->sends, op);
+    else
+        end(engine, op, DONE);
+    return ALONE;
+}
+
+/* The bytes of one of its offers follow; those of a receive that was withdrawn go nowhere. */
+static int answer_begins(Peer *peer)
+{
+    Op *op = numbered(&peer->asked, peer->head.tag);
+    if (peer->head.tag >= peer->offers_in || (op != NULL && op->head.nbytes != peer->head.nbytes))
+        return BAD;
+    if (op != NULL)
+        take_out(&peer->asked, op);
+    peer->op = op;
+    return BYTES_FOLLOW;
+}
+
+/* A message, or the offer of one, is next. It stays in the ring if nobody needs anything of the peer. */
+static int message_begins(Engine *engine, int index)
+{
+    Peer *peer = &engine->peers[index];
+    const Head *head = &peer->head;
+    int waits;
+    if (head->kind == OFFER && peer->early_offers == MOST_OFFERS)
+        return BAD;
+    if (head->kind == WHOLE && (head->nbytes > peer->in.room - LINE ||
+                                peer->kept + kept_bytes(head) > (KEPT_RINGS + 1) * peer->in.room))
+        return BAD;
+    Op *op = matching(engine, index, head, &waits);
+    if (op == NULL && !waits && peer->offered.first == NULL && peer->asked.first == NULL)
+        return UNWANTED;
+    uint64_t number = head->kind == OFFER ? peer->offers_in++ : 0;
+    int other = op != NULL && differs(op, index, head);
+    if (op == NULL)
+        keep_early(engine, peer, number);
+    else if (head->kind == OFFER)
+        take_offer(peer, op, number, other);
+    else if (other)
+        end(engine, op, MISMATCH);
+    else
+        peer->op = op;
+    return head->kind == OFFER ? ALONE : BYTES_FOLLOW;
+}
+
+static int head_arrives(Engine *engine, int index)
+{
+    Peer *peer = &engine->peers[index];
+    switch (peer->head.kind) {
+    case WHOLE:
+    case OFFER:
+        return message_begins(engine, index);
+    case ASK:
+    case REFUSE:
+        return answered_offer(engine, peer);
+    case ANSWER:
+        return answer_begins(peer);
+    default:
+        return BAD;
+    }
+}
+
+/* Read what has arrived, as far as anybody wants it; return whether anything was. */
+static int pull(Engine *engine, int index)
+{
+    Peer *peer = &engine->peers[index];
+    Ring *in = &peer->in;
+    uint64_t before = in->own;
+    for (;;) {
+        uint64_t there = between(in, in->own, atomic_load(&in->counts->written));
+        int head = BYTES_FOLLOW;
+        if (there == 0)
+            break;
+        if (there != NONSENSE && !peer->coming) {
+            memcpy(&peer->head, in->bytes + in->own % in->room, LINE);
+            head = head_arrives(engine, index);
+            if (head == UNWANTED)
+                break;
+            if (head == BYTES_FOLLOW)
+                peer->coming = 1, engine->coming++, peer->moved = 0;
+            in->own += LINE, there -= LINE;
+        }
+        if (there == NONSENSE || head == BAD) {
+            fail(engine, index);
+            return 1;
+        }
+        if (peer->coming) {
+            uint64_t left = peer->head.nbytes - peer->moved, n = left < there ? left : there;
+            n = n < PIECE_BYTES ? n : PIECE_BYTES;
+            if (peer->op != NULL)
+                copy_out(in, in->own, peer->op->bytes + peer->moved, n);
+            else if (peer->early != NULL)
+                copy_out(in, in->own, peer->early->bytes + peer->moved, n);
+            peer->moved += n;
+            in->own += ROUND_UP(n);
+        }
+        atomic_store(&in->counts->read, in->own);
+        if (peer->coming && peer->moved == peer->head.nbytes)
+            finish_message(engine, peer);
+        if (atomic_load(&in->counts->full)) {
+            atomic_store(&in->counts->full, 0);
+            ring(peer->bells);
+        }
+        if (atomic_load(&engine->wanted))
+            break;
+    }
+    return in->own != before;
+}
+
+/* -- Python's side ------------------------------------------------------------------------------------------------- */
+
+static void Op_dealloc(Op *op)
+{
+    Py_XDECREF(op->keeps);
+    PyTypeObject *type = Py_TYPE(op);
+    type->tp_free(op);
+    Py_DECREF(type);
+}
+
+static PyObject *Op_state(Op *op, void *unused)
+{
+    return PyLong_FromLong(atomic_load(&op->end.state));
+}
+
+static PyObject *Op_call(Op *op, void *unused)
+{
+    return Py_BuildValue("kK", (unsigned long)op->head.call, (unsigned long long)op->head.nbytes);
+}
+
+static PyObject *Op_site(Op *op, void *unused)
+{
+    return PyBytes_FromStringAndSize(op->head.site, strnlen(op->head.site, SITE_BYTES));
+}
+
+static PyGetSetDef Op_fields[] = {{"state", (getter)Op_state},
+                                  {"call", (getter)Op_call},
+                                  {"site", (getter)Op_site},
+                                  {NULL}};
+
+static PyMemberDef Op_members[] = {{"source", T_INT, offsetof(Op, source), READONLY}, {NULL}};
+
+static PyType_Slot Op_slots[] = {
+    {Py_tp_dealloc, Op_dealloc}, {Py_tp_getset, Op_fields}, {Py_tp_members, Op_members}, {0}};
+PyType_Spec Op_spec = {"transports.shared_memory._native.Op", sizeof(Op), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, Op_slots};
+PyTypeObject *Op_type;
+
+static Op *new_op(Engine *engine, int peer, uint64_t tag, uint32_t call, unsigned long long address, uint64_t nbytes,
+                  PyObject *keeps)
+{
+    if (refuse_fork(engine))
+        return NULL;
+    if (peer < -1 || peer >= engine->size || (peer >= 0 && engine->peers[peer].bells == NULL)) {
+        PyErr_SetString(PyExc_ValueError, "there is no way to this peer");
+        return NULL;
+    }
+    if (start_spare(engine) < 0)
+        return NULL;
+    Op *op = PyObject_New(Op, Op_type);
+    if (op == NULL)
+        return NULL;
+    op->next = NULL, op->end.next_ended = NULL;
+    op->keeps = Py_NewRef(keeps);
+    op->bytes = nbytes ? (char *)(uintptr_t)address : op->head.site; /* memory of nothing may be NULL */
+    op->peer = peer, op->source = 0, op->begun = 0, op->refused = 0, op->moved = 0, op->number = 0;
+    memset(&op->head, 0, sizeof op->head);
+    op->head.tag = tag, op->head.call = call, op->head.nbytes = nbytes;
+    atomic_init(&op->end.state, PENDING);
+    return op;
+}
+
+PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 7)
+        return PyErr_Format(PyExc_TypeError, "send takes 7 arguments");
+    int peer = (int)PyLong_AsLong(args[0]);
+    uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]);
+    uint32_t call = (uint32_t)PyLong_AsUnsignedLongMask(args[2]);
+    unsigned long long address = PyLong_AsUnsignedLongLong(args[4]);
+    uint64_t nbytes = PyLong_AsUnsignedLongLong(args[5]);
+    char *site;
+    Py_ssize_t length;
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[3], &site, &length) < 0)
+        return NULL;
+    Op *op = peer < 0 ? (PyErr_SetString(PyExc_ValueError, "a send has one peer"), NULL)
+                      : new_op(engine, peer, tag, call, address, nbytes, args[6]);
+    if (op == NULL)
+        return NULL;
+    memcpy(op->head.site, site, length < SITE_BYTES ? length : SITE_BYTES);
+    Py_INCREF(op); /* as long as it is pending */
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    Peer *to = &engine->peers[peer];
+    engine->pending++;
+    if (to->corrupt)
+        end(engine, op, CORRUPT);
+    else {
+        append(&to->sends, op);
+        if (to->sends.first == op)
+            push(engine, peer);
+    }
+    unlock(engine);
+    Py_END_ALLOW_THREADS
+    release_ended(engine);
+    return (PyObject *)op;
+}
+
+static Early *early_for(Engine *engine, Op *op, int *from)
+{
+    for (int i = 0; i < engine->size; i++) {
+        int index = (engine->turn + i) % engine->size;
+        if (op->peer >= 0 && op->peer != index)
+            continue;
+        for (Early *early = engine->peers[index].first_early; early != NULL; early = early->next)
+            if (early->head.tag == op->head.tag && early->op == NULL) {
+                *from = index;
+                return early;
+            }
+    }
+    return NULL;
+}
+
+static void take_early(Engine *engine, Op *op, int from, Early *early)
+{
+    Peer *peer = &engine->peers[from];
+    int other = differs(op, from, &early->head);
+    if (early->head.kind == WHOLE && !other) {
+        early->op = op;
+        if (peer->early != early)
+            give_early(engine, peer, early);
+        return;
+    }
+    if (early->head.kind == OFFER && peer->corrupt)
+        end(engine, op, CORRUPT);
+    else if (early->head.kind == OFFER)
+        take_offer(peer, op, early->number, other);
+    else
+        end(engine, op, MISMATCH);
+    if (peer->early == early)
+        peer->early = NULL; /* the rest of it goes nowhere */
+    drop_early(peer, early);
+}
+
+/* Return a peer that has written nonsense, if a receive may wait for it; else -1. */
+static int corrupt_peer(Engine *engine, int peer)
+{
+    for (int i = 0; i < engine->size; i++)
+        if (engine->peers[i].corrupt && (peer < 0 || peer == i))
+            return i;
+    return -1;
+}
+
+PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 6)
+        return PyErr_Format(PyExc_TypeError, "receive takes 6 arguments");
+    int peer = (int)PyLong_AsLong(args[0]);
+    uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]);
+    uint32_t call = (uint32_t)PyLong_AsUnsignedLongMask(args[2]);
+    unsigned long long address = PyLong_AsUnsignedLongLong(args[3]);
+    uint64_t nbytes = PyLong_AsUnsignedLongLong(args[4]);
+    if (PyErr_Occurred())
+        return NULL;
+    Op *op = new_op(engine, peer, tag, call, address, nbytes, args[5]);
+    if (op == NULL)
+        return NULL;
+    Py_INCREF(op);
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    engine->pending++;
+    int from = -1;
+    Early *early = early_for(engine, op, &from);
+    if (early != NULL)
+        take_early(engine, op, from, early);
+    else if ((from = corrupt_peer(engine, peer)) >= 0) {
+        op->source = from;
+        end(engine, op, CORRUPT);
+    } else
+        append(&engine->receives, op);
+    unlock(engine);
+    Py_END_ALLOW_THREADS
+    release_ended(engine);
+    return (PyObject *)op;
+}
+static int holds(const Queue *queue, const Op *op)
+{
+    const Op *held = queue->first;
+    while (held != NULL && held != op)
+        held = held->next;
+    return held != NULL;
+}
+
+/* Give an end up; False if a message is offered or half written, which must go on. What is half read goes nowhere. */
+static int withdraw(Engine *engine, Op *op)
+{
+    int found = take_out(&engine->receives, op);
+    for (int i = 0; !found && i < engine->size; i++) {
+        Peer *peer = &engine->peers[i];
+        if (holds(&peer->offered, op) || (op->begun && holds(&peer->sends, op)))
+            return 0;
+        if (holds(&peer->asking, op)) {
+            op->refused = WITHDRAWN; /* it ends so when the sender can be told */
+            return 1;
+        }
+        found = take_out(&peer->sends, op) || take_out(&peer->asked, op);
+        if (peer->op == op)
+            peer->op = NULL, found = 1;
+        if (peer->early != NULL && peer->early->op == op) {
+            drop_early(peer, peer->early);
+            peer->early = NULL, found = 1;
+        }
+    }
+    if (found)
+        end(engine, op, WITHDRAWN);
+    return 1;
+}
+
+PyObject *Engine_withdraw(Engine *engine, PyObject *given)
+{
+    if (Py_TYPE(given) != Op_type)
+        return PyErr_Format(PyExc_TypeError, "withdraw takes an Op");
+    int gone;
+    if (engine->pid != getpid())
+        Py_RETURN_TRUE;
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    gone = atomic_load(&((End *)given)->state) != PENDING || withdraw(engine, (Op *)given);
+    if (atomic_load(&engine->sleepers))
+        ring_threads(engine->bells);
+    unlock(engine);
+    Py_END_ALLOW_THREADS
+    release_ended(engine);
+    return PyBool_FromLong(gone);
+}
+
+/* Give up what is sent to a peer. */
+PyObject *Engine_lose(Engine *engine, PyObject *given)
+{
+    long index = PyLong_AsLong(given);
+    if (index < 0 || index >= engine->size)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "there is no peer %ld", index);
+    if (refuse_fork(engine))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    Peer *peer = &engine->peers[index];
+    end_all(engine, &peer->sends, LOST);
+    end_all(engine, &peer->offered, LOST);
+    if (atomic_load(&engine->sleepers))
+        ring_threads(engine->bells);
+    unlock(engine);
+    Py_END_ALLOW_THREADS
+    release_ended(engine);
+    Py_RETURN_NONE;
+}
+
+PyObject *Engine_sending(Engine *engine, PyObject *unused)
+{
+    if (refuse_fork(engine))
+        return NULL;
+    char *sends = PyMem_Calloc(engine->size ? engine->size : 1, 1);
+    PyObject *found = sends != NULL ? PyList_New(0) : PyErr_NoMemory();
+    if (found != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        lock(engine);
+        for (int i = 0; i < engine->size; i++)
+            sends[i] = engine->peers[i].sends.first != NULL || engine->peers[i].offered.first != NULL;
+        unlock(engine);
+        Py_END_ALLOW_THREADS
+    }
+    for (int i = 0; found != NULL && i < engine->size; i++)
+        if (sends[i]) {
+            PyObject *index = PyLong_FromLong(i);
+            if (index == NULL || PyList_Append(found, index) < 0)
+                Py_CLEAR(found);
+            Py_XDECREF(index);
+        }
+    PyMem_Free(sends);
+    return found;
+}
+
+int progress_messages(Engine *engine)
+{
+    int moved = 0;
+    engine->turn = engine->turn + 1 < engine->size ? engine->turn + 1 : 0;
+    for (int i = 0; i < engine->size; i++) {
+        int index = (engine->turn + i) % engine->size;
+        Peer *peer = &engine->peers[index];
+        if (peer->bells == NULL || peer->corrupt)
+            continue;
+        if (engine->receives.first != NULL || peer->coming || peer->offered.first != NULL || peer->asked.first != NULL)
+            moved |= pull(engine, index);
+        if (peer->sends.first != NULL || peer->asking.first != NULL) /* after `pull`, which adds to both */
+            moved |= push(engine, index);
+    }
+    return moved;
+}
+
+static void release_queue(Queue *queue)
+{
+    for (Op *op = queue->first, *next; op != NULL; op = next) {
+        next = op->next;
+        Py_DECREF(op);
+    }
+}
+
+void release_messages(Engine *engine)
+{
+    release_queue(&engine->receives);
+    for (int i = 0; i < engine->size; i++) {
+        Peer *peer = &engine->peers[i];
+        release_queue(&peer->sends);
+        release_queue(&peer->offered);
+        release_queue(&peer->asking);
+        release_queue(&peer->asked);
+        Py_XDECREF(peer->op);
+        while (peer->first_early != NULL) {
+            Py_XDECREF(peer->first_early->op);
+            drop_early(peer, peer->first_early);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+/* The lock of the engine, the one wait of all threads, and the thread that works while none waits.
+
+   A thread that waits moves the bytes of all that is under way in its process. While none waits, the spare thread does
+   so, which holds no lock of Python's. A process that sleeps is woken through a word of its own memory. */
+
+#include "engine.h"
+
+int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static long futex(_Atomic uint32_t *word, int what, uint32_t value, const struct timespec *limit)
+{
+    return syscall(SYS_futex, word, what, value, limit, NULL, 0);
+}
+
+static void ring_spare(Bells *bells)
+{
+    atomic_fetch_add(&bells->spare_bell, 1);
+    futex(&bells->spare_bell, FUTEX_WAKE, 1, NULL);
+}
+
+void ring_threads(Bells *bells)
+{
+    atomic_fetch_add(&bells->bell, 1);
+    futex(&bells->bell, FUTEX_WAKE, INT32_MAX, NULL);
+}
+
+/* Wake a process for which there is something new. What is new is written before, and sleepers look after they have
+   said that they sleep, so one of the two sees the other: all of these words are sequentially consistent atomics, which
+   no processor lets pass each other. */
+void ring(Bells *bells)
+{
+    if (atomic_load(&bells->sleepers))
+        ring_threads(bells);
+    else if (atomic_load(&bells->unattended))
+        ring_spare(bells);
+}
+
+/* Lock the engine. A thread that has it for long lets the next one in between two pieces. */
+void lock(Engine *engine)
+{
+    pthread_mutex_lock(&engine->next);
+    atomic_store(&engine->wanted, 1);
+    pthread_mutex_lock(&engine->lock);
+    atomic_store(&engine->wanted, 0);
+    pthread_mutex_unlock(&engine->next);
+}
+
+static int try_lock(Engine *engine)
+{
+    if (pthread_mutex_trylock(&engine->next) != 0)
+        return 0;
+    int locked = pthread_mutex_trylock(&engine->lock) == 0;
+    pthread_mutex_unlock(&engine->next);
+    return locked;
+}
+
+/* `asleep` says how many of the sleepers are the caller. */
+static int progress(Engine *engine, uint32_t asleep)
+{
+    long pending = engine->pending;
+    int moved = progress_messages(engine);
+    moved |= progress_runs(engine);
+    if (engine->pending != pending && atomic_load(&engine->sleepers) > asleep) /* another thread may have waited for it */
+        ring_threads(engine->bells);
+    return moved;
+}
+
+/* Look, and note whether something stays under way that nobody attends to: who rings a process in vain makes a system
+   call, and wakes its spare thread. Return whether anything moved. */
+int attend(Engine *engine)
+{
+    int moved = progress(engine, 0);
+    uint32_t stays;
+    while (stays = (engine->pending > 0 || engine->coming > 0) && engine->waiting == 0, engine->unattended != stays) {
+        engine->unattended = stays;
+        atomic_store(&engine->bells->unattended, stays);
+        moved |= progress(engine, 0); /* a ring may have come before */
+    }
+    return moved;
+}
+
+/* Unlock the engine after a call, once all that can move has moved, or another thread is about to move it. */
+void unlock(Engine *engine)
+{
+    attend(engine);
+    if (work_waits(engine) || engine->rowless)
+        ring(engine->bells);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* The thread reads its bell before it looks at anything, also at `closing`. Whoever has something for it writes that
+   first, then changes the bell, then wakes it. So if the thread has read the bell before the change, its sleep ends at
+   once or is ended; if after, it sees what was written before. With `closing` read first, the bell could change between
+   the two, and the thread would sleep on the new one for ever. */
+static void *run_spare(void *given)
+{
+    Engine *engine = given;
+    const struct timespec soon = {0, ROW_LOOK_NS};
+    for (;;) {
+        uint32_t bell = atomic_load(&engine->bells->spare_bell);
+        if (atomic_load(&engine->closing))
+            return NULL;
+        lock(engine);
+        int moved = attend(engine), rowless = engine->rowless > 0;
+        if (work_waits(engine))
+            work(engine), moved = 1;
+        pthread_mutex_unlock(&engine->lock);
+        if (!moved)
+            futex(&engine->bells->spare_bell, FUTEX_WAIT, bell, rowless ? &soon : NULL);
+    }
+}
+
+int start_spare(Engine *engine)
+{
+    if (engine->spare_runs || atomic_load(&engine->closing))
+        return 0;
+    sigset_t all, before; /* signals are for the threads of the program */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&engine->spare, NULL, run_spare, engine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        PyErr_SetString(PyExc_RuntimeError, "no thread can be started that moves what nobody waits for");
+        return -1;
+    }
+    engine->spare_runs = 1;
+    return 0;
+}
+
+/* Wake the spare thread, and wait until it has ended. */
+void join_spare(Engine *engine)
+{
+    struct timespec until;
+    do {
+        ring_spare(engine->bells);
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += CLOSE_AGAIN_NS;
+        until.tv_sec += until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
+    } while (pthread_timedjoin_np(engine->spare, NULL, &until) != 0);
+}
+
+/* Sleep until this process is rung, unless something has come; return whether a signal came. */
+static int sleep_here(Engine *engine, End *end, int64_t limit_ns)
+{
+    int interrupted = 0;
+    atomic_fetch_add(&engine->sleepers, 1);
+    atomic_fetch_add(&engine->bells->sleepers, 1);
+    uint32_t bell = atomic_load(&engine->bells->bell);
+    lock(engine);
+    int moved = progress(engine, 1);
+    if (work_waits(engine))
+        work(engine), moved = 1;
+    if (engine->rowless && limit_ns > ROW_LOOK_NS)
+        limit_ns = ROW_LOOK_NS;
+    pthread_mutex_unlock(&engine->lock);
+    if (!moved && atomic_load(&end->state) == PENDING && limit_ns > 0) {
+        struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
+        interrupted = futex(&engine->bells->bell, FUTEX_WAIT, bell, &limit) < 0 && errno == EINTR;
+    }
+    atomic_fetch_sub(&engine->bells->sleepers, 1);
+    atomic_fetch_sub(&engine->sleepers, 1);
+    return interrupted;
+}
+
+static void look(Engine *engine, End *end, int64_t limit, int64_t look_ns)
+{
+    int64_t now = now_ns(), until = now + look_ns;
+    for (; atomic_load(&end->state) == PENDING && now < until && now < limit; now = now_ns())
+        if (try_lock(engine)) {
+            int moved = progress(engine, 0);
+            if (work_waits(engine))
+                work(engine), moved = 1;
+            pthread_mutex_unlock(&engine->lock);
+            if (moved)
+                until = now_ns() + look_ns;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+}
+
+void wait_for(Engine *engine, End *end, int64_t limit_ns, int64_t look_ns)
+{
+    int64_t until = now_ns() + limit_ns;
+    atomic_fetch_add(&end->waited, 1);
+    lock(engine);
+    engine->waiting++;
+    attend(engine);
+    pthread_mutex_unlock(&engine->lock);
+    while (atomic_load(&end->state) == PENDING) {
+        look(engine, end, until, look_ns);
+        int64_t left = until - now_ns();
+        if (atomic_load(&end->state) != PENDING || left <= 0 || sleep_here(engine, end, left))
+            break;
+    }
+    lock(engine);
+    engine->waiting--;
+    unlock(engine);
+    atomic_fetch_sub(&end->waited, 1);
+}
