@@ -54,7 +54,7 @@ def kept(rank: overlap.Rank) -> dict[str, int]:
                     boards.shelf._sort_in()
                 sizes |= {"boards": len(boards._open), "told": len(boards._told), "lent": boards.shelf._heap.lent_bytes}
     if host is not None:
-        sizes["meetings"] = len(host._meetings)
+        sizes["of communicators"] = len(host._boards)
     return sizes | {name: len(getattr(here, name)) for name in names}
 
 

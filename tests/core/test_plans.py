@@ -41,7 +41,7 @@ CALLS: dict[str, Issue] = {
     "pair": lambda rank: rank.group([rank.rank // 2 * 2, rank.rank // 2 * 2 + 1]).all_reduce(np.ones(2)),
     "message": message,
 }
-HERE, BOARD, HOST = "memory of this process", "board of this host", "memory of this host"
+HERE, HOST = "memory of this process", "memory of this host"
 RING, MESH, DOUBLING = "program ring over wires", "program mesh over wires", "program recursive_doubling over wires"
 
 # Processes, ranks of each, and the executors of all calls.
@@ -59,15 +59,15 @@ WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
         1,
         {"wires": by_shared_memory},
         {
-            "small": {BOARD},
+            "small": {HOST},
             "longer": {HOST},
             "long": {HOST},
-            "barrier": {BOARD},
-            "root": {BOARD, HOST},  # the other rank hears late what comes
+            "barrier": {HOST},
+            "root": {HOST},
             "shared": {HOST + ", one result"},
             "uneven": {"program ring over shared memory"},
             "ring": {"program ring over shared memory"},
-            "pair": {HOST},  # a new group, whose board is not ready
+            "pair": {HOST},
             "message": {"message over shared memory"},
         },
     ),
@@ -76,11 +76,11 @@ WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
         2,
         {"wires": by_shared_memory},
         {
-            "small": {BOARD},
+            "small": {HOST},
             "longer": {HOST},
             "long": {HOST},
-            "barrier": {BOARD},
-            "root": {BOARD, HOST},
+            "barrier": {HOST},
+            "root": {HOST},
             "shared": {HOST + ", one result"},
             "uneven": {"program rdh over wires"},
             "ring": {RING},
@@ -150,8 +150,7 @@ def test_executors(name: str, made: Made) -> None:
 def test_a_plan_is_made_once_unless_it_may_change(made: Made) -> None:
     found: list[Any] = run_far(issue_all, 2, 1, made, wires=by_shared_memory)
     for ranks in found:
-        assert [len(ranks[name]) for name in ("small", "longer", "long", "shared", "ring")] == [1] * 5
-        assert ranks["barrier"] == [HOST, BOARD]  # its board was not ready
+        assert [len(ranks[name]) for name in ("small", "longer", "long", "shared", "ring", "barrier")] == [1] * 6
         assert len(ranks["uneven"]) == 3
 
 

@@ -40,8 +40,9 @@ from .workers import Workers
 _SLICED_BYTES = 64 << 10
 # Flags of a table, as native/collectives.c has them.
 _GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL = 1, 2, 4, 8, 16, 32
-# Types of 16 bits that the engine adds up in float32, as native/arithmetic.c numbers them.
+# How results whose partial results have another dtype are reduced, as native/arithmetic.c numbers it.
 _NARROW = {"float16": 1, "bfloat16": 2}
+_MEANS = {"i": 3, "u": 4}
 # How long the loop looks for the others before it sleeps: longer than waking a process takes (0.1 to 0.3 ms on virtual
 # cores), or two processes, of which one sleeps whenever the other looks, never find each other awake.
 _LOOK_S = 300e-6
@@ -354,14 +355,13 @@ class HostRun(Run):
 @lru_cache(maxsize=256)
 def _reducer(reducer: Reducer, size: int) -> tuple[object, object, int, int, bytes, int] | None:
     """Return a reducer as the engine takes it: numpy's loops, and by how many it divides; None: it cannot do it."""
-    dtype, narrow = reducer.dtype, _NARROW.get(reducer.dtype.name, 0)
+    dtype, kind = reducer.dtype, reducer.accumulator
+    narrow = _NARROW.get(dtype.name, 0) or (_MEANS.get(dtype.kind, 0) if reducer.divides else 0)
     if not (reducer.plain or narrow):
         return None
-    kind = reducer.accumulator
-    if reducer.divides and kind.kind not in "fc":
-        return None
-    divisor = np.array(size, kind).tobytes() if reducer.divides else b""
-    found = reducer.combine, np.true_divide if reducer.divides else None, kind.num, dtype.itemsize, divisor, narrow
+    divides = reducer.divides and kind.kind in "fc"
+    divisor = np.array(size, kind).tobytes() if divides else b""
+    found = reducer.combine, np.true_divide if divides else None, kind.num, dtype.itemsize, divisor, narrow
     try:
         engine.Table(0, size, 0, 0, 0, (0, 0), bytes(size), [], [], [], found)
     except (LookupError, ValueError, TypeError):

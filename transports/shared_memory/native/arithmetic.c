@@ -109,8 +109,8 @@ static float half_to_float(uint16_t half)
 static uint16_t float_to_half(float value)
 {
     uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
-    if (size > 0x7f800000) /* not a number: as the processor converts it, quiet */
-        return sign | 0x7e00 | (size >> 13 & 0x3ff);
+    if (size > 0x7f800000) /* not a number: with the bits that are left of its payload, or one */
+        return sign | 0x7c00 | (size >> 13 & 0x3ff ? size >> 13 & 0x3ff : 1);
     if (size >= 0x47800000)
         return sign | 0x7c00;
     if (size < 0x38800000) /* below the normal ones: the sum rounds at the last place of a half */
@@ -133,9 +133,36 @@ static void widen(int narrow, const char *from, float *to, size_t count)
         to[i] = narrow == FLOAT16 ? half_to_float(values[i]) : float_of((uint32_t)values[i] << 16);
 }
 
+/* The mean of integers: their sum in 64 bits, truncated towards zero. */
+#define MEAN(Type, Wide)                                                                     \
+    for (size_t i = 0; i < nbytes / sizeof(Type); i++) {                                     \
+        uint64_t total = 0;                                                                  \
+        for (int k = 0; k < count; k++)                                                      \
+            total += (uint64_t)((const Type *)sources[k])[i];                                \
+        ((Type *)target)[i] = (Type)((Wide)total / (Wide)count);                             \
+    }
+
+static void fold_mean(const Reducer *reducer, const char *const *sources, int count, char *target, size_t nbytes)
+{
+    switch (reducer->narrow == SIGNED_MEAN ? -reducer->itemsize : reducer->itemsize) {
+    case 1: MEAN(uint8_t, uint64_t) break;
+    case 2: MEAN(uint16_t, uint64_t) break;
+    case 4: MEAN(uint32_t, uint64_t) break;
+    case 8: MEAN(uint64_t, uint64_t) break;
+    case -1: MEAN(int8_t, int64_t) break;
+    case -2: MEAN(int16_t, int64_t) break;
+    case -4: MEAN(int32_t, int64_t) break;
+    case -8: MEAN(int64_t, int64_t) break;
+    }
+}
+
 void fold_narrow(const Reducer *reducer, const char *const *sources, int count, char *target, size_t nbytes)
 {
     float total[BLOCK], value[BLOCK];
+    if (reducer->narrow >= SIGNED_MEAN) {
+        fold_mean(reducer, sources, count, target, nbytes);
+        return;
+    }
     for (size_t at = 0; at < nbytes; at += 2 * BLOCK) {
         size_t n = nbytes - at < 2 * BLOCK ? (nbytes - at) / 2 : BLOCK;
         widen(reducer->narrow, sources[0] + at, total, n);

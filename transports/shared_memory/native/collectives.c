@@ -173,11 +173,25 @@ static int passed(const Board *board, uint64_t number, uint64_t tag, int phase)
     return 1;
 }
 
+/* Whether every rank is known to have come to an operation, or on to one that took its place. */
+static int came(const Board *board, uint64_t number)
+{
+    for (int i = 0; i < board->size; i++)
+        if (atomic_load(&row_of(board, i, number)->number_mode) >> 8 <= number)
+            return 0;
+    return 1;
+}
+
+/* Whether the others are done with what the row of a rank holds, of operation `number - ROWS`. They are if all have come
+   to one that is at most half as many before: streams see to that (runtime/stream.py). A rank that only gives may be far
+   ahead of the others. An operation that was cancelled is never done. */
 static int row_is_free(const Run *run)
 {
     const Row *row = row_of(run->board, run->table->position, run->number);
     uint64_t held = atomic_load(&row->word) & ~(uint64_t)LAST;
-    return held == 0 || passed(run->board, (atomic_load(&row->number_mode) >> 8) - 1, held, LAST);
+    if (held == 0 || passed(run->board, (atomic_load(&row->number_mode) >> 8) - 1, held, LAST))
+        return 1;
+    return run->number >= ROWS && (came(run->board, run->number - ROWS / 4) || came(run->board, run->number - ROWS / 2));
 }
 
 static void ring_others(Engine *engine, const Board *board)

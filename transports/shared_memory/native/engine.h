@@ -202,13 +202,13 @@ typedef struct {
     Loop *fold, *divide; /* numpy's; NULL: no reduction, no mean */
     void *fold_data, *divide_data;
     int itemsize;
-    int narrow; /* 0: partial results have the dtype of the result; else a type of 16 bits, added up in float32 */
-    _Alignas(16) char divisor[16];
+    int narrow; /* how, if partial results have another dtype than the result */
+    _Alignas(16) char divisor[32];
 } Reducer;
 
-enum { FLOAT16 = 1, BFLOAT16 };
+enum { FLOAT16 = 1, BFLOAT16, SIGNED_MEAN, UNSIGNED_MEAN };
 
-/* Fold arrays of bytes in their order. `target` may be the memory of the first. */
+/* Fold arrays of bytes in their order. `target` may be the memory of the first; `fold_narrow`'s of any. */
 void combine(const Reducer *reducer, const char *a, const char *b, char *target, size_t nbytes);
 void divide(const Reducer *reducer, char *target, size_t nbytes);
 void fold_narrow(const Reducer *reducer, const char *const *sources, int count, char *target, size_t nbytes);
