@@ -18,6 +18,7 @@ OPERATIONS = 64
 #: Longest payload of a post, in bytes.
 PAYLOAD_BYTES = 4096
 
+
 class Watcher(Protocol):
     """An operation that waits at a board until other ranks have come."""
 
@@ -107,7 +108,7 @@ class Board(ABC):
 
     @abstractmethod
     def submit(
-        self, table: Table, owner: object, number: int, tag: int, source: int, target: int, *, priority: int,
+        self, table: Table, owner: object, number: int, tag: int, source: int, target: int, priority: int,
         nbytes: int, home: int,
     ) -> Run:  # fmt: skip
         """Let the engine carry out a rank's end of an operation; it may have ended when this returns.

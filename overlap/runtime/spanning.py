@@ -25,6 +25,7 @@ from .communicators import Communicators
 from .future import Failure
 from .match import Key, Match, Voice, mismatch
 from .operation import Operation
+from .plan import Plan
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 Called: TypeAlias = tuple[int, Call, CodePlace]
@@ -145,12 +146,12 @@ class SpanningCommunicator(Communicator):
         if operation.port.returned:  # a message that was put back comes first
             self._take_returned(operation)
             return
-        self._note(operation)
+        self.note(operation)
         # a call that was made before, while nothing is wrong
         plan = self._plans.get((operation.call, operation.context.rank))
-        if plan is not None and self._calm():
+        if plan is not None and self.calm:
             if not plan.finish_now(operation):
-                self._start_arrived(self._match_alone(operation), operation, plan)
+                self._start_arrived(self.match_alone(operation), operation, plan)
             return
         # its match, by number
         seq = operation.seq
@@ -178,7 +179,7 @@ class SpanningCommunicator(Communicator):
             operation.fail(Failure(match.error()))
             self.ended(match, operation)
 
-    def _note(self, operation: Operation) -> None:
+    def note(self, operation: Operation) -> None:
         """Keep in mind what a rank has called, and let those know who may have to be told."""
         rank, seq = self.members[operation.port.position], operation.seq
         if seq >= self.issued.get(rank, 0):
@@ -204,13 +205,18 @@ class SpanningCommunicator(Communicator):
         The first plan is made by the event loop, for it opens what the ranks have in common.
         """
         call = operation.call
-        return bool(self._plans) and call.settled and self._calm() and self.plan(call, operation).takes_threads()
+        return bool(self._plans) and call.settled and self.calm and self.plan(call, operation).takes_threads()
 
-    def _calm(self) -> bool:
+    @property
+    def calm(self) -> bool:
         """Whether a rank is alone in this process, nothing is wrong, and nobody has said what it must hear first."""
         return self.here == 1 and not self._left and self._broken is None and self._others.silent
 
-    def _match_alone(self, operation: Operation) -> Match:
+    def known_plan(self, operation: Operation) -> Plan | None:
+        """Return the plan that was kept for operations like one."""
+        return self._plans.get((operation.call, operation.context.rank))
+
+    def match_alone(self, operation: Operation) -> Match:
         """Return the match of an operation that was made before: all its other ends are elsewhere."""
         match = self._matches[operation.seq] = SpanningMatch(self.size)
         match.arrived[operation.port.position] = match.first = operation

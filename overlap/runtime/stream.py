@@ -117,6 +117,12 @@ class Stream:
             operation.lock()
             self._waiting.append(operation)
 
+    def admit(self, operation: Operation) -> None:
+        """Count an operation as started that there is room for."""
+        self._outstanding.operations[operation] = None
+        self._in_flight[operation] = self._started
+        self._started += 1
+
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove an operation that has ended, and start the next one that waits for room."""
         outstanding = self._outstanding

@@ -18,12 +18,17 @@ import typing_extensions
 from ..errors import OverlapError, UsageError
 from ..runtime.group import Group
 from ..runtime.mail import Letter, Mail
+from ..runtime.prepared import PreparedCall
 from . import private
 from .errors import CallError, backend_error
-from .tensors import Memory, copy_blocks, flat_input, listed, same_kind
+from .tensors import Memory, copy_blocks, flat_input, is_plain, listed, same_kind
 from .work import Handle, Joined
 
 Tensors = list[torch.Tensor]
+Known = tuple[object, ...]
+"""The name of a call that may come again, with all that its operation depends on."""
+
+_MOST_PREPARED = 1024
 
 # Of coalesced operations, tensors up to here travel as one. Measured on 16 tensors, 2 processes of one host: 4 KiB each
 # 0.4 instead of 1.3 ms, 64 KiB 1.0 instead of 2.2, 256 KiB as long, 1 MiB 51 instead of 35.
@@ -37,6 +42,7 @@ class Issuing:
     _mail: Mail | None
     _timeout: timedelta
     _seq: int
+    _prepared: dict[Known, PreparedCall]
 
     def _issue(
         self,
@@ -45,14 +51,48 @@ class Issuing:
         *args: Any,
         limit: float,
         site: FrameType | None = None,
+        known_as: Known | None = None,
         **more: Any,
     ) -> Handle:
         future = self._begin(name, args, more, limit, site or users_frame())
         if place is None:
+            if known_as is not None and (prepared := PreparedCall.of(future)) is not None:
+                if len(self._prepared) >= _MOST_PREPARED:
+                    self._prepared.clear()
+                self._prepared[known_as] = prepared
             return cast(Handle, future)
         if name in ("all_gather", "gather") and args[-1] is None:  # no `out`
             return Joined([future], lambda: place(future.result(0)))
         return Joined([future], place)
+
+    def _issue_again(
+        self, known_as: Known, x: torch.Tensor | None, out: torch.Tensor | None, opts: Any
+    ) -> Handle | None:
+        """Issue a call that was made before, straight from the memory of its tensors; None: from the start.
+
+        Args:
+            known_as: The call.
+            x: The input; its memory is the result's, or apart from that.
+            out: The result.
+            opts: Options of c10d, which name a time limit.
+        """
+        prepared = self._prepared.get(known_as)
+        if prepared is None:
+            return None
+        source = target = nbytes = 0
+        if x is not None:
+            if not is_plain(x):
+                return None
+            source, nbytes = x.data_ptr(), x.nbytes
+        if out is x:
+            target = source
+        elif out is not None:
+            target = out.data_ptr()
+            if not is_plain(out) or (source < target + out.nbytes and target < source + nbytes):
+                return None
+        handle = prepared.issue(source, target, (x, out), self._limit(opts, None), users_frame())
+        self._seq += handle is not None
+        return cast("Handle | None", handle)
 
     def _issue_fused(self, name: str, outs: Tensors, xs: Tensors, *args: Any, limit: float) -> list[Handle]:
         """Issue one operation for several tensors, if there are any, and bring the results to their places."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
+from sys import modules
 from typing import Any, TypeVar, cast
 
 import torch
@@ -42,29 +43,35 @@ def operation(record: str, name: str) -> Callable[[_Method], _Method]:
         taken = method.__code__.co_varnames[: method.__code__.co_argcount]
         renamed = {theirs: ours for theirs, ours in _KEYWORDS.items() if theirs not in taken and ours in taken}
 
-        @untraced
         @wraps(method)
-        def call(self: Any, *args: Any, **more: Any) -> Any:
+        def named(self: Any, *args: Any, **more: Any) -> Any:
             if more:
                 more = {renamed.get(key, key): value for key, value in more.items()}
             if not private.profiler_enabled():
                 return method(self, *args, **more)
             return _recorded(f"c10d::{record}", f"overlap:{name}", self, lambda: method(self, *args, **more), args)
 
-        return cast(_Method, call)
+        return cast(_Method, untraced(named, plain=method))
 
     return of
 
 
-def untraced(method: _Method) -> _Method:
-    """Let torch's compiler run a method as it is: C++ calls it amid compiled frames, which are traced as they come."""
+def untraced(method: _Method, *, plain: Callable[..., Any] | None = None) -> _Method:
+    """Let torch's compiler run a method as it is: C++ calls it amid compiled frames, which are traced as they come.
+
+    Args:
+        method: The method.
+        plain: Does the same where nothing is recorded, of calls without keywords.
+    """
     hidden: list[Callable[..., Any]] = []
 
     @wraps(method)
     def call(*args: Any, **more: Any) -> Any:
-        if not _skipped and private.skip_code(cast(Any, call).__code__):
+        if not _skipped and "torch._dynamo" in modules and private.skip_code(cast(Any, call).__code__):
             _skipped.append(True)
         if private.compiler_callback() is None:
+            if plain is not None and not (more or private.profiler_enabled()):
+                return plain(*args)
             return method(*args, **more)
         if not hidden:
             hidden.append(torch.compiler.disable(method))

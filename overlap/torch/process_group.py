@@ -16,6 +16,8 @@ from .reductions import Reductions
 from .transfers import Transfers
 from .work import Work
 
+_BARRIER = ("barrier",)
+
 
 class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[misc]
     """One rank's view of a group, as torch wants it.
@@ -43,6 +45,7 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
         self._mail = group.mail()
         self._name, self._description = group.name, "undefined"
         self._seq = 0
+        self._prepared = {}
         self._barriers = 0
 
     # -- identity -----------------------------------------------------------------------------------------------
@@ -157,8 +160,10 @@ class ProcessGroup(Reductions, Transfers, dist.ProcessGroup):  # type: ignore[mi
     @operation("barrier", "barrier")
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Be done once every rank of the group has come to it."""
-        limit = self._limit(opts, timeout)
-        return Work(self._issue(None, "barrier", limit=limit), [])
+        again = self._issue_again(_BARRIER, None, None, opts) if timeout is None else None
+        if again is None:
+            again = self._issue(None, "barrier", limit=self._limit(opts, timeout), known_as=_BARRIER)
+        return Work(again, [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank of the group; rank 0 says which did not come in time.

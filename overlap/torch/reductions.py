@@ -11,7 +11,7 @@ import torch
 
 from ..runtime.group import Group
 from .errors import CallError
-from .issuing import Issuing, Tensors, nested, root_of, users_frame
+from .issuing import Issuing, Known, Tensors, nested, root_of, users_frame
 from .operations import operation
 from .tensors import (
     check_memory,
@@ -33,6 +33,10 @@ class Reductions(Issuing):
     @operation("allreduce_", "all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None) -> Work:
         """Combine a tensor of all ranks, in place; several tensors of one shape are combined with each other too."""
+        if op is timeout is None and type(tensors) is list and len(tensors) == 1 and opts is not None:
+            again = self._issue_again(_known_as("all_reduce", tensors[0], opts), tensors[0], tensors[0], opts)
+            if again is not None:
+                return Work(again, tensors)
         found = listed(tensors, "tensors")
         reduction, limit = self._reduction(opts, timeout, op)
         if len(found) > 1:
@@ -41,7 +45,8 @@ class Reductions(Issuing):
         if found[0].layout is not torch.strided:
             return _sum_sparse(self._group, found, reduction, limit)
         if len(found) == 1:
-            return Work(self._all_reduce(found[0], reduction, limit), found)
+            known_as = None if op is not None or opts is None else _known_as("all_reduce", found[0], opts)
+            return Work(self._all_reduce(found[0], reduction, limit, known_as), found)
         first = _combined(found, reduction[0])
         handle = self._all_reduce(first, reduction, limit)
         return Work(Joined([handle], lambda: copy_to(found, first)), found)
@@ -58,12 +63,12 @@ class Reductions(Issuing):
         small = [tensors[i] if factor is None else tensors[i].mul_(factor) for i in fused]
         return Work(Joined([*handles, *self._issue_fused("all_reduce", small, small, name, limit=limit)]), tensors)
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Any, limit: float) -> Handle:
+    def _all_reduce(self, tensor: torch.Tensor, op: Any, limit: float, known_as: Known | None = None) -> Handle:
         name, factor = op
         if factor is not None:
             tensor.mul_(factor)
         out, place = flat_output(tensor)
-        return self._issue(place, "all_reduce", out, name, out, limit=limit)
+        return self._issue(place, "all_reduce", out, name, out, limit=limit, known_as=None if factor else known_as)
 
     @operation("reduce_", "reduce")
     def reduce(
@@ -106,9 +111,13 @@ class Reductions(Issuing):
     @operation("_reduce_scatter_base_", "reduce_scatter")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Combine a tensor of all ranks; rank r keeps its r-th part."""
-        (name, factor), limit = self._reduction(opts, None)
-        x = input if factor is None else input * factor
-        return Work(self._reduce_scatter(output, x, name, limit), [output])
+        known_as = None if opts is None else (*_known_as("reduce_scatter", input, opts), output.dtype, output.numel())
+        again = None if known_as is None else self._issue_again(known_as, input, output, opts)
+        if again is None:
+            (name, factor), limit = self._reduction(opts, None)
+            x = input if factor is None else input * factor
+            again = self._reduce_scatter(output, x, name, limit, known_as=None if factor else known_as)
+        return Work(again, [output])
 
     @operation("reduce_scatter_tensor_coalesced_", "reduce_scatter")
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -125,14 +134,25 @@ class Reductions(Issuing):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(
-        self, output: torch.Tensor, x: torch.Tensor, op: str, limit: float, counts: list[int] | None = None
+        self,
+        output: torch.Tensor,
+        x: torch.Tensor,
+        op: str,
+        limit: float,
+        counts: list[int] | None = None,
+        known_as: Known | None = None,
     ) -> Handle:
         same_kind([output, x], "output, input")
         source = flat_input(x)
         if overlaps(output, x):
             source = source.copy()
         out, place = flat_output(output)
-        return self._issue(place, "reduce_scatter", source, op, out, counts=counts, limit=limit)
+        return self._issue(place, "reduce_scatter", source, op, out, counts=counts, limit=limit, known_as=known_as)
+
+
+def _known_as(name: str, x: torch.Tensor, opts: Any) -> Known:
+    """Return the name of a reduction; one that multiplies first is never kept."""
+    return name, x.dtype, x.numel(), opts.reduceOp.op
 
 
 # How tensors of one rank are combined; a mean is divided by the number of ranks only, as c10d does it.

@@ -80,10 +80,20 @@ def output_memory(tensor: torch.Tensor) -> tuple[Memory, Callable[[], None] | No
     return _memory_of(out), place
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor lie in order in memory of the CPU, as they are."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def _own_memory(tensor: torch.Tensor) -> Memory | None:
     number = _NUMBERS.get(tensor.dtype)
-    plain = type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided
-    if number is None or not plain or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    if number is None or not is_plain(tensor):
         return None
     return tensor.data_ptr(), tensor.nbytes, number, tensor
 

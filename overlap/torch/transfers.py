@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .errors import CallError
-from .issuing import Issuing, Tensors, nested, root_of, users_frame
+from .issuing import Issuing, Known, Tensors, nested, root_of, users_frame
 from .operations import operation
 from .tensors import (
     Array,
@@ -46,7 +46,10 @@ class Transfers(Issuing):
         found = listed(tensors, "tensors")
         src, limit = root_of(opts, root, len(found)), self._limit(opts, timeout)
         if len(found) == 1:
-            return Work(self._broadcast(found[0], src, limit), found)
+            known_as = "broadcast", found[0].dtype, found[0].numel(), src
+            x = found[0] if self._group.rank == src else None
+            again = self._issue_again(known_as, x, found[0], opts) if timeout is None else None
+            return Work(again or self._broadcast(found[0], src, limit, known_as), found)
         same_kind(found, "tensors")
         same_shape(found, "tensors")
         check_memory(found)
@@ -54,11 +57,11 @@ class Transfers(Issuing):
         handle = self._broadcast(told, src, limit)
         return Work(Joined([handle], lambda: copy_to(found, told)), found)
 
-    def _broadcast(self, tensor: torch.Tensor, root: int, limit: float) -> Handle:
+    def _broadcast(self, tensor: torch.Tensor, root: int, limit: float, known_as: Known | None = None) -> Handle:
         out, place = flat_output(tensor)
         if self._group.rank == root:
-            place = None
-        return self._issue(place, "broadcast", out, root, out, limit=limit)
+            known_as, place = known_as if place is None else None, None
+        return self._issue(place, "broadcast", out, root, out, limit=limit, known_as=known_as)
 
     @operation("allgather_", "all_gather")
     def allgather(
@@ -125,8 +128,9 @@ class Transfers(Issuing):
     @operation("_allgather_base_", "all_gather")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Join the tensors of all ranks."""
-        limit = self._limit(opts, None)
-        return Work(self._all_gather_single(output, input, limit), [output])
+        known_as = "all_gather", input.dtype, input.numel(), output.dtype, output.numel()
+        again = self._issue_again(known_as, input, output, opts)
+        return Work(again or self._all_gather_single(output, input, self._limit(opts, None), known_as), [output])
 
     @operation("allgather_into_tensor_coalesced_", "all_gather")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -141,10 +145,12 @@ class Transfers(Issuing):
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def _all_gather_single(self, output: torch.Tensor, x: torch.Tensor, limit: float) -> Handle:
+    def _all_gather_single(
+        self, output: torch.Tensor, x: torch.Tensor, limit: float, known_as: Known | None = None
+    ) -> Handle:
         same_kind([output, x], "output, input")
         out, place = flat_output(output)
-        return self._issue(place, "all_gather", flat_input(x), out, limit=limit)
+        return self._issue(place, "all_gather", flat_input(x), out, limit=limit, known_as=known_as)
 
     @operation("gather_", "gather")
     def gather(
@@ -239,11 +245,15 @@ class Transfers(Issuing):
                     f"{argument}: axis 0 has {tensor.size(0)} rows, which {size} ranks cannot share evenly; pass "
                     f"{argument}_split_sizes"
                 )
-        out, place = flat_output(output)
-        source = flat_input(x)
-        if overlaps(output, x):
-            source = source.copy()
-        return Work(self._issue(place, "all_to_all", source, out, limit=limit), [output])
+        known_as = "all_to_all", x.dtype, x.numel(), output.dtype, output.numel()
+        again = self._issue_again(known_as, x, output, timedelta(seconds=limit))
+        if again is None:
+            out, place = flat_output(output)
+            source = flat_input(x)
+            if overlaps(output, x):
+                source = source.copy()
+            again = self._issue(place, "all_to_all", source, out, limit=limit, known_as=known_as)
+        return Work(again, [output])
 
     def _all_to_all(self, parts: Tensors, sent: Tensors, limit: float, value: Any) -> Work:
         """Send each part as a message: no rank has to know the sizes of messages between others."""

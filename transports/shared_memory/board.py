@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
-from transports.shared_memory.engine import LOOK_S, Engine, NativeBoard, Run, Table
+from transports.shared_memory import engine as native
+from transports.shared_memory.engine import LOOK_S, Engine, Run, Table
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.segment import Heap, Segment, Shelf, leaver
 
@@ -164,7 +165,7 @@ class _SharedBoard(Board):
         return self._here if link is None else link.peer.segment
 
     @cached_property
-    def _native(self) -> NativeBoard:
+    def _native(self) -> native.Board:
         """Return the board as the engine has it."""
         engine = self._boards.engine
         assert engine is not None, "the board is usable"
@@ -173,7 +174,7 @@ class _SharedBoard(Board):
             segment, link = self._segment(position), self._links.get(home)
             rows = segment.view[start : start + BOARD_BYTES]
             seats.append((rows, segment.view, 0 if link is None else link.peer.pid, -1 if link is None else home))
-        return NativeBoard(engine, seats, self._reads)
+        return native.Board(engine, seats, self._reads)
 
     def lose(self, member: int, reason: str) -> None:
         """Note that a process is gone."""
@@ -185,7 +186,7 @@ class _SharedBoard(Board):
     # -- operations ---------------------------------------------------------------------------------------------------
 
     def submit(
-        self, table: Table, owner: object, number: int, tag: int, source: int, target: int, *, priority: int,
+        self, table: Table, owner: object, number: int, tag: int, source: int, target: int, priority: int,
         nbytes: int, home: int,
     ) -> Run:  # fmt: skip
         engine, call = self._boards.engine, (self._native, table, owner, number, tag, source, target, priority, home)

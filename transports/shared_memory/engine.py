@@ -1,10 +1,14 @@
-"""The mailbox of a process: messages between processes of one host that the calling threads carry, in compiled code.
+"""The engine of a process: what its threads move between processes of one host, in compiled code.
 
-It is there if `native/messages.c` was compiled at installation, which needs a compiler and the headers of Python. A message is
-a number of bytes with a tag and a call. It comes to the oldest receive of its tag, from its sender or from anybody, and
-messages of one tag from one process stay in order. The call says what the bytes are: a receive that says another one
-fails. A thread that waits moves the bytes of all messages of its process; while none waits, a thread of the mailbox
-does. A ring of memory leads from each process to each other; a long message goes through it in pieces.
+It is there if `native/` was compiled at installation, which needs a compiler and the headers of Python. It carries
+messages of the threads of a program, and the collectives of all ranks: what each rank takes from whom is a `Table`, the
+rows in which ranks meet a `Board`, and one rank's end of a collective a `Run`.
+
+A message is a number of bytes with a tag and a call. It comes to the oldest receive of its tag, from its sender or from
+anybody, and messages of one tag from one process stay in order. The call says what the bytes are: a receive that says
+another one fails. A thread that waits moves the bytes of all that is under way in its process; while none waits, a
+thread of the engine does. A ring of memory leads from each process to each other; a long message goes through it in
+pieces.
 
 A receiver keeps messages that arrive before their receives in bounded memory, so that they hold up no others: messages
 longer than a ring, and more than four rings of shorter ones, are offered, and their bytes are sent when a receive asks.
@@ -18,7 +22,7 @@ from collections.abc import Mapping
 from typing import Protocol, cast
 
 try:
-    from transports.shared_memory._native import Board as NativeBoard
+    from transports.shared_memory._native import Board as Board
     from transports.shared_memory._native import Engine as Engine
     from transports.shared_memory._native import Op as Op
     from transports.shared_memory._native import Run as Run

@@ -18,12 +18,12 @@ from transports.matched import MatchedTransport
 from transports.meeting import Meeting
 from transports.patience import usable
 from transports.shared_memory.board import Boards
-from transports.shared_memory.joining import Joining, reserved
 from transports.shared_memory.engine import BUILT, LOOK_S, Engine, EngineDoor, Post, allows_mail, bells
+from transports.shared_memory.joining import Joining, reserved
 from transports.shared_memory.memory_link import MemoryLink, Peer
 from transports.shared_memory.peer_memory import WORDS, Word
 from transports.shared_memory.segment import Heap
-from transports.shared_memory.waiting import NAPS, PACKETS, POSTS, Waiting, looking, sleepers
+from transports.shared_memory.waiting import NAPS, PACKETS, Inlet, Waiting, looking, sleepers
 
 # The end of a segment, with the mark of a process that sleeps.
 _LAST_BYTES = 4096
@@ -158,8 +158,10 @@ class SharedMemory(MatchedTransport):
             self._words = {i: Word(each.view[-_LAST_BYTES:][_WORD_AT : _WORD_AT + 4]) for i, each in segments.items()}
         look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(usable()))
         asleep, word = self._asleep[self.member], self._words.get(self.member)
-        inlets = tuple(self.links.values()) if self._engine is None else (*self.links.values(), EngineDoor(self._engine))
-        self.waiting = waiting = Waiting(self._joining.bell, inlets, asleep, word, look_s=look_s, let_run=let_run)
+        inlets: list[Inlet] = [*self.links.values()]
+        if self._engine is not None:
+            inlets.append(EngineDoor(self._engine))
+        self.waiting = Waiting(self._joining.bell, inlets, asleep, word, look_s=look_s, let_run=let_run)
         heap = Heap(first, segment.nbytes - _LAST_BYTES)
         self._boards = boards = Boards(segment, heap, self._engine, has_cores=1 + len(self.links) <= len(usable()))
         for other, link in self.links.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from math import prod
 from threading import get_ident
 from typing import cast
@@ -25,7 +25,7 @@ from transports.shared_memory import engine
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
-from ...collectives.reduce import Array, Reducer
+from ...collectives.reduce import Reducer
 from ..communicator import Communicator
 from ..handover import Handover, Run
 from ..match import Match
@@ -121,7 +121,8 @@ class HostPlan(Plan):
     position: int
 
     def __init__(self, memory: HostMemory, communicator: Communicator, board: Board, call: Call, position: int) -> None:
-        self.memory, self.communicator, self.board, self.call, self.position = memory, communicator, board, call, position
+        self.memory, self.communicator, self.board = memory, communicator, board
+        self.call, self.position = call, position
         self.lasts: bool = not call.counts  # uneven blocks seldom repeat
         self._begun: HostRun | None = None  # by `finish_now`, and to be started
 
@@ -147,18 +148,15 @@ class HostPlan(Plan):
         """Begin, and end if all have come whom this rank needs, and that does not fail."""
         if not self.takes_threads():
             return False
-        self._begun = run = HostRun(self, operation)
+        run = HostRun(self, operation)
         try:
-            run.submit()
+            run.submit_arrays()
         except Exception:  # no memory: `start` fails with that
-            self._begun = None
             return False
-        if run.state != engine.DONE:
-            return False
-        self._begun = None
-        run.take_result()
-        operation.finish(operation.context.now_ns(), operation.describe(self.call, operation.started_ns))
-        return True
+        if run.finish_at_once():
+            return True
+        self._begun = run
+        return False
 
     def start(self, match: Match, operation: Operation) -> None:
         """Begin as soon as the board is there, unless `finish_now` has begun it."""
@@ -177,15 +175,14 @@ class HostPlan(Plan):
 class HostRun(Run):
     """One rank's end of an operation that the engine carries out. It is the operation's `scope`, too."""
 
-    __slots__ = ("_match", "_over", "_plan", "_run", "_source", "_target", "operation")
+    __slots__ = ("_match", "_memory", "_over", "_plan", "_run", "operation")
 
     def __init__(self, plan: HostPlan, operation: Operation) -> None:
         self._plan, self.operation = plan, operation
         self._match: Match | None = None
         self._run: engine.Run | None = None
         self._over = False
-        self._source: Array | None = None
-        self._target: Array | None = None  # kept as long as the engine may touch them
+        self._memory: object = None  # kept as long as the engine may touch it
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -203,34 +200,51 @@ class HostRun(Run):
             self._fall_back()
             return
         try:
-            self.submit()
+            self.submit_arrays()
         except Exception as error:
             self._settle(error)
             return
         self.ended()
 
-    def submit(self) -> None:
-        """Let the engine begin."""
+    def submit_arrays(self) -> None:
+        """Let the engine begin with the arrays of the operation."""
         plan, operation = self._plan, self.operation
-        call, board, home = plan.call, plan.board, 0
+        call, home = plan.call, 0
         if call.shared:
             nbytes = prod(call.result_at(plan.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
             if nbytes and operation.seq % call.size == plan.position:  # the turn of this rank to give the memory
-                home = board.lend_to_all(nbytes) or 0
+                home = plan.board.lend_to_all(nbytes) or 0
         else:
             operation.fit(call)
-        self._source, self._target = source, target = operation.source, operation.target
-        self._run = board.submit(
-            plan.table,
-            self,
-            operation.seq,
-            plan.communicator.tag(call, operation.seq),
-            0 if source is None else address_of(source),
-            0 if target is None or call.shared else address_of(target),
-            priority=operation.priority,
-            nbytes=plan.input_bytes,
-            home=home,
-        )
+        source, target = operation.source, operation.target
+        start = 0 if source is None else address_of(source)
+        end = 0 if target is None or call.shared else address_of(target)
+        self.submit(start, end, (source, target), home)
+
+    def submit(self, source: int, target: int, memory: object, home: int = 0) -> None:
+        """Let the engine begin.
+
+        Args:
+            source: Address of the input; 0: there is none.
+            target: Address of the result; 0: there is none.
+            memory: Owns both.
+            home: Where the memory for a shared result is that this rank gives.
+        """
+        plan, operation = self._plan, self.operation
+        number, self._memory = operation.seq, memory
+        self._run = plan.board.submit(
+            plan.table, self, number, plan.communicator.tag(plan.call, number), source, target, operation.priority,
+            plan.input_bytes, home,
+        )  # fmt: skip
+
+    def finish_at_once(self) -> bool:
+        """Finish the operation if the engine has done it already, before anybody waits for it."""
+        if self.state != engine.DONE:
+            return False
+        operation, self._memory = self.operation, None
+        self.take_result()
+        operation.finish(operation.context.now_ns(), operation.describe(self._plan.call, operation.started_ns))
+        return True
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -346,10 +360,10 @@ class HostRun(Run):
 
     def _close(self) -> None:
         self._over = True
-        self._source = self._target = None
+        self._memory = None
 
 
-# -- tables --------------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,97 @@
+"""Calls that were made before, issued again by a thread in few steps: PyTorch's, whose tensors are memory already.
+
+A training loop repeats its calls, and what an operation costs its calling thread is time in which nothing is hidden. So
+whatever follows from the call alone is found once: checks, the port, the plan, the table that the engine executes. An
+operation that is issued so is one like any other: numbered, recorded, watched, and ended in the same way.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import FrameType
+from typing import Any, cast
+
+from .engine.host_memory import HostPlan, HostRun
+from .operation import NOWHERE, CollectiveFuture
+from .spanning import SpanningCommunicator
+from .state import MATCHING
+from .stream import Stream
+
+
+class PreparedCall:
+    """A collective between processes of one host that a rank has issued before, from a thread.
+
+    Args:
+        operation: As it was issued then.
+        plan: How it was carried out.
+    """
+
+    __slots__ = ("_call", "_communicator", "_context", "_lane", "_member", "_plan", "_port")
+
+    def __init__(self, operation: CollectiveFuture[Any], plan: HostPlan) -> None:
+        self._port, self._call, self._plan = operation.port, operation.call, plan
+        self._context, self._member = operation.context, operation.member
+        self._communicator = cast("SpanningCommunicator", operation.port.communicator)
+        self._lane = cast("Stream", operation.port.stream)
+
+    @classmethod
+    def of(cls, operation: object) -> PreparedCall | None:
+        """Prepare the call of an operation that a thread has issued; None: the engine has not carried it out alone."""
+        if type(operation) is not CollectiveFuture or operation.port is NOWHERE:
+            return None
+        communicator = operation.port.communicator
+        if not isinstance(communicator, SpanningCommunicator):
+            return None
+        plan = communicator.known_plan(operation)
+        return cls(operation, plan) if isinstance(plan, HostPlan) and plan.lasts and not plan.call.shared else None
+
+    def issue(
+        self, source: int, target: int, memory: object, timeout_s: float, caller: FrameType
+    ) -> CollectiveFuture[Any] | None:
+        """Issue it again, in the place of a loop that sleeps; None: it must be issued from the start.
+
+        Args:
+            source: Address of the input; 0: there is none.
+            target: Address of the result; 0: there is none.
+            memory: Owns both.
+            timeout_s: Within which it must end.
+            caller: The line of the program.
+        """
+        call, context = self._call, self._context
+        operation: CollectiveFuture[Any] = CollectiveFuture(
+            call.kind, None, None, caller, 0, None, call.op, call.root, None, None, call.exact
+        )
+        operation.call, operation.member, operation.context = call, self._member, context
+        operation.step, operation.deadline_s = context.step, timeout_s
+        begun = context.handover.in_place(partial(self._begin, operation, source, target, memory), False)
+        return operation if begun else None
+
+    def _begin(self, operation: CollectiveFuture[Any], source: int, target: int, memory: object) -> bool:
+        """Do what `Issuer` and the communicator do for an operation of a thread that nothing stands in the way of."""
+        context, port, plan, communicator = self._context, self._port, self._plan, self._communicator
+        lane, timeout_s = self._lane, operation.deadline_s
+        if (
+            context.closed
+            or context.ending.failure is not None
+            or not lane.has_room
+            or lane.listens
+            or context.deadlines.wakes(timeout_s)
+            or not communicator.calm
+            or not plan.takes_threads()
+        ):
+            return False
+        operation.port, operation.seq = port, port.next_seq
+        port.next_seq = operation.seq + 1
+        operation.priority = lane.priority
+        operation.issued_ns = operation.started_ns = now_ns = context.now_ns()
+        operation.record = context.flight.issued(operation, port.known, self._call, operation.seq, now_ns)
+        if timeout_s is not None:
+            context.expire(operation, timeout_s)
+        lane.admit(operation)
+        operation._enter(MATCHING)
+        communicator.note(operation)
+        run = HostRun(plan, operation)
+        run.submit(source, target, memory)
+        if not run.finish_at_once():
+            run.wait(communicator.match_alone(operation))
+        return True
