@@ -87,7 +87,6 @@ class Board(ABC):
         usable: Whether there is room for it everywhere, and an engine; alike everywhere once it is ready.
         lost: Why nothing more can be expected of one of the ranks; None: of all of them.
         processes: How many processes of this host have memory in common, this one among them.
-        has_cores: Whether each of these has a core of its own.
         look_s: How long a thread looks for the others before it sleeps.
     """
 
@@ -95,7 +94,6 @@ class Board(ABC):
     usable: bool
     lost: str | None
     processes: int
-    has_cores: bool
     look_s: float
 
     @abstractmethod
@@ -109,7 +107,7 @@ class Board(ABC):
     @abstractmethod
     def submit(
         self, table: Table, owner: object, number: int, tag: int, source: int, target: int, priority: int,
-        nbytes: int, home: int,
+        nbytes: int, home: int, *, waited_for: bool = False,
     ) -> Run:  # fmt: skip
         """Let the engine carry out a rank's end of an operation; it may have ended when this returns.
 
@@ -123,6 +121,7 @@ class Board(ABC):
             priority: Lower is more urgent.
             nbytes: Of an input.
             home: Where the shared result lies that this rank lends; 0: none.
+            waited_for: Whether this thread waits for it at once: then none has to be woken for it.
         """
 
     @abstractmethod

@@ -46,7 +46,14 @@ class PreparedCall:
         return cls(operation, plan) if isinstance(plan, HostPlan) and plan.lasts and not plan.call.shared else None
 
     def issue(
-        self, source: int, target: int, memory: object, timeout_s: float, caller: FrameType
+        self,
+        source: int,
+        target: int,
+        memory: object,
+        timeout_s: float,
+        caller: FrameType,
+        *,
+        waited_for: bool = False,
     ) -> CollectiveFuture[Any] | None:
         """Issue it again, in the place of a loop that sleeps; None: it must be issued from the start.
 
@@ -56,6 +63,7 @@ class PreparedCall:
             memory: Owns both.
             timeout_s: Within which it must end.
             caller: The line of the program.
+            waited_for: Whether this thread waits for it at once.
         """
         call, context = self._call, self._context
         operation: CollectiveFuture[Any] = CollectiveFuture(
@@ -63,10 +71,12 @@ class PreparedCall:
         )
         operation.call, operation.member, operation.context = call, self._member, context
         operation.step, operation.deadline_s = context.step, timeout_s
-        begun = context.handover.in_place(partial(self._begin, operation, source, target, memory), False)
+        begun = context.handover.in_place(partial(self._begin, operation, source, target, memory, waited_for), False)
         return operation if begun else None
 
-    def _begin(self, operation: CollectiveFuture[Any], source: int, target: int, memory: object) -> bool:
+    def _begin(
+        self, operation: CollectiveFuture[Any], source: int, target: int, memory: object, waited_for: bool
+    ) -> bool:
         """Do what `Issuer` and the communicator do for an operation of a thread that nothing stands in the way of."""
         context, port, plan, communicator = self._context, self._port, self._plan, self._communicator
         lane, timeout_s = self._lane, operation.deadline_s
@@ -91,7 +101,7 @@ class PreparedCall:
         operation._enter(MATCHING)
         communicator.note(operation)
         run = HostRun(plan, operation)
-        run.submit(source, target, memory)
+        run.submit(source, target, memory, waited_for=waited_for)
         if not run.finish_at_once():
             run.wait(communicator.match_alone(operation))
         return True

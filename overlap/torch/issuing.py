@@ -90,7 +90,8 @@ class Issuing:
             target = out.data_ptr()
             if not is_plain(out) or (source < target + out.nbytes and target < source + nbytes):
                 return None
-        handle = prepared.issue(source, target, (x, out), self._limit(opts, None), users_frame())
+        waits = not getattr(opts, "asyncOp", True)
+        handle = prepared.issue(source, target, (x, out), self._limit(opts, None), users_frame(), waited_for=waits)
         self._seq += handle is not None
         return cast("Handle | None", handle)
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from ..runtime.group import Group
 from .errors import CallError
@@ -33,10 +34,13 @@ class Reductions(Issuing):
     @operation("allreduce_", "all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, op: Any = None) -> Work:
         """Combine a tensor of all ranks, in place; several tensors of one shape are combined with each other too."""
-        if op is timeout is None and type(tensors) is list and len(tensors) == 1 and opts is not None:
-            again = self._issue_again(_known_as("all_reduce", tensors[0], opts), tensors[0], tensors[0], opts)
-            if again is not None:
-                return Work(again, tensors)
+        known_as: Known | None = None
+        if type(opts) is dist.AllreduceOptions and op is timeout is None and type(tensors) is list:
+            known_as = _known_as("all_reduce", tensors[0], opts) if len(tensors) == 1 else None
+            if known_as is not None:
+                again = self._issue_again(known_as, tensors[0], tensors[0], opts)
+                if again is not None:
+                    return Work(again, tensors)
         found = listed(tensors, "tensors")
         reduction, limit = self._reduction(opts, timeout, op)
         if len(found) > 1:
@@ -45,7 +49,6 @@ class Reductions(Issuing):
         if found[0].layout is not torch.strided:
             return _sum_sparse(self._group, found, reduction, limit)
         if len(found) == 1:
-            known_as = None if op is not None or opts is None else _known_as("all_reduce", found[0], opts)
             return Work(self._all_reduce(found[0], reduction, limit, known_as), found)
         first = _combined(found, reduction[0])
         handle = self._all_reduce(first, reduction, limit)
@@ -111,7 +114,9 @@ class Reductions(Issuing):
     @operation("_reduce_scatter_base_", "reduce_scatter")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Combine a tensor of all ranks; rank r keeps its r-th part."""
-        known_as = None if opts is None else (*_known_as("reduce_scatter", input, opts), output.dtype, output.numel())
+        known_as: Known | None = None
+        if type(opts) is dist.ReduceScatterOptions:
+            known_as = *_known_as("reduce_scatter", input, opts), output.dtype, output.numel()
         again = None if known_as is None else self._issue_again(known_as, input, output, opts)
         if again is None:
             (name, factor), limit = self._reduction(opts, None)

@@ -49,7 +49,7 @@ class Transfers(Issuing):
             known_as = "broadcast", found[0].dtype, found[0].numel(), src
             x = found[0] if self._group.rank == src else None
             again = self._issue_again(known_as, x, found[0], opts) if timeout is None else None
-            return Work(again or self._broadcast(found[0], src, limit, known_as), found)
+            return Work(self._broadcast(found[0], src, limit, known_as) if again is None else again, found)
         same_kind(found, "tensors")
         same_shape(found, "tensors")
         check_memory(found)
@@ -130,7 +130,9 @@ class Transfers(Issuing):
         """Join the tensors of all ranks."""
         known_as = "all_gather", input.dtype, input.numel(), output.dtype, output.numel()
         again = self._issue_again(known_as, input, output, opts)
-        return Work(again or self._all_gather_single(output, input, self._limit(opts, None), known_as), [output])
+        if again is None:
+            again = self._all_gather_single(output, input, self._limit(opts, None), known_as)
+        return Work(again, [output])
 
     @operation("allgather_into_tensor_coalesced_", "all_gather")
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -218,7 +220,7 @@ class Transfers(Issuing):
         same_kind([output, input], "output, input")
         limit = self._limit(opts, timeout)
         if not output_split_sizes and not input_split_sizes:
-            return self._all_to_all_even(output, input, limit)
+            return self._all_to_all_even(output, input, limit, opts)
         parts = _split(output, output_split_sizes, self._group.size, "output_split_sizes")
         sent = _split(input, input_split_sizes, self._group.size, "input_split_sizes")
         return self._all_to_all(parts, sent, limit, output)
@@ -237,7 +239,7 @@ class Transfers(Issuing):
         check_memory([*outs, *xs])
         return self._all_to_all(outs, xs, self._limit(opts, timeout), outs)
 
-    def _all_to_all_even(self, output: torch.Tensor, x: torch.Tensor, limit: float) -> Work:
+    def _all_to_all_even(self, output: torch.Tensor, x: torch.Tensor, limit: float, opts: Any) -> Work:
         size = self._group.size
         for tensor, argument in ((output, "output"), (x, "input")):
             if tensor.dim() and tensor.size(0) % size:
@@ -246,7 +248,7 @@ class Transfers(Issuing):
                     f"{argument}_split_sizes"
                 )
         known_as = "all_to_all", x.dtype, x.numel(), output.dtype, output.numel()
-        again = self._issue_again(known_as, x, output, timedelta(seconds=limit))
+        again = self._issue_again(known_as, x, output, opts)
         if again is None:
             out, place = flat_output(output)
             source = flat_input(x)

@@ -1,3 +1,7 @@
+from collections.abc import Sequence
+
+_Way = tuple[memoryview, memoryview, memoryview] | tuple[memoryview, memoryview, memoryview, int]
+
 class Op:
     state: int
     source: int
@@ -40,10 +44,11 @@ class Engine:
     def __init__(
         self,
         bells: memoryview,
-        peers: list[tuple[memoryview, memoryview, memoryview] | None],
+        peers: Sequence[_Way | None],
         look_s: float,
         door: int = -1,
         most: int = 1,
+        yields: bool = False,
         /,
     ) -> None: ...
     def send(self, peer: int, tag: int, call: int, site: bytes, address: int, nbytes: int, keeps: object, /) -> Op: ...
@@ -59,10 +64,11 @@ class Engine:
         target: int,
         priority: int,
         home: int,
-        homeless: bool,
+        how: int,
         /,
     ) -> Run | None: ...
     def wait(self, end: Op | Run, seconds: float, look_s: float = ..., /) -> int: ...
+    def loop(self, awake: bool, /) -> None: ...
     def cancel(self, run: Run, /) -> bool: ...
     def take_ended(self) -> list[object]: ...
     def withdraw(self, op: Op, /) -> bool: ...

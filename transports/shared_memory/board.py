@@ -11,13 +11,14 @@ from functools import cached_property
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
 from transports.shared_memory import engine as native
-from transports.shared_memory.engine import LOOK_S, Engine, Run, Table
+from transports.shared_memory.engine import Engine, Run, Table
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.segment import Heap, Segment, Shelf, leaver
 
 #: Memory of one rank for one group: a cache line and a payload for each operation.
 BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES)
 _LEAST_PLACE = 4096
+_NO_PLACES, _WAITED_FOR = 1, 2  # how a run is submitted, as native/collectives.c has it
 _ROOM, _READS, _ENGINE = 1, 2, 4  # flags that a rank tells beside the place of its rows
 _TOLD_BITS = 3
 _CLOSED = 1 << 63  # told instead: nothing more is told of the rank's rows
@@ -30,7 +31,7 @@ class Boards:
         segment: Its memory.
         heap: The part of the memory that can be lent.
         engine: Of this process; None: it is not compiled.
-        has_cores: Whether each process of this host that has memory in common has a core.
+        look_s: How long to look for others before sleeping.
 
     Attributes:
         shelf: The memory that is lent.
@@ -38,10 +39,10 @@ class Boards:
 
     segment: Segment
     engine: Engine | None
-    has_cores: bool
+    look_s: float
 
-    def __init__(self, segment: Segment, heap: Heap, engine: Engine | None, *, has_cores: bool) -> None:
-        self.segment, self.has_cores, self.engine = segment, has_cores, engine
+    def __init__(self, segment: Segment, heap: Heap, engine: Engine | None, look_s: float) -> None:
+        self.segment, self.engine, self.look_s = segment, engine, look_s
         self.shelf: Shelf = Shelf(segment.view, heap)
         self._told: dict[tuple[int, int], int] = {}
         self._open: dict[int, _SharedBoard] = {}
@@ -102,8 +103,7 @@ class _SharedBoard(Board):
         self.ready, self.usable, self._reads = False, True, True
         self.lost: str | None = None
         self.processes: int = 1 + len(links)
-        self.has_cores: bool = boards.has_cores
-        self.look_s: float = LOOK_S if boards.has_cores else 0.0
+        self.look_s: float = boards.look_s
         self._boards, self._key, self._ranks, self._homes = boards, key, tuple(ranks), tuple(homes)
         self._here, self._links = boards.segment, links
         self._others = tuple(dict.fromkeys(home for home in homes if home in links))
@@ -187,17 +187,17 @@ class _SharedBoard(Board):
 
     def submit(
         self, table: Table, owner: object, number: int, tag: int, source: int, target: int, priority: int,
-        nbytes: int, home: int,
+        nbytes: int, home: int, *, waited_for: bool = False,
     ) -> Run:  # fmt: skip
         engine, call = self._boards.engine, (self._native, table, owner, number, tag, source, target, priority, home)
         assert engine is not None, "the board is usable"
-        run = engine.submit(*call, False)
+        run = engine.submit(*call, _WAITED_FOR if waited_for else 0)
         if run is None:  # all places are in use that have been lent to this board
             size = max(_LEAST_PLACE, 1 << (nbytes - 1).bit_length())
             start = self._boards.shelf.take(size)
             if start is not None:
                 self._native.add_place(start, size)
-            run = engine.submit(*call, start is None)
+            run = engine.submit(*call, _NO_PLACES if start is None else 0)
             assert run is not None, "there is a place, or none to be had"
         return run
 

@@ -35,9 +35,6 @@ else:
 #: Memory of the messages from one process to another.
 MAIL_BYTES = 1 << 20
 
-#: How long a thread looks for others before it sleeps, where each process has a core.
-LOOK_S = 20e-6
-
 # States of one end of a message, as `native/messages.c` numbers them.
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED = range(9)
 
@@ -91,7 +88,7 @@ class EngineDoor:
         engine: Of this process.
     """
 
-    waits = False  # the bell rings when one has
+    waits = False  # the bell rings when one has ended
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -100,3 +97,7 @@ class EngineDoor:
         """Tell whoever submitted them."""
         for owner in self._engine.take_ended():
             cast("Owner", owner).ended()
+
+    def loop(self, *, awake: bool) -> None:
+        """Note that the loop has woken, or is about to sleep: whatever is under way, it need or must be woken."""
+        self._engine.loop(awake)

@@ -18,7 +18,7 @@ from transports.matched import MatchedTransport
 from transports.meeting import Meeting
 from transports.patience import usable
 from transports.shared_memory.board import Boards
-from transports.shared_memory.engine import BUILT, LOOK_S, Engine, EngineDoor, Post, allows_mail, bells
+from transports.shared_memory.engine import BUILT, Engine, EngineDoor, Post, allows_mail, bells
 from transports.shared_memory.joining import Joining, reserved
 from transports.shared_memory.memory_link import MemoryLink, Peer
 from transports.shared_memory.peer_memory import WORDS, Word
@@ -156,30 +156,37 @@ class SharedMemory(MatchedTransport):
         self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
         if WORDS:
             self._words = {i: Word(each.view[-_LAST_BYTES:][_WORD_AT : _WORD_AT + 4]) for i, each in segments.items()}
-        look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(usable()))
+        look_s, let_run = self._looking()
         asleep, word = self._asleep[self.member], self._words.get(self.member)
         inlets: list[Inlet] = [*self.links.values()]
-        if self._engine is not None:
-            inlets.append(EngineDoor(self._engine))
-        self.waiting = Waiting(self._joining.bell, inlets, asleep, word, look_s=look_s, let_run=let_run)
+        door = None if self._engine is None else EngineDoor(self._engine)
+        if door is not None:
+            inlets.append(door)
+        bell = self._joining.bell
+        self.waiting = Waiting(bell, inlets, asleep, word, look_s=look_s, let_run=let_run, door=door)
         heap = Heap(first, segment.nbytes - _LAST_BYTES)
-        self._boards = boards = Boards(segment, heap, self._engine, has_cores=1 + len(self.links) <= len(usable()))
+        self._boards = boards = Boards(segment, heap, self._engine, look_s)
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)
             link.ring = partial(self._ring, PACKETS, (other,))
 
+    def _looking(self) -> tuple[float, Callable[[], object]]:
+        """Return how long to look for others before sleeping, and what yields the core meanwhile."""
+        return looking([link.peer.pid for link in self.links.values()], len(usable()))
+
     def _make_engine(self) -> Engine | None:
         """Make the engine of this process, if it is compiled."""
-        segment, cores = self._joining.segment, len(usable())
+        segment = self._joining.segment
         if segment is None or not self.links or not BUILT:
             return None
-        ways: list[tuple[memoryview, memoryview, memoryview] | None] = [None] * len(self.placement)
+        ways: list[tuple[memoryview, memoryview, memoryview, int] | None] = [None] * len(self.placement)
         for other, link in self.links.items():
-            ways[other] = link.peer.mail_out, link.peer.mail_in, bells(link.peer.segment.view)
-        processes = 1 + len(self.links)
-        look_s = LOOK_S if processes <= cores else 0.0
-        return Engine(bells(segment.view), ways, look_s, self._joining.bell, max(1, cores // processes))
+            ways[other] = link.peer.mail_out, link.peer.mail_in, bells(link.peer.segment.view), link.peer.bell
+        most = max(1, len(usable()) // (1 + len(self.links)))
+        look_s, let_run = self._looking()
+        yields = let_run is os.sched_yield
+        return Engine(bells(segment.view), ways, look_s, self._joining.bell, most, yields)
 
     def _make_post(self) -> Post | None:
         """Return the mailbox of this process, if it has one, for the others that have one too."""

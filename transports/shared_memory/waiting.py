@@ -62,6 +62,13 @@ class Inlet(Protocol):
         """Act on that."""
 
 
+class Door(Protocol):
+    """The part of the engine that the event loop attends to."""
+
+    def loop(self, *, awake: bool) -> None:
+        """Note that the loop has woken, or is about to sleep."""
+
+
 def looking(others: Sequence[int], cores: int) -> tuple[float, Callable[[], object]]:
     """Return how many seconds to look before sleeping, and the call that yields the core meanwhile.
 
@@ -100,6 +107,7 @@ class Waiting(Waits, trio.abc.Instrument):
         word: The word on which such a thread sleeps; None: it does not sleep.
         look_s: Longest look.
         let_run: Yields the core between two looks.
+        door: Hears when the event loop sleeps and wakes.
     """
 
     def __init__(
@@ -111,7 +119,9 @@ class Waiting(Waits, trio.abc.Instrument):
         *,
         look_s: float,
         let_run: Callable[[], object],
+        door: Door | None = None,
     ) -> None:
+        self._door = door
         self._bell, self._inlets, self._asleep, self._word = bell, inlets, asleep, word
         self._watchers: dict[Watcher, None] = {}
         self._naps = False  # a thread naps, as long as its watcher is the only one
@@ -251,6 +261,8 @@ class Waiting(Waits, trio.abc.Instrument):
         """Mark the loop asleep before it sleeps, unless there is something to do."""
         if timeout > 0:
             self._sleeps = True  # first: a thread that waits from here on sees it
+            if self._door is not None:
+                self._door.loop(awake=False)
         if self._naps:
             return
         if timeout > 0:
@@ -262,6 +274,8 @@ class Waiting(Waits, trio.abc.Instrument):
         """Clear the marks: the loop runs."""
         if self._sleeps:
             self._sleeps = False
+            if self._door is not None:
+                self._door.loop(awake=True)
             if not self._naps:
                 self._asleep[POSTS] = self._asleep[PACKETS] = 0
 

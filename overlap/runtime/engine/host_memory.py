@@ -43,9 +43,6 @@ _GIVES, _RINGS, _SLICES, _SHARED, _FROM_ONE, _NEEDS_ALL = 1, 2, 4, 8, 16, 32
 # How results whose partial results have another dtype are reduced, as native/arithmetic.c numbers it.
 _NARROW = {"float16": 1, "bfloat16": 2}
 _MEANS = {"i": 3, "u": 4}
-# How long the loop looks for the others before it sleeps: longer than waking a process takes (0.1 to 0.3 ms on virtual
-# cores), or two processes, of which one sleeps whenever the other looks, never find each other awake.
-_LOOK_S = 300e-6
 _EVER_S = 1e9
 
 
@@ -92,7 +89,7 @@ class HostMemory:
         board = self._transport.board(communicator.key.tag_base(), communicator.members)
         if board is not None:
             self._workers.share(board.processes)
-            self.patience = Patience(_LOOK_S if board.has_cores else 0.0)
+            self.patience = Patience(board.look_s)
         return board
 
 
@@ -221,7 +218,7 @@ class HostRun(Run):
         end = 0 if target is None or call.shared else address_of(target)
         self.submit(start, end, (source, target), home)
 
-    def submit(self, source: int, target: int, memory: object, home: int = 0) -> None:
+    def submit(self, source: int, target: int, memory: object, home: int = 0, *, waited_for: bool = False) -> None:
         """Let the engine begin.
 
         Args:
@@ -229,12 +226,13 @@ class HostRun(Run):
             target: Address of the result; 0: there is none.
             memory: Owns both.
             home: Where the memory for a shared result is that this rank gives.
+            waited_for: Whether this thread waits for it at once.
         """
         plan, operation = self._plan, self.operation
         number, self._memory = operation.seq, memory
         self._run = plan.board.submit(
             plan.table, self, number, plan.communicator.tag(plan.call, number), source, target, operation.priority,
-            plan.input_bytes, home,
+            plan.input_bytes, home, waited_for=waited_for,
         )  # fmt: skip
 
     def finish_at_once(self) -> bool:

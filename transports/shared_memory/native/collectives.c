@@ -13,6 +13,7 @@
    sleepers look at the rows after they have said that they sleep (see `ring`). */
 
 #include "engine.h"
+#include <limits.h>
 #include <string.h>
 #include <sys/uio.h>
 
@@ -202,8 +203,9 @@ static void ring_others(Engine *engine, const Board *board)
             first &= board->seats[j].peer != board->seats[i].peer;
         if (!first)
             continue;
-        if (board->seats[i].pid != 0)
-            ring(engine->peers[board->seats[i].peer].bells);
+        const Seat *seat = &board->seats[i];
+        if (seat->pid != 0)
+            ring(engine->peers[seat->peer].bells, engine->peers[seat->peer].door);
         else if (atomic_load(&engine->sleepers))
             ring_threads(engine->bells);
     }
@@ -362,6 +364,12 @@ static int take_piece(const Run *run, const Pull *pull, uint64_t at, uint64_t nb
 
 /* -- a run; the engine is locked ------------------------------------------------------------------------------------ */
 
+/* Whether moving its bytes may take longer than waking a thread. */
+static int is_heavy(const Run *run)
+{
+    return run->table->nbytes > INLINE_BYTES / 2 || run->table->result_bytes > INLINE_BYTES / 2;
+}
+
 static void end_run(Engine *engine, Run *run, int state)
 {
     Run **at = &engine->runs;
@@ -370,6 +378,7 @@ static void end_run(Engine *engine, Run *run, int state)
     *at = run->next;
     engine->pending--;
     engine->rowless -= run->rowless;
+    engine->heavy -= is_heavy(run);
     run->rowless = 0, run->over = 1, run->ended_ns = now_ns();
     atomic_store(&run->end.state, state);
     if (run->submitting) {
@@ -378,11 +387,8 @@ static void end_run(Engine *engine, Run *run, int state)
     }
     run->next_over = engine->ended_runs;
     engine->ended_runs = run;
-    if (!atomic_load(&run->end.waited) && engine->door >= 0) {
-        uint64_t one = 1;
-        ssize_t written = write(engine->door, &one, sizeof one); /* full: it is readable */
-        (void)written;
-    }
+    if (!atomic_load(&run->end.waited) && engine->door >= 0)
+        open_door(engine->door);
 }
 
 static Scratch *scratch_of(Engine *engine)
@@ -710,8 +716,11 @@ static Run *new_run(Board *board, Table *table, PyObject *owner)
     return run;
 }
 
-/* submit(board, table, owner, number, tag, source, target, priority, home, homeless): begin a collective; None if it
-   needs a place that the board has not got, unless `homeless` says that there is none to be had. */
+/* How a run is submitted: there is no more memory to be lent; the thread is about to wait for it. */
+enum { NO_PLACES = 1, WAITED_FOR };
+
+/* submit(board, table, owner, number, tag, source, target, priority, home, how): begin a collective; None if it needs a
+   place that the board has not got, unless there is none to be had. */
 PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 10 || Py_TYPE(args[0]) != Board_type || Py_TYPE(args[1]) != Table_type)
@@ -720,9 +729,12 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
     Table *table = (Table *)args[1];
     unsigned long long number = PyLong_AsUnsignedLongLong(args[3]), tag = PyLong_AsUnsignedLongLong(args[4]);
     unsigned long long source = PyLong_AsUnsignedLongLong(args[5]), target = PyLong_AsUnsignedLongLong(args[6]);
-    long priority = PyLong_AsLong(args[7]);
+    int beyond;
+    long priority = PyLong_AsLongAndOverflow(args[7], &beyond);
+    if (beyond)
+        priority = beyond * LONG_MAX;
     unsigned long long home = PyLong_AsUnsignedLongLong(args[8]);
-    int homeless = PyObject_IsTrue(args[9]);
+    long how = PyLong_AsLong(args[9]);
     if (PyErr_Occurred() || refuse_fork(engine) || start_spare(engine) < 0)
         return NULL;
     if (board->size != table->size || board->engine != engine)
@@ -738,7 +750,7 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
     Py_BEGIN_ALLOW_THREADS
     lock(engine);
     run->mode = mode_for(run, &place);
-    if (run->mode == NO_HOME && homeless)
+    if (run->mode == NO_HOME && how & NO_PLACES)
         run->mode = board->reads ? PRIVATE : NO_HOME;
     else
         refused = run->mode == NO_HOME;
@@ -755,7 +767,8 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
         while (*last != NULL)
             last = &(*last)->next;
         *last = run;
-        engine->pending++;
+        engine->pending++, engine->heavy += is_heavy(run);
+        engine->promised = how & WAITED_FOR;
         advance(engine, run);
         attend(engine);
         at_once = run->submitting == ENDED_AT_ONCE;
@@ -806,9 +819,10 @@ PyObject *Engine_take_ended(Engine *engine, PyObject *unused)
         return owners;
     Py_BEGIN_ALLOW_THREADS
     lock(engine);
+    attend(engine);
     ended = engine->ended_runs;
     engine->ended_runs = NULL;
-    pthread_mutex_unlock(&engine->lock);
+    unlock(engine);
     Py_END_ALLOW_THREADS
     while (ended != NULL) {
         Run *next = ended->next_over;

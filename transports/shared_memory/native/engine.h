@@ -17,6 +17,7 @@
 #include <Python.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -33,6 +34,7 @@
 #define MOST_OFFERS (1 << 20)   /* that wait here per peer, as in transports/matching: more than any program has */
 #define CLOSE_AGAIN_NS 50000000 /* a peer may have written over the bell that ends a thread */
 #define ROW_LOOK_NS 1000000     /* between looks at a row of a board that is not free: nobody rings for that */
+#define LONG_TURN_NS 1000000    /* a yield that takes longer shows that others need the core */
 #define NONSENSE UINT64_MAX
 #define ROUND_UP(n) (((n) + LINE - 1) & ~(uint64_t)(LINE - 1))
 
@@ -49,8 +51,11 @@ typedef struct { /* in each process's own memory */
     _Atomic uint32_t bell;       /* changes when threads that wait are woken */
     _Atomic uint32_t sleepers;   /* threads that wait and sleep, or are about to */
     _Atomic uint32_t spare_bell; /* changes when the thread that works while none waits is woken */
-    _Atomic uint32_t unattended; /* whether something is under way that no waiting thread attends to */
+    _Atomic uint32_t unattended; /* who is to be woken for what no thread attends to: nobody, the spare thread, the loop */
 } Bells;
+
+/* Who attends to what is under way in a process, if no thread of it waits. */
+enum { ATTENDED, BY_SPARE, BY_LOOP };
 
 /* WHOLE: the bytes follow. OFFER: they do not; offers are numbered from 0, in order. ASK: the receiver wants an offer,
    whose number is the tag. REFUSE: it wants none of it. ANSWER: the bytes of an offer follow, whose number is the tag. */
@@ -112,6 +117,7 @@ typedef struct Early { /* a message, or an offer, that came before its receive a
 typedef struct {
     Ring out, in;
     Bells *bells;
+    int door; /* wakes its event loop; or -1 */
     Queue sends;         /* to be written */
     Queue offered;       /* sends whose bytes the peer has not asked for */
     Queue asking, asked; /* receives that have taken an offer: their question is still to be written; is written */
@@ -145,11 +151,15 @@ typedef struct {
     uint32_t unattended; /* our copy */
     _Atomic uint32_t sleepers; /* our copy */
     int64_t look_ns;
+    int yields;   /* whether a look yields the core, which other processes need */
+    int awake;    /* whether the event loop runs: it attends before it sleeps */
+    int promised; /* whether a thread is about to wait */
     /* collectives */
     Run *runs;         /* under way, in the order in which they were begun */
     Run *ended_runs;   /* not yet taken by Python */
     Scratch *scratch;  /* memory for threads that work */
     int rowless;       /* runs that wait for a row of their board to be free */
+    int heavy;         /* runs whose bytes take longer to move than a thread to wake */
     int working, most; /* threads that work, and how many may */
     int door;          /* a descriptor that becomes readable when a run ends that no thread waits for; or -1 */
     /* threads */
@@ -164,7 +174,8 @@ typedef struct {
 /* wait.c */
 int64_t now_ns(void);
 void ring_threads(Bells *bells);
-void ring(Bells *bells);
+void ring(Bells *bells, int door);
+void open_door(int door);
 void lock(Engine *engine);
 int attend(Engine *engine);
 void unlock(Engine *engine);

@@ -213,13 +213,13 @@ static int push(Engine *engine, int index)
         }
         atomic_store(&out->counts->written, out->own);
         if (n == PIECE_BYTES)
-            ring(peer->bells);
+            ring(peer->bells, peer->door);
         if (atomic_load(&engine->wanted))
             break;
     }
     if (out->own == before)
         return 0;
-    ring(peer->bells);
+    ring(peer->bells, peer->door);
     return 1;
 }
 
@@ -412,7 +412,7 @@ static int pull(Engine *engine, int index)
             finish_message(engine, peer);
         if (atomic_load(&in->counts->full)) {
             atomic_store(&in->counts->full, 0);
-            ring(peer->bells);
+            ring(peer->bells, peer->door);
         }
         if (atomic_load(&engine->wanted))
             break;

@@ -46,6 +46,17 @@ static PyObject *Engine_wait(Engine *engine, PyObject *const *args, Py_ssize_t c
     return PyLong_FromLong(atomic_load(&end->state));
 }
 
+/* loop(awake): the event loop has woken, or is about to sleep. */
+static PyObject *Engine_loop(Engine *engine, PyObject *awake)
+{
+    if (engine->pid == getpid()) {
+        pthread_mutex_lock(&engine->lock); /* short, and never while bytes are moved */
+        engine->awake = awake == Py_True;
+        unlock(engine);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *Engine_close(Engine *engine, PyObject *unused)
 {
     atomic_store(&engine->closing, 1);
@@ -105,8 +116,8 @@ static PyObject *Engine_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     PyObject *own, *peers;
     double look_s;
-    int door = -1, most = 1;
-    if (!PyArg_ParseTuple(args, "OO!d|ii", &own, &PyList_Type, &peers, &look_s, &door, &most))
+    int door = -1, most = 1, yields = 0;
+    if (!PyArg_ParseTuple(args, "OO!d|iii", &own, &PyList_Type, &peers, &look_s, &door, &most, &yields))
         return NULL;
     Engine *engine = (Engine *)type->tp_alloc(type, 0);
     if (engine == NULL)
@@ -115,7 +126,7 @@ static PyObject *Engine_new(PyTypeObject *type, PyObject *args, PyObject *names)
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->next, NULL);
     engine->look_ns = (int64_t)(look_s * 1e9);
-    engine->door = door, engine->most = most;
+    engine->door = door, engine->most = most, engine->yields = yields;
     int size = (int)PyList_GET_SIZE(peers);
     engine->peers = PyMem_Calloc(size ? size : 1, sizeof(Peer));
     engine->buffers = PyMem_Calloc(3 * size + 1, sizeof(Py_buffer));
@@ -130,7 +141,8 @@ static PyObject *Engine_new(PyTypeObject *type, PyObject *args, PyObject *names)
         Peer *peer = &engine->peers[i];
         if (each == Py_None)
             continue;
-        if (!PyArg_ParseTuple(each, "OOO", &out, &in, &theirs) || take_ring(engine, out, &peer->out) < 0 ||
+        peer->door = -1;
+        if (!PyArg_ParseTuple(each, "OOO|i", &out, &in, &theirs, &peer->door) || take_ring(engine, out, &peer->out) < 0 ||
             take_ring(engine, in, &peer->in) < 0 || (peer->bells = (Bells *)taken(engine, theirs, sizeof(Bells))) == NULL)
             break;
     }
@@ -150,7 +162,8 @@ static PyMethodDef Engine_methods[] = {
     {"lose", (PyCFunction)Engine_lose, METH_O, "lose(peer)"},
     {"sending", (PyCFunction)Engine_sending, METH_NOARGS, "sending()"},
     {"submit", (PyCFunction)(void (*)(void))Engine_submit, METH_FASTCALL,
-     "submit(board, table, owner, number, tag, source, target, priority, home, homeless)"},
+     "submit(board, table, owner, number, tag, source, target, priority, home, how)"},
+    {"loop", (PyCFunction)Engine_loop, METH_O, "loop(awake)"},
     {"cancel", (PyCFunction)Engine_cancel, METH_O, "cancel(run)"},
     {"take_ended", (PyCFunction)Engine_take_ended, METH_NOARGS, "take_ended()"},
     {"close", (PyCFunction)Engine_close, METH_NOARGS, "close()"},

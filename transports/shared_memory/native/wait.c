@@ -32,12 +32,25 @@ void ring_threads(Bells *bells)
 /* Wake a process for which there is something new. What is new is written before, and sleepers look after they have
    said that they sleep, so one of the two sees the other: all of these words are sequentially consistent atomics, which
    no processor lets pass each other. */
-void ring(Bells *bells)
+void ring(Bells *bells, int door)
 {
-    if (atomic_load(&bells->sleepers))
+    if (atomic_load(&bells->sleepers)) {
         ring_threads(bells);
-    else if (atomic_load(&bells->unattended))
+        return;
+    }
+    uint32_t by = atomic_load(&bells->unattended);
+    if (by == BY_LOOP && door >= 0)
+        open_door(door);
+    else if (by != ATTENDED)
         ring_spare(bells);
+}
+
+/* Wake an event loop. */
+void open_door(int door)
+{
+    uint64_t one = 1;
+    ssize_t written = write(door, &one, sizeof one); /* full: it is readable already */
+    (void)written;
 }
 
 /* Lock the engine. A thread that has it for long lets the next one in between two pieces. */
@@ -70,15 +83,22 @@ static int progress(Engine *engine, uint32_t asleep)
     return moved;
 }
 
+/* Return who must be woken when something comes. The end of little work is for the loop, which must hear of it anyway. */
+static uint32_t attendant(const Engine *engine)
+{
+    if (engine->waiting || engine->awake || engine->promised || (engine->pending == 0 && engine->coming == 0))
+        return ATTENDED;
+    return engine->runs == NULL || engine->heavy || engine->rowless || engine->coming || engine->door < 0 ? BY_SPARE : BY_LOOP;
+}
+
 /* Look, and note whether something stays under way that nobody attends to: who rings a process in vain makes a system
    call, and wakes its spare thread. Return whether anything moved. */
 int attend(Engine *engine)
 {
     int moved = progress(engine, 0);
-    uint32_t stays;
-    while (stays = (engine->pending > 0 || engine->coming > 0) && engine->waiting == 0, engine->unattended != stays) {
-        engine->unattended = stays;
-        atomic_store(&engine->bells->unattended, stays);
+    for (uint32_t by; by = attendant(engine), engine->unattended != by;) {
+        engine->unattended = by;
+        atomic_store(&engine->bells->unattended, by);
         moved |= progress(engine, 0); /* a ring may have come before */
     }
     return moved;
@@ -89,7 +109,7 @@ void unlock(Engine *engine)
 {
     attend(engine);
     if (work_waits(engine) || engine->rowless)
-        ring(engine->bells);
+        ring(engine->bells, engine->door);
     pthread_mutex_unlock(&engine->lock);
 }
 
@@ -170,7 +190,7 @@ static int sleep_here(Engine *engine, End *end, int64_t limit_ns)
 static void look(Engine *engine, End *end, int64_t limit, int64_t look_ns)
 {
     int64_t now = now_ns(), until = now + look_ns;
-    for (; atomic_load(&end->state) == PENDING && now < until && now < limit; now = now_ns())
+    while (atomic_load(&end->state) == PENDING && now < until && now < limit) {
         if (try_lock(engine)) {
             int moved = progress(engine, 0);
             if (work_waits(engine))
@@ -178,10 +198,18 @@ static void look(Engine *engine, End *end, int64_t limit, int64_t look_ns)
             pthread_mutex_unlock(&engine->lock);
             if (moved)
                 until = now_ns() + look_ns;
+        }
+        int64_t before = now;
+        if (engine->yields)
+            sched_yield();
 #if defined(__x86_64__)
+        else
             __builtin_ia32_pause();
 #endif
-        }
+        now = now_ns();
+        if (now - before > LONG_TURN_NS) /* others need the core for long */
+            return;
+    }
 }
 
 void wait_for(Engine *engine, End *end, int64_t limit_ns, int64_t look_ns)
@@ -190,6 +218,7 @@ void wait_for(Engine *engine, End *end, int64_t limit_ns, int64_t look_ns)
     atomic_fetch_add(&end->waited, 1);
     lock(engine);
     engine->waiting++;
+    engine->promised = 0;
     attend(engine);
     pthread_mutex_unlock(&engine->lock);
     while (atomic_load(&end->state) == PENDING) {
