@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 
 from overlap import Connection, RemoteError  # noqa: E402
 from overlap.torch import ProcessGroup  # noqa: E402
-from transports.shared_memory.engine import Mailbox  # noqa: E402
+from transports.shared_memory.engine import Engine  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
 
@@ -93,11 +93,11 @@ def test_a_receive_of_something_else_names_both_lines(groups: list[ProcessGroup]
 def test_a_peer_that_writes_nonsense_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     ways_by_process = []
 
-    def make(bells: Any, ways: Any, look_s: float) -> Mailbox:
+    def make(bells: Any, ways: Any, look_s: float, *more: Any) -> Engine:
         ways_by_process.append(ways)
-        return Mailbox(bells, ways, look_s)
+        return Engine(bells, ways, look_s, *more)
 
-    monkeypatch.setattr("transports.shared_memory.transport.Mailbox", make)
+    monkeypatch.setattr("transports.shared_memory.transport.Engine", make)
     with connected(2, dist.HashStore()) as worlds:
         groups = [on(world) for world in worlds]
         received = groups[1].recv([torch.zeros(1)], 0, 0)

@@ -90,6 +90,7 @@ typedef struct {
 typedef struct { /* how the rank at a position carries out its operations with one call */
     PyObject_HEAD
     int position, size, flags;
+    int heavy; /* whether moving its bytes may take longer than waking a thread */
     uint64_t nbytes, result_bytes; /* of an input, of a result */
     uint64_t unread_start, unread_stop; /* of its input: no other rank reads it */
     char *needed; /* by position: whether its input is needed */
@@ -364,12 +365,6 @@ static int take_piece(const Run *run, const Pull *pull, uint64_t at, uint64_t nb
 
 /* -- a run; the engine is locked ------------------------------------------------------------------------------------ */
 
-/* Whether moving its bytes may take longer than waking a thread. */
-static int is_heavy(const Run *run)
-{
-    return run->table->nbytes > INLINE_BYTES / 2 || run->table->result_bytes > INLINE_BYTES / 2;
-}
-
 static void end_run(Engine *engine, Run *run, int state)
 {
     Run **at = &engine->runs;
@@ -378,7 +373,7 @@ static void end_run(Engine *engine, Run *run, int state)
     *at = run->next;
     engine->pending--;
     engine->rowless -= run->rowless;
-    engine->heavy -= is_heavy(run);
+    engine->heavy -= run->table->heavy;
     run->rowless = 0, run->over = 1, run->ended_ns = now_ns();
     atomic_store(&run->end.state, state);
     if (run->submitting) {
@@ -412,18 +407,24 @@ static void next_piece(Run *run, const Pull **pull, uint64_t *at, uint64_t *nbyt
         run->pulls++, run->left--, run->at = 0;
 }
 
+/* Return how many bytes are read in some pulls. */
+static uint64_t work_in(const Pull *pulls, int count)
+{
+    uint64_t total = 0;
+    for (int i = 0; i < count; i++)
+        total += pulls[i].nbytes * (pulls[i].count > 1 ? pulls[i].count : 1);
+    return total;
+}
+
 static void after_work(Engine *engine, Run *run);
 
 /* Begin work; what is little is done at once. */
 static void begin_work(Engine *engine, Run *run, int phase, const Pull *pulls, int count)
 {
-    uint64_t total = 0;
     run->phase = phase, run->pulls = pulls, run->left = count, run->at = 0;
-    for (int i = 0; i < count; i++)
-        total += pulls[i].nbytes * (pulls[i].count > 1 ? pulls[i].count : 1);
     while (run->left && run->pulls->nbytes == 0)
         run->pulls++, run->left--;
-    if (total > INLINE_BYTES)
+    if (work_in(pulls, count) > INLINE_BYTES)
         return;
     Scratch *scratch = scratch_of(engine);
     run->error = scratch == NULL ? ENOMEM : 0;
@@ -767,7 +768,7 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
         while (*last != NULL)
             last = &(*last)->next;
         *last = run;
-        engine->pending++, engine->heavy += is_heavy(run);
+        engine->pending++, engine->heavy += table->heavy;
         engine->promised = how & WAITED_FOR;
         advance(engine, run);
         attend(engine);
@@ -1060,6 +1061,7 @@ static PyObject *Table_new(PyTypeObject *type, PyObject *args, PyObject *names)
     if (take_stage(table, take, &table->take) < 0 || take_stage(table, reduce, &table->reduce) < 0 ||
         take_stage(table, collect, &table->collect) < 0)
         goto failed;
+    table->heavy = nbytes > INLINE_BYTES || work_in(table->take.pulls, table->take.count) > INLINE_BYTES;
     return (PyObject *)table;
 failed:
     Py_DECREF(table);

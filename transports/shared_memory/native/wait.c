@@ -88,7 +88,8 @@ static uint32_t attendant(const Engine *engine)
 {
     if (engine->waiting || engine->awake || engine->promised || (engine->pending == 0 && engine->coming == 0))
         return ATTENDED;
-    return engine->runs == NULL || engine->heavy || engine->rowless || engine->coming || engine->door < 0 ? BY_SPARE : BY_LOOP;
+    int spare = engine->runs == NULL || engine->heavy || engine->rowless || engine->coming || engine->door < 0;
+    return spare ? BY_SPARE : BY_LOOP;
 }
 
 /* Look, and note whether something stays under way that nobody attends to: who rings a process in vain makes a system
