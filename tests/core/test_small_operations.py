@@ -8,8 +8,8 @@ import pytest
 
 import overlap
 from overlap import PeerFailedError
-from overlap.runtime.engine.on_board import Exchange
-from overlap.runtime.operation import Operation
+from overlap.collectives.call import Call
+from overlap.runtime.operation import CollectiveFuture
 from transports.common import OPERATIONS, PAYLOAD_BYTES
 
 from .companies import by_shared_memory, run_far
@@ -55,17 +55,17 @@ def test_results_are_right_however_often_a_row_is_used(processes: int) -> None:
 
 
 def test_who_comes_last_and_cannot_end_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Exchange.make
+    fit = CollectiveFuture.fit
 
-    def short_of_memory(exchange: Exchange, operation: Operation) -> None:
+    def short_of_memory(operation: CollectiveFuture[Any], pattern: Call) -> None:
         if operation.context.rank == 1 and operation.name == "last":
             raise MemoryError("no more")
-        make(exchange, operation)
+        fit(operation, pattern)
 
     async def main(rank: overlap.Rank) -> str:
         for _ in range(2):
             await rank.all_reduce(np.ones(2))
-        monkeypatch.setattr(Exchange, "make", short_of_memory)
+        monkeypatch.setattr(CollectiveFuture, "fit", short_of_memory)
         try:
             total = await rank.all_reduce(np.ones(2), name="last")
         except MemoryError as error:

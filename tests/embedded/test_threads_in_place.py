@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +12,13 @@ import trio
 import overlap
 from overlap.collectives.kinds import Collective
 from overlap.runtime import handover as handover_module
-from overlap.runtime.engine import on_host
-from overlap.runtime.engine.meeting import BoardRun
-from overlap.runtime.engine.on_board import SmallRun
-from overlap.runtime.engine.on_host import HostRun
-from overlap.runtime.engine.workers import Workers
+from overlap.runtime.engine.host_memory import HostRun
 from overlap.runtime.future import call_anywhere
-from overlap.runtime.handover import Handover, Looking
+from overlap.runtime.handover import Handover
 from overlap.runtime.operation import CollectiveFuture
 from overlap.runtime.stream import activate_late
 from transports.patience import Patience
-from transports.shared_memory.waiting import PACKETS, SLEEPS, Waiting
+from transports.shared_memory.engine import DONE
 
 from .connecting import TIMEOUT_S, connected
 
@@ -139,13 +135,15 @@ def test_a_loop_that_lets_nobody_in() -> None:
 
 def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ended_by = set[int]()
-    ends = SmallRun._end
+    finishes = HostRun.finish_at_once
 
-    def end(run: SmallRun) -> None:
-        ended_by.add(threading.get_ident())
-        ends(run)
+    def finish(run: HostRun) -> bool:
+        finished = finishes(run)
+        if finished:
+            ended_by.add(threading.get_ident())
+        return finished
 
-    monkeypatch.setattr(SmallRun, "_end", end)
+    monkeypatch.setattr(HostRun, "finish_at_once", finish)
 
     def program(world: overlap.Connection) -> None:
         while True:  # until it has happened once; the time-out bounds it
@@ -161,19 +159,20 @@ def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looking, ended_by = set[int](), set[int]()
-    look, end = BoardRun.look_in_thread, SmallRun._end
+    look, end = HostRun.look_here, HostRun.ended
 
-    def look_in_thread(run: BoardRun) -> None:
+    def look_here(run: HostRun, handover: Handover, longest_s: float | None) -> None:
         looking.add(threading.get_ident())
-        look(run)
+        look(run, handover, longest_s)
         looking.discard(threading.get_ident())
 
-    def ending(run: SmallRun) -> None:
-        ended_by.update(looking & {threading.get_ident()})
+    def ending(run: HostRun) -> None:
+        if run.state == DONE:
+            ended_by.update(looking & {threading.get_ident()})
         end(run)
 
-    monkeypatch.setattr(BoardRun, "look_in_thread", look_in_thread)
-    monkeypatch.setattr(SmallRun, "_end", ending)
+    monkeypatch.setattr(HostRun, "look_here", look_here)
+    monkeypatch.setattr(HostRun, "ended", ending)
 
     def program(world: overlap.Connection) -> None:
         for _ in range(20 * ROUNDS):  # until it has happened once
@@ -185,47 +184,16 @@ def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_c
     assert ended_by
 
 
-def test_when_a_thread_waits_no_more_its_process_can_be_rung_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a thread looks, others need not ring. Afterwards they must, or the loop hears of them late."""
-    rung, left = list[bool](), threading.Event()
-    doze = Looking._dozed
-
-    def dozing(run: Looking) -> bool:
-        done = doze(run)
-        rung.append(cast(Waiting, run.waiting)._asleep[PACKETS] == SLEEPS)
-        return done
-
-    monkeypatch.setattr(Looking, "_dozed", dozing)
-
-    def program(world: overlap.Connection) -> None:
-        rank, over = world.rank, np.array(False)
-        while not over:  # it is the loop that dozes, if it runs when the thread leaves
-            if rank.rank == 1:
-                assert left.wait(TIMEOUT_S)
-                left.clear()
-            future = rank.all_reduce(np.ones(1), timeout_s=TIMEOUT_S)
-            if rank.rank == 0:
-                with pytest.raises(TimeoutError):
-                    future.result(0.01)
-                left.set()
-            future.result(TIMEOUT_S)
-            over = rank.all_reduce(np.array(bool(rung)), op="bor").result(TIMEOUT_S)
-
-    connected(program, 2)
-    assert rung
-    assert all(rung)
-
-
 def test_a_waiting_thread_leaves_to_the_loop_what_calls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would look again and again at what it may not end."""
-    looked, told = list[object](), list[object]()
-    goes_on = Looking._goes_on
+    """It may not end what tasks and callbacks of the loop hear of."""
+    ended_by, told = set[str](), list[object]()
+    settle = HostRun._settle
 
-    def go_on(run: Looking) -> bool:
-        looked.append(run)
-        return goes_on(run)
+    def settling(run: HostRun, error: BaseException | None) -> None:
+        ended_by.add(threading.current_thread().name.split("-")[0])
+        settle(run, error)
 
-    monkeypatch.setattr(Looking, "_goes_on", go_on)
+    monkeypatch.setattr(HostRun, "_settle", settling)
 
     def program(world: overlap.Connection) -> None:
         x = np.ones(SIZES["mapped"])
@@ -236,7 +204,7 @@ def test_a_waiting_thread_leaves_to_the_loop_what_calls_back(monkeypatch: pytest
 
     connected(program, 2)
     assert len(told) == 2 * ROUNDS
-    assert looked == []
+    assert POOL not in ended_by
 
 
 def test_a_callback_for_any_thread_keeps_no_thread_from_ending_it() -> None:
@@ -255,65 +223,16 @@ def test_a_callback_for_any_thread_keeps_no_thread_from_ending_it() -> None:
     assert called_in
 
 
-def test_what_a_worker_has_done_is_followed_up_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where an input is read, a rank has a slice to reduce and one to collect: the loop need not be woken between."""
-    followed_by = set[str]()
-    stepped = HostRun._stepped
-
-    def step(run: HostRun) -> None:
-        followed_by.add(threading.current_thread().name)
-        stepped(run)
-
-    monkeypatch.setattr(HostRun, "_stepped", step)
-
-    def program(world: overlap.Connection) -> None:
-        x = np.ones(SIZES["read"])
-        while True:  # until it has happened once; the time-out bounds it
-            world.rank.all_reduce(x, timeout_s=TIMEOUT_S).result(TIMEOUT_S)
-            mine = np.array(any(name.startswith("overlap-reduce") for name in followed_by))
-            if world.rank.all_reduce(mine, op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
-                return
-
-    connected(program, 2)
-    assert any(name.startswith("overlap-reduce") for name in followed_by)
-
-
-def test_a_thread_that_waits_does_what_workers_have_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only some ranks take anything, and cores are idle."""
-    helped, help_ = list[str](), Workers.help
-
-    def helping(workers: Workers) -> bool:
-        done = help_(workers)
-        if done:
-            helped.append(threading.current_thread().name.split("-")[0])
-        return done
-
-    def program(world: overlap.Connection) -> None:
-        rank, x = world.rank, np.empty(8 * SIZES["read"])
-        while True:  # until it has happened once; the time-out bounds it
-            x[...] = 1.0 if rank.rank == 0 else 0.0
-            assert (rank.broadcast(x, out=x).result(TIMEOUT_S) == 1.0).all()
-            whole = rank.gather(x, 1).result(TIMEOUT_S)
-            assert whole is None or (whole == 1.0).all()
-            if rank.all_reduce(np.array(bool(helped)), op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
-                return
-
-    monkeypatch.setattr(Workers, "help", helping)
-    monkeypatch.setattr(on_host, "_CORES", 2)
-    connected(program, 2)
-    assert set(helped) == {POOL}
-
-
 def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it gives something to all others or takes something from one of them."""
     begun_by = dict[Collective, set[str]]()
-    start = HostRun.start
+    submit = HostRun.submit_arrays
 
     def started(run: HostRun) -> None:
-        begun_by.setdefault(run._call.kind, set()).add(threading.current_thread().name.split("-")[0])
-        start(run)
+        begun_by.setdefault(run.operation.kind, set()).add(threading.current_thread().name.split("-")[0])
+        submit(run)
 
-    monkeypatch.setattr(HostRun, "start", started)
+    monkeypatch.setattr(HostRun, "submit_arrays", started)
 
     def program(world: overlap.Connection) -> None:
         x, out = np.ones(2_000), np.empty(1_000)  # too long for the board

@@ -101,7 +101,7 @@ def test_a_peer_that_writes_nonsense_is_named_on_both_sides(monkeypatch: pytest.
     with connected(2, dist.HashStore()) as worlds:
         groups = [on(world) for world in worlds]
         received = groups[1].recv([torch.zeros(1)], 0, 0)
-        ((to_peer, from_peer, _),) = [ways[1] for ways in ways_by_process if ways[1] is not None]
+        ((to_peer, from_peer, *_),) = [ways[1] for ways in ways_by_process if ways[1] is not None]
         to_peer[0:8] = from_peer[64:72] = (63).to_bytes(8, "little")  # the counts that process 0 writes
         named = r"rank 0 wrote counts or heads that cannot be true into the memory of its messages"
         for call in (received.wait, lambda: groups[1].send([torch.ones(1)], 0, 0).wait()):

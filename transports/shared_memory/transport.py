@@ -23,7 +23,7 @@ from transports.shared_memory.joining import Joining, reserved
 from transports.shared_memory.memory_link import MemoryLink, Peer
 from transports.shared_memory.peer_memory import WORDS, Word
 from transports.shared_memory.segment import Heap
-from transports.shared_memory.waiting import NAPS, PACKETS, Inlet, Waiting, looking, sleepers
+from transports.shared_memory.waiting import NAPS, Inlet, Waiting, looking, sleepers
 
 # The end of a segment, with the mark of a process that sleeps.
 _LAST_BYTES = 4096
@@ -169,7 +169,7 @@ class SharedMemory(MatchedTransport):
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)
-            link.ring = partial(self._ring, PACKETS, (other,))
+            link.ring = partial(self._ring, (other,))
 
     def _looking(self) -> tuple[float, Callable[[], object]]:
         """Return how long to look for others before sleeping, and what yields the core meanwhile."""
@@ -203,10 +203,10 @@ class SharedMemory(MatchedTransport):
         if self._engine is not None:
             self._engine.lose(member)
 
-    def _ring(self, what: int, members: Sequence[int]) -> None:
-        """Wake the sleeping ones among some processes, for which there is something new."""
-        for member in sleepers(self._asleep, members, what):
-            if self._asleep[member][what] == NAPS:
+    def _ring(self, members: Sequence[int]) -> None:
+        """Wake the sleeping ones among some processes, for which there are packets."""
+        for member in sleepers(self._asleep, members):
+            if self._asleep[member][0] == NAPS:
                 self._words[member].wake()
                 continue
             link = self.links.get(member)

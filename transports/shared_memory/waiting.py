@@ -1,9 +1,9 @@
 """Waiting for ranks of other processes: looking for a moment, sleeping, and being rung awake.
 
 Only a process that sleeps is rung. An event loop marks itself asleep right before it sleeps, and looks once more; a
-process that posts something reads the marks of the others after it has written. Each side writes its own word before it
-reads the other's, and a fence keeps the processor from exchanging the two: so either the sleeper sees the post, or the
-poster sees the sleeper.
+process that sends something reads the mark of the other after it has written. Each side writes its own word before it
+reads the other's, and a fence keeps the processor from exchanging the two: so either the sleeper sees the packet, or
+the sender sees the sleeper.
 """
 
 from __future__ import annotations
@@ -33,22 +33,18 @@ _NAP_S = 0.25
 
 #: Marks of a process: its event loop sleeps, or a thread sleeps in its place.
 SLEEPS, NAPS = 1, 2
-#: Where a process marks itself asleep: for posts on boards, which it may not wait for, and for packets, which may come
-#: at any time.
-POSTS, PACKETS = 0, 1
 #: Says whether the scheduler groups processes by session (sched(7)).
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
-def sleepers(asleep: Mapping[int, memoryview], members: Sequence[int], what: int) -> Sequence[int]:
+def sleepers(asleep: Mapping[int, memoryview], members: Sequence[int]) -> Sequence[int]:
     """Return the processes that are marked asleep; all of them where nothing orders reads after writes.
 
     Args:
         asleep: The marks, by index of the process.
         members: Which processes.
-        what: What is new for them: `POSTS` or `PACKETS`.
     """
-    return [member for member in members if asleep[member][what]] if FENCED else members
+    return [member for member in members if asleep[member][0]] if FENCED else members
 
 
 class Inlet(Protocol):
@@ -103,7 +99,7 @@ class Waiting(Waits, trio.abc.Instrument):
     Args:
         bell: Descriptor that becomes readable when the process is rung.
         inlets: The ways by which packets come.
-        asleep: The marks of the process; the event loop writes them, or a thread that has taken its place.
+        asleep: The mark of the process; the event loop writes it, or a thread that has taken its place.
         word: The word on which such a thread sleeps; None: it does not sleep.
         look_s: Longest look.
         let_run: Yields the core between two looks.
@@ -136,16 +132,11 @@ class Waiting(Waits, trio.abc.Instrument):
         self._watchers[watcher] = None
         if len(self._watchers) > 1:
             self._end_nap()
-        elif self._sleeps:  # a thread calls this; earlier posters could not know that this process wants to be rung
-            self._mark_asleep()
-            self.look()
 
     def unwatch(self, watcher: Watcher) -> None:
         """Remove a watcher that `watch` added."""
         self._watchers.pop(watcher, None)
         if not self._watchers:
-            if self._sleeps:
-                self._asleep[POSTS] = 0
             self._end_nap()
 
     def look(self) -> None:
@@ -194,7 +185,7 @@ class Waiting(Waits, trio.abc.Instrument):
         """Clear the marks, because a thread looks in place of the sleeping loop; False if more wait, or one naps."""
         alone = self._watchers.keys() <= {watcher} and not self._naps
         if alone:
-            self._asleep[POSTS] = self._asleep[PACKETS] = 0
+            self._asleep[0] = 0
         return alone
 
     def doze(self) -> None:
@@ -206,9 +197,7 @@ class Waiting(Waits, trio.abc.Instrument):
         return self._watchers.keys() <= {watcher} and not self._packets_wait
 
     def _mark_asleep(self) -> None:
-        self._asleep[PACKETS] = SLEEPS
-        if self._watchers:
-            self._asleep[POSTS] = SLEEPS
+        self._asleep[0] = SLEEPS
         fence()
 
     def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
@@ -226,7 +215,7 @@ class Waiting(Waits, trio.abc.Instrument):
         try:
             while True:
                 seen = word.value
-                self._asleep[POSTS] = self._asleep[PACKETS] = NAPS
+                self._asleep[0] = NAPS
                 fence()
                 if watcher.others_came or self._packets_wait:
                     return True
@@ -236,7 +225,7 @@ class Waiting(Waits, trio.abc.Instrument):
                 word.wait(seen, left_s)
         finally:
             self._naps = False
-            self._asleep[POSTS] = self._asleep[PACKETS] = 0
+            self._asleep[0] = 0
 
     def _end_nap(self) -> None:
         if self._naps and self._word is not None:
@@ -277,7 +266,7 @@ class Waiting(Waits, trio.abc.Instrument):
             if self._door is not None:
                 self._door.loop(awake=True)
             if not self._naps:
-                self._asleep[POSTS] = self._asleep[PACKETS] = 0
+                self._asleep[0] = 0
 
     def _ring_here(self) -> None:
         with suppress(BlockingIOError):  # the bell has been rung more often than it can count

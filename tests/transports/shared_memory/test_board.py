@@ -1,4 +1,4 @@
-"""Boards: what the ranks of a group have in common, and what they see of each other."""
+"""Boards that are closed, and the waiting of a process for packets of others."""
 
 from __future__ import annotations
 
@@ -14,87 +14,22 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
+from transports.common import Board
 from transports.shared_memory import waiting
-from transports.shared_memory.board import BOARD_BYTES
 from transports.shared_memory.peer_memory import WORDS, Word
-from transports.shared_memory.waiting import fence, let_threads_run, looking
+from transports.shared_memory.waiting import Waiting, fence, let_threads_run, looking
 
 from ..efa.processes import TIMEOUT_S, opened, run
 from .processes import Host
 
-TAG = 7 << 8
-
 
 @asynccontextmanager
-async def boards(**settings: object) -> AsyncIterator[list[Board]]:
-    """The board of ranks 0 and 1, as each of two processes sees it, opened by both."""
+async def hosted(**settings: object) -> AsyncIterator[tuple[Waiting, Callable[[], None]]]:
+    """The waiting of one of two processes, and how the other rings it."""
     host = Host(**settings)
     async with opened(host.transports):
-        yield await _opened(host, 5)
-
-
-@pytest.mark.parametrize("nbytes", [0, 8, 32, 33, PAYLOAD_BYTES])
-def test_what_a_rank_brings_along_is_there_when_it_has_come(nbytes: int) -> None:
-    async def main() -> None:
-        async with boards() as (here, there):
-            payload = bytes(i % 251 for i in range(nbytes))
-            assert not there.reached(3, TAG, 1)
-            here.arrive(0, 3, TAG, where=11, mode=2, payload=memoryview(payload))
-            assert not there.reached(3, TAG, 1)
-            there.arrive(1, 3, TAG)
-            assert here.reached(3, TAG, 1)
-            assert there.posted(0, 3) == (11, 2)
-            assert there.payload(0, 3, nbytes) == payload
-
-    run(main)
-
-
-def test_what_was_said_first_stays_for_those_who_are_slower() -> None:
-    async def main() -> None:
-        async with boards() as (here, there):
-            here.arrive(0, 3, TAG, where=11, mode=2)
-            here.advance(0, 3, TAG, 2, result=99)
-            here.advance(0, 3, TAG, 3)
-            there.arrive(1, 3, TAG)
-            assert there.posted(0, 3) == (11, 2)
-            assert there.result(0, 3) == 99
-            assert there.reached(3, TAG, 1)
-            assert not there.reached(3, TAG, 2)
-
-    run(main)
-
-
-def test_another_operation_of_the_same_number_is_not_taken_for_it() -> None:
-    async def main() -> None:
-        async with boards() as (here, there):
-            here.arrive(0, 3, TAG)
-            there.arrive(1, 3, TAG + 256)
-            assert not here.reached(3, TAG, 1)
-            assert not there.reached(3, TAG + 256, 1)
-
-    run(main)
-
-
-@pytest.mark.parametrize("before", ["a board", "a loan"])
-def test_a_board_is_as_new_whoever_had_its_memory(before: str) -> None:
-    async def main() -> None:
-        host = Host()
-        async with opened(host.transports):
-            used = await _opened(host, 5)
-            loans = [board.lend(BOARD_BYTES) for board in used]
-            for position, (board, loan) in enumerate(zip(used, loans, strict=True)):
-                assert loan is not None
-                board.arrive(position, 3 + OPERATIONS, TAG)
-                loan.view[:] = b"x" * BOARD_BYTES
-                board.close()
-                if before == "a loan":  # what came back last is lent first
-                    board.take_back(loan)
-            for position, board in enumerate(await _opened(host, 6)):
-                assert board.free(position, 3)
-                assert not board.came(3)
-
-    run(main)
+        here, there = host.transports
+        yield here.waiting, there.links[0].ring
 
 
 def test_a_closed_board_leaves_nothing() -> None:
@@ -129,40 +64,8 @@ async def _opened(host: Host, key: int) -> list[Board]:
     return [board for board in found if board is not None]
 
 
-def test_memory_comes_back_when_all_have_gone_on() -> None:
-    async def main() -> None:
-        async with boards() as (here, there):
-            for position, board in enumerate((here, there)):
-                board.arrive(position, 3, TAG)
-            assert not here.passed(3, TAG, 3)
-            here.advance(0, 3, TAG, 3)
-            assert not here.passed(3, TAG, 3)
-            there.arrive(1, 3 + OPERATIONS, TAG + 256)  # who came to a later one has done with this
-            assert here.passed(3, TAG, 3)
-            place = here.lend(5000)
-            assert place is not None
-            place.view[:] = b"x" * 5000
-            assert there.mapped(0, place.where, 5000) == b"x" * 5000
-            here.take_back(place)
-            again = here.lend(5000)
-            assert again is not None
-            assert again.where == place.where
-
-    run(main)
-
-
-def test_memory_is_bounded() -> None:
-    async def main() -> None:
-        async with boards(limit_bytes=0) as (here, there):
-            assert here.usable
-            assert there.usable
-            assert here.lend(1 << 20) is None
-
-    run(main)
-
-
-class Waiting:
-    """Someone who waits at a board until a test lets others come."""
+class Waiter:
+    """Someone who waits until a test lets others come."""
 
     def __init__(self) -> None:
         self.others_came = False
@@ -194,22 +97,22 @@ def elsewhere() -> Iterator[SimpleQueue[Callable[[], None] | None]]:
 def test_nobody_who_waits_is_overlooked_whenever_the_others_come() -> None:
     async def main() -> int:
         seen = 0
-        async with boards() as (here, there):
+        async with hosted() as (here, ring):
             with elsewhere() as told:
                 for passes in range(300):
-                    waiting = Waiting()
+                    waiter = Waiter()
 
-                    def come(waiting: Waiting = waiting) -> None:
-                        waiting.others_came = True
+                    def come(waiter: Waiter = waiter) -> None:
+                        waiter.others_came = True
                         fence()
-                        there.ring()
+                        ring()
 
-                    here.waiting.watch(waiting)
+                    here.watch(waiter)
                     told.put(come)
                     for _ in range(passes % 5):
                         await trio.lowlevel.checkpoint()
-                    await waiting.looked.wait()
-                    here.waiting.unwatch(waiting)
+                    await waiter.looked.wait()
+                    here.unwatch(waiter)
                     seen += 1
         return seen
 
@@ -221,15 +124,15 @@ def test_a_process_that_is_awake_is_not_rung_and_looks_before_it_sleeps(monkeypa
     monkeypatch.setattr(waiting, "FENCED", True)
 
     async def main() -> None:
-        async with boards() as (here, there):
-            waiting = Waiting()
-            here.waiting.watch(waiting)
+        async with hosted() as (here, ring):
+            waiter = Waiter()
+            here.watch(waiter)
             await wait_all_tasks_blocked(0.01)  # it has slept, and said so
-            waiting.others_came = True
+            waiter.others_came = True
             with monkeypatch.context() as patched:
                 patched.setattr(os, "eventfd_write", rung)
-                there.ring()
-            await waiting.looked.wait()
+                ring()
+            await waiter.looked.wait()
 
     run(main)
     assert not rung.called
@@ -263,12 +166,12 @@ def test_others_are_let_run_where_they_can_be(
 
 def test_who_is_about_to_wait_may_look_for_a_moment() -> None:
     async def main() -> None:
-        async with boards() as (here, _):
-            came, waiting = Waiting(), Waiting()
+        async with hosted() as (here, _):
+            came, waiter = Waiter(), Waiter()
             came.others_came = True
-            assert here.waiting.wait(came)
-            assert [here.waiting.wait(waiting) for _ in range(5)] == [False] * 5
-            assert here.waiting.wait(came)
+            assert here.wait(came)
+            assert [here.wait(waiter) for _ in range(5)] == [False] * 5
+            assert here.wait(came)
 
     run(main)
 
@@ -288,36 +191,36 @@ def napped(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[bool]:
     return begun
 
 
-def come(waiting: Waiting, there: Board) -> None:
-    waiting.others_came = True
-    there.ring()
+def come(waiter: Waiter, ring: Callable[[], None]) -> None:
+    waiter.others_came = True
+    ring()
 
 
 @pytest.mark.skipif(not WORDS, reason="needs Linux on x86-64")
 @pytest.mark.parametrize(
     ("ends", "expected"),
     [
-        (lambda here, there, waiting: come(waiting, there), True),
-        (lambda here, there, waiting: here.waiting.unwatch(waiting), False),
-        (lambda here, there, waiting: here.waiting.watch(Waiting()), False),
+        (lambda here, ring, waiter: come(waiter, ring), True),
+        (lambda here, ring, waiter: here.unwatch(waiter), False),
+        (lambda here, ring, waiter: here.watch(Waiter()), False),
     ],
     ids=["whoever comes", "the end", "who else waits"],
 )
 def test_a_thread_that_naps_in_place_of_the_loop_is_woken(
-    ends: Callable[[Board, Board, Waiting], object], expected: bool, napped: SimpleQueue[bool]
+    ends: Callable[[Waiting, Callable[[], None], Waiter], object], expected: bool, napped: SimpleQueue[bool]
 ) -> None:
     found: list[bool] = []
 
     async def main() -> None:
-        async with boards() as (here, there):
-            waiting = Waiting()
-            here.waiting.watch(waiting)
-            assert here.waiting.rouse(waiting)
-            thread = threading.Thread(target=lambda: found.append(here.waiting.linger(waiting, None)))
+        async with hosted() as (here, ring):
+            waiter = Waiter()
+            here.watch(waiter)
+            assert here.rouse(waiter)
+            thread = threading.Thread(target=lambda: found.append(here.linger(waiter, None)))
             thread.start()
             await trio.to_thread.run_sync(napped.get)
             await wait_all_tasks_blocked(0.01)  # the loop sleeps again, and leaves it to the thread
-            ends(here, there, waiting)
+            ends(here, ring, waiter)
             await trio.to_thread.run_sync(thread.join, TIMEOUT_S)
             assert not thread.is_alive()
 
@@ -333,17 +236,17 @@ def test_a_second_thread_that_waits_for_the_same_leaves_the_nap_of_the_first_alo
     found: list[bool] = []
 
     async def main() -> None:
-        async with boards() as (here, there):
-            waiting = Waiting()
-            here.waiting.watch(waiting)
-            assert here.waiting.rouse(waiting)
-            first = threading.Thread(target=lambda: found.append(here.waiting.linger(waiting, None)))
+        async with hosted() as (here, ring):
+            waiter = Waiter()
+            here.watch(waiter)
+            assert here.rouse(waiter)
+            first = threading.Thread(target=lambda: found.append(here.linger(waiter, None)))
             first.start()
             await trio.to_thread.run_sync(napped.get)
-            assert not here.waiting.rouse(waiting)
-            assert not await trio.to_thread.run_sync(here.waiting.linger, waiting, 0.01)
+            assert not here.rouse(waiter)
+            assert not await trio.to_thread.run_sync(here.linger, waiter, 0.01)
             assert napped.empty()
-            come(waiting, there)  # which rings only those that are marked
+            come(waiter, ring)  # which rings only those that are marked
             await trio.to_thread.run_sync(first.join, TIMEOUT_S)
             assert not first.is_alive()
 
@@ -353,10 +256,10 @@ def test_a_second_thread_that_waits_for_the_same_leaves_the_nap_of_the_first_alo
 
 def test_a_nap_lasts_no_longer_than_it_may(napped: SimpleQueue[bool]) -> None:
     async def main() -> None:
-        async with boards() as (here, _):
-            waiting = Waiting()
-            here.waiting.watch(waiting)
-            assert here.waiting.rouse(waiting)
-            assert not await trio.to_thread.run_sync(here.waiting.linger, waiting, 0.01)
+        async with hosted() as (here, _):
+            waiter = Waiter()
+            here.watch(waiter)
+            assert here.rouse(waiter)
+            assert not await trio.to_thread.run_sync(here.linger, waiter, 0.01)
 
     run(main)
