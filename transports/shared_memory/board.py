@@ -17,7 +17,6 @@ from transports.shared_memory.segment import Heap, Segment, Shelf, leaver
 
 #: Memory of one rank for one group: a cache line and a payload for each operation.
 BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES)
-_LEAST_PLACE = 4096
 _NO_PLACES, _WAITED_FOR = 1, 2  # how a run is submitted, as native/collectives.c has it
 _ROOM, _READS, _ENGINE = 1, 2, 4  # flags that a rank tells beside the place of its rows
 _TOLD_BITS = 3
@@ -132,7 +131,7 @@ class _SharedBoard(Board):
                 self._links[other].tell(self._key, self._ranks[position], _CLOSED)
             if start in self._taken:
                 shelf.give_back(start)
-        for start in self._native.places() if "_native" in self.__dict__ else ():
+        for start in self._native.take_places(True) if "_native" in self.__dict__ else ():
             shelf.give_back(start)
         self.__dict__.pop("_native", None)
         self._when_ready = []
@@ -192,11 +191,14 @@ class _SharedBoard(Board):
         engine, call = self._boards.engine, (self._native, table, owner, number, tag, source, target, priority, home)
         assert engine is not None, "the board is usable"
         run = engine.submit(*call, _WAITED_FOR if waited_for else 0)
-        if run is None:  # all places are in use that have been lent to this board
-            size = max(_LEAST_PLACE, 1 << (nbytes - 1).bit_length())
-            start = self._boards.shelf.take(size)
+        if run is None:  # no place of this size is left that has been lent to this board
+            start = self._boards.shelf.take(nbytes)
+            if start is None:
+                for idle in self._native.take_places(False):
+                    self._boards.shelf.give_back(idle)
+                start = self._boards.shelf.take(nbytes)
             if start is not None:
-                self._native.add_place(start, size)
+                self._native.add_place(start, nbytes)
             run = engine.submit(*call, _NO_PLACES if start is None else 0)
             assert run is not None, "there is a place, or none to be had"
         return run

@@ -25,7 +25,6 @@
 #define SLICED_BYTES (64 << 10) /* from here each of three or more ranks reduces a slice only */
 #define TAKEN_BYTES (512 << 10) /* what a thread does at once: two pieces and what is read stay in a cache of 2 MiB */
 #define INLINE_BYTES (48 << 10) /* work up to here is done by whoever finds it: to wake a thread takes longer */
-#define CLASSES 9              /* sizes of lent places: 4 KiB, doubled, up to `COPIED_BYTES` */
 #define PRIVATE_BIT ((uint64_t)1 << 63)
 
 /* How far a rank has come, in the last byte of its word: its input can be read; its slice is reduced; it reads no input
@@ -57,8 +56,9 @@ typedef struct { /* a rank at a board */
 
 typedef struct Place { /* lent memory of this process */
     struct Place *next;
-    uint64_t where, number, tag; /* the operation that had it last */
-    int class, used;
+    uint64_t where, nbytes;
+    uint64_t number, tag; /* of the operation that had it last */
+    int used;
 } Place;
 
 typedef struct {
@@ -224,19 +224,16 @@ static void say(Engine *engine, Run *run, int phase, uint64_t result, int rings)
 
 /* -- lent places --------------------------------------------------------------------------------------------------- */
 
-static int class_of(uint64_t nbytes)
+static int is_idle(const Board *board, const Place *place)
 {
-    int class = 0;
-    while (nbytes > (uint64_t)4096 << class)
-        class++;
-    return class;
+    return !place->used || passed(board, place->number, place->tag, TAKEN);
 }
 
+/* Return a place that nobody reads any more, and that is not much too large. */
 static Place *free_place(Board *board, uint64_t nbytes)
 {
-    int class = class_of(nbytes);
     for (Place *place = board->places; place != NULL; place = place->next)
-        if (place->class == class && (!place->used || passed(board, place->number, place->tag, TAKEN)))
+        if (place->nbytes >= nbytes && place->nbytes / 2 <= nbytes && is_idle(board, place))
             return place;
     return NULL;
 }
@@ -561,6 +558,15 @@ static int works(const Run *run)
     return run->phase == COPYING || run->phase == TAKING || run->phase == REDUCING || run->phase == COLLECTING;
 }
 
+/* Whether an earlier operation of the same rank waits for a row, too. */
+static int is_behind(const Engine *engine, const Run *run)
+{
+    for (const Run *other = engine->runs; other != run; other = other->next)
+        if (other->phase == ROW && other->board == run->board && other->table->position == run->table->position)
+            return 1;
+    return 0;
+}
+
 /* Go on as far as the others have come; return whether anything happened. */
 static int advance(Engine *engine, Run *run)
 {
@@ -568,7 +574,7 @@ static int advance(Engine *engine, Run *run)
     for (; !run->over && !works(run); moved = 1) {
         const Table *table = run->table;
         if (run->phase == ROW) {
-            if (run->board->lost || row_is_free(run)) {
+            if (run->board->lost || (!is_behind(engine, run) && row_is_free(run))) {
                 engine->rowless -= run->rowless, run->rowless = 0;
                 if (run->place == NULL) {
                     post(engine, run);
@@ -944,7 +950,7 @@ static PyObject *Board_add_place(Board *board, PyObject *args)
     Place *place = PyMem_Calloc(1, sizeof(Place));
     if (place == NULL)
         return PyErr_NoMemory();
-    place->where = where, place->class = class_of(nbytes);
+    place->where = where, place->nbytes = nbytes;
     Py_BEGIN_ALLOW_THREADS
     lock(board->engine);
     place->next = board->places, board->places = place;
@@ -953,22 +959,31 @@ static PyObject *Board_add_place(Board *board, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* places(): where the lent memory is. */
-static PyObject *Board_places(Board *board, PyObject *unused)
+/* take_places(all): take back the lent memory that nobody reads any more, or all; return where it is. */
+static PyObject *Board_take_places(Board *board, PyObject *all)
 {
     PyObject *found = PyList_New(0);
-    for (Place *place = board->places; place != NULL && found != NULL; place = place->next) {
+    lock(board->engine);
+    for (Place **at = &board->places; *at != NULL && found != NULL;) {
+        Place *place = *at;
+        if (all != Py_True && !is_idle(board, place)) {
+            at = &place->next;
+            continue;
+        }
         PyObject *where = PyLong_FromUnsignedLongLong(place->where);
         if (where == NULL || PyList_Append(found, where) < 0)
             Py_CLEAR(found);
         Py_XDECREF(where);
+        *at = place->next;
+        PyMem_Free(place);
     }
+    pthread_mutex_unlock(&board->engine->lock);
     return found;
 }
 
 static PyMethodDef Board_methods[] = {{"lose", (PyCFunction)Board_lose, METH_NOARGS, "lose()"},
                                       {"add_place", (PyCFunction)Board_add_place, METH_VARARGS, "add_place(where, nbytes)"},
-                                      {"places", (PyCFunction)Board_places, METH_NOARGS, "places()"},
+                                      {"take_places", (PyCFunction)Board_take_places, METH_O, "take_places(all)"},
                                       {NULL}};
 static PyType_Slot Board_slots[] = {
     {Py_tp_new, Board_new}, {Py_tp_dealloc, Board_dealloc}, {Py_tp_methods, Board_methods}, {0}};
