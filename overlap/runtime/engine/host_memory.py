@@ -170,9 +170,15 @@ class HostPlan(Plan):
 
 
 class HostRun(Run):
-    """One rank's end of an operation that the engine carries out. It is the operation's `scope`, too."""
+    """One rank's end of an operation that the engine carries out. It is the operation's `scope`, too.
+
+    Attributes:
+        operation: As given.
+    """
 
     __slots__ = ("_match", "_memory", "_over", "_plan", "_run", "operation")
+
+    operation: Operation
 
     def __init__(self, plan: HostPlan, operation: Operation) -> None:
         self._plan, self.operation = plan, operation
