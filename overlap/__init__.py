@@ -32,7 +32,7 @@
 #     handover    other threads hand work to the loop, or do it in its place while it sleeps: with its argument
 #     plan        Plan: how a rank's operations with one call are carried out, decided once
 #     engine/     moves the bytes. real_engine makes the plans: ranks read each other's memory (in_process; between
-#                 processes of a host host_memory: on_board, on_host), or each rank runs a program over a transport
+#                 processes of a host host_memory, by compiled code), or each rank runs a program over a transport
 #                 (programs: compiler, layout, execution; message: without one)
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
 #     blame/      reports of stalls: stall (when, and the headline), standing (which rank waits for which: sentence and

@@ -6,7 +6,8 @@
 #   joining      the processes of this host: handshake, passing of memory, and a trial of reading it
 #   memory_link  the link to another process: packets that name a message, and reading it where it lies
 #   slots        memory for long messages between processes that may not read each other's memory
-#   board        the rows in which the ranks of a group post their progress
+#   board        the rows in which the ranks of a group meet, and what is lent to them
+#   engine       compiled code that carries collectives, and messages of the threads that call: native/
 #   memory_limit the memory of the machine or the container
 #   mailbox      messages that the calling threads carry, in compiled code: _mailbox.c
 #   waiting      looking for a moment, sleeping, and ringing sleepers
