@@ -54,7 +54,7 @@ _ADDED: Mapping[str, Callable[[int], float]] = {
     "reduce_scatter": lambda p: 5 * (p - 1) / p,
     "reduce": lambda p: 5 * (p - 1),
 }
-# Of transports/shared_memory/native/collectives.c and the transports: what is on the board, mapped, divided, and handed to threads.
+# Of native/collectives.c of shared memory, and of transports: what is on the board, mapped, divided, handed to threads.
 _ON_BOARD_BYTES, _MAPPED_BYTES, _SLICED_BYTES, _INLINE_BYTES = 4 << 10, 1 << 20, 64 << 10, 1 << 20
 
 

@@ -9,7 +9,6 @@
 #   board        the rows in which the ranks of a group meet, and what is lent to them
 #   engine       compiled code that carries collectives, and messages of the threads that call: native/
 #   memory_limit the memory of the machine or the container
-#   mailbox      messages that the calling threads carry, in compiled code: _mailbox.c
 #   waiting      looking for a moment, sleeping, and ringing sleepers
 #   segment      memory that several processes map, and the pieces of it that are lent
 #   peer_memory  the system calls: reading another process's memory, and sleeping on a shared word
