@@ -97,7 +97,7 @@ def test_a_peer_that_writes_nonsense_is_named_on_both_sides(monkeypatch: pytest.
         ways_by_process.append(ways)
         return Engine(bells, ways, look_s, *more)
 
-    monkeypatch.setattr("transports.shared_memory.transport.Engine", make)
+    monkeypatch.setattr("transports.shared_memory.engine.Engine", make)
     with connected(2, dist.HashStore()) as worlds:
         groups = [on(world) for world in worlds]
         received = groups[1].recv([torch.zeros(1)], 0, 0)

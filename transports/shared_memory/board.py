@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
 from transports.shared_memory import engine as native
-from transports.shared_memory.engine import Engine, Run, Table
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.segment import Heap, Segment, Shelf, leaver
+
+if TYPE_CHECKING:
+    from transports.shared_memory.engine import Engine, Run, Table
 
 #: Memory of one rank for one group: a cache line and a payload for each operation.
 BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES)

@@ -17,8 +17,9 @@ from transports.identity import Identity
 from transports.matched import MatchedTransport
 from transports.meeting import Meeting
 from transports.patience import usable
+from transports.shared_memory import engine as native
 from transports.shared_memory.board import Boards
-from transports.shared_memory.engine import BUILT, Engine, EngineDoor, Post, allows_mail, bells
+from transports.shared_memory.engine import BUILT, EngineDoor, Post, allows_mail, bells
 from transports.shared_memory.joining import Joining, reserved
 from transports.shared_memory.memory_link import MemoryLink, Peer
 from transports.shared_memory.peer_memory import WORDS, Word
@@ -98,7 +99,7 @@ class SharedMemory(MatchedTransport):
         self._joining = Joining(meeting, limit_bytes=limit_bytes, reads=reads, mails=mails)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
-        self._engine: Engine | None = None
+        self._engine: native.Engine | None = None
         self._post: Post | None = None
         self._asleep: dict[int, memoryview] = {}
         self._words: dict[int, Word] = {}
@@ -175,7 +176,7 @@ class SharedMemory(MatchedTransport):
         """Return how long to look for others before sleeping, and what yields the core meanwhile."""
         return looking([link.peer.pid for link in self.links.values()], len(usable()))
 
-    def _make_engine(self) -> Engine | None:
+    def _make_engine(self) -> native.Engine | None:
         """Make the engine of this process, if it is compiled."""
         segment = self._joining.segment
         if segment is None or not self.links or not BUILT:
@@ -186,7 +187,7 @@ class SharedMemory(MatchedTransport):
         most = max(1, len(usable()) // (1 + len(self.links)))
         look_s, let_run = self._looking()
         yields = let_run is os.sched_yield
-        return Engine(bells(segment.view), ways, look_s, self._joining.bell, most, yields)
+        return native.Engine(bells(segment.view), ways, look_s, self._joining.bell, most, yields)
 
     def _make_post(self) -> Post | None:
         """Return the mailbox of this process, if it has one, for the others that have one too."""
