@@ -30,8 +30,8 @@
 #     checking    replaces issue under `run(check="nan")`, and refuses NaN before it is sent
 #     backend     the differences between real and simulated time;  event_loop: callbacks in turn, fair pauses
 #     handover    other threads hand work to the loop, or do it in its place while it sleeps: with its argument
-#     plan        Plan: how a rank's operations with one call are carried out, decided once
-#     engine/     moves the bytes. real_engine makes the plans: ranks read each other's memory (in_process; between
+#     executor    Executor: carries out a rank's operations with one call; chosen once
+#     engine/     moves the bytes. real_engine chooses executors: ranks read each other's memory (in_process; between
 #                 processes of a host host_memory: on_board, on_host), or each rank runs a program over a transport
 #                 (programs: compiler, layout, execution; message: without one)
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
@@ -63,13 +63,14 @@
 #
 # Eleven routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
 #
-#   an all_reduce          runtime/calls -> issue -> stream -> communicator.arrive -> its plan, which real_engine makes
-#                          when a call comes first. One process: in_process.MemoryPlan, when all ranks have arrived.
-#                          Several processes: spanning.arrive, and one plan a rank. One host: host_memory decides for
-#                          on_board.Exchange (small) or host_memory.HostPlan -> on_host. Else programs.ProgramPlan ->
-#                          execution -> the package transports/: matched -> efa/efa_link -> efa/connection, and back:
-#                          connection -> reading -> efa_link -> matching/incoming -> execution -> arithmetic, which
-#                          reduces. Its end: communicator.settle -> operation.finish -> future.settle -> stream, tasks
+#   an all_reduce          runtime/calls -> issue -> stream -> communicator.arrive -> its executor, which real_engine
+#                          chooses when a call comes first. One process: in_process.InMemory, when all ranks have
+#                          arrived. Several processes: spanning.arrive, and one executor a rank. One host: host_memory
+#                          decides for on_board.Exchange (small) or host_memory.HostExecutor -> on_host. Else
+#                          programs.ProgramExecutor -> execution -> the package transports/: matched -> efa/efa_link ->
+#                          efa/connection, and back: connection -> reading -> efa_link -> matching/incoming ->
+#                          execution -> arithmetic, which reduces. Its end: communicator.settle -> operation.finish ->
+#                          future.settle -> stream, tasks
 #   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
 #                          transports: memory of its own ranks first, then shared memory of a host before sockets
 #                          (transports/nearest); transports/router takes the first that reaches the peer

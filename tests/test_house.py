@@ -49,7 +49,7 @@ HOUSE = (
     ("overlap.runtime.own_code", "overlap.runtime.stream"),
     ("overlap.runtime.compute", "overlap.runtime.task"),
     ("overlap.runtime.match",),
-    ("overlap.runtime.plan",),
+    ("overlap.runtime.executor",),
     ("overlap.runtime.communicator",),
     ("overlap.runtime.communicators",),
     ("overlap.runtime.spanning",),

@@ -25,10 +25,10 @@ from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, Us
 from .arguments import check_result
 from .context import RankContext
 from .event_loop import Withdraws
+from .executor import Executor
 from .future import Failure
 from .match import Key, Match, Unfit, Voice, few_and_many, mismatch
 from .operation import Lane, Operation, Port, ReturnedMessage
-from .plan import Plan
 from .stream import MessageLane, Stream
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ _DISPUTE_S = 0.05
 RETURNED_NS = -1
 """Start time of a message that was received before, and put back."""
 
-# Calls whose plans are kept, for each rank: training repeats a few, shapes that differ make a new one each time.
-_PLANS = 256
+# Calls whose executors are kept, for each rank: training repeats a few, shapes that differ make a new one each time.
+_EXECUTORS = 256
 
 
 class BaseEngine(ABC):
@@ -56,14 +56,14 @@ class BaseEngine(ABC):
         """Whether nothing of these ranks moves before all of them, which are in this process, have arrived."""
 
     @abstractmethod
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan:
-        """Decide how a rank's operations with a call are carried out.
+    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
+        """Choose what carries out a rank's operations with a call.
 
         Args:
             communicator: That of the operations.
             call: The call that all ranks agree on; it is settled.
             operation: The first of them. Its own call may leave dtype and shape open; a thread that asks whether it may
-                carry it out has not given it a port yet, but that is never the first plan of a communicator.
+                carry it out has not given it a port yet, but that is never the first executor of a communicator.
         """
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
@@ -134,8 +134,8 @@ class Communicator:
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
-        self._plans: dict[tuple[Call, int], Plan] = {}  # by call and world rank
-        self._latest: tuple[Call, int, Plan] | None = None  # the last of them that was used
+        self._executors: dict[tuple[Call, int], Executor] = {}  # by call and world rank
+        self._latest: tuple[Call, int, Executor] | None = None  # the last of them that was used
         self._moving: dict[int, Match] = {}  # matches whose ends are all here and not all over
         self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
 
@@ -174,7 +174,7 @@ class Communicator:
             if isinstance(port.stream, MessageLane):
                 port.stream.rests = None
         self.ports.clear()
-        self._plans.clear()
+        self._executors.clear()
         self._latest = None
 
     # -- matching ----------------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ class Communicator:
             operation.fail(Failure(match.error()))
         elif self.direct and not complete:
             operation.lock()
-        elif self.direct and (plan := self.plan(match.pattern, operation)).together:  # type: ignore[arg-type]  # all agree
+        elif self.direct and (executor := self.executor(match.pattern, operation)).together:  # type: ignore[arg-type]  # all agree
             try:
-                plan.start(match, operation)
+                executor.start(match, operation)
             except Unfit as unfit:
                 self.fail_one(match, unfit.operation, Failure(unfit.__cause__ or unfit))
             except Exception as error:
@@ -218,30 +218,30 @@ class Communicator:
         if self._messages:
             self._announce(operation)
 
-    def plan(self, call: Call, operation: Operation) -> Plan:
+    def executor(self, call: Call, operation: Operation) -> Executor:
         """Return how one rank's end of an operation is carried out, with the call that all ranks agree on."""
         rank = operation.context.rank
         if self._latest is not None and self._latest[0] is call and self._latest[1] == rank:  # hashes take longer
             return self._latest[2]
-        plan = self._plans.get((call, rank))
-        if plan is None:
-            plan = self._engine.plan(self, call, operation)
-            if not plan.lasts:
-                return plan
-            if len(self._plans) >= _PLANS * self.here:
-                self._plans.clear()
-            self._plans[call, rank] = plan
-        self._latest = call, rank, plan
-        return plan
+        executor = self._executors.get((call, rank))
+        if executor is None:
+            executor = self._engine.executor(self, call, operation)
+            if not executor.lasts:
+                return executor
+            if len(self._executors) >= _EXECUTORS * self.here:
+                self._executors.clear()
+            self._executors[call, rank] = executor
+        self._latest = call, rank, executor
+        return executor
 
-    def _start_arrived(self, match: Match, operation: Operation, plan: Plan | None = None) -> None:
+    def _start_arrived(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:
         """Start what can start now that a rank has arrived; its arrays are locked, unless it ends at once."""
         if not (lock_later := operation.may_leave_at_once):
             operation.lock()
-        if plan is None:
+        if executor is None:
             self._start(match)
         else:
-            self.start_end(match, operation, plan)
+            self.start_end(match, operation, executor)
         if lock_later and not operation.done:
             operation.lock()
 
@@ -252,10 +252,10 @@ class Communicator:
                 if operation.scope is None and not operation.done:
                     self.start_end(match, operation)
 
-    def start_end(self, match: Match, operation: Operation, plan: Plan | None = None) -> None:
-        """Start one rank's end, by its plan unless another one is given; its error ends it."""
+    def start_end(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:
+        """Start one rank's end, by its executor unless another one is given; its error ends it."""
         try:
-            (plan or self.plan(cast("Call", match.pattern), operation)).start(match, operation)
+            (executor or self.executor(cast("Call", match.pattern), operation)).start(match, operation)
         except Exception as error:  # no memory, no wire that joins them, no schedule that fits
             operation.stopped()
             self.settle(match, operation, error)

@@ -147,10 +147,10 @@ class SpanningCommunicator(Communicator):
             return
         self._note(operation)
         # a call that was made before, while nothing is wrong
-        plan = self._plans.get((operation.call, operation.context.rank))
-        if plan is not None and self._calm():
-            if not plan.finish_now(operation):
-                self._start_arrived(self._match_alone(operation), operation, plan)
+        executor = self._executors.get((operation.call, operation.context.rank))
+        if executor is not None and self._calm():
+            if not executor.finish_now(operation):
+                self._start_arrived(self._match_alone(operation), operation, executor)
             return
         # its match, by number
         seq = operation.seq
@@ -201,10 +201,12 @@ class SpanningCommunicator(Communicator):
     def at_once(self, operation: Operation) -> bool:
         """Whether taking in an operation neither wakes nor starts a task: nothing is wrong, and nothing to be told.
 
-        The first plan is made by the event loop, for it opens what the ranks have in common.
+        The first executor is made by the event loop, for it opens what the ranks have in common.
         """
         call = operation.call
-        return bool(self._plans) and call.settled and self._calm() and self.plan(call, operation).takes_threads()
+        return (
+            bool(self._executors) and call.settled and self._calm() and self.executor(call, operation).takes_threads()
+        )
 
     def _calm(self) -> bool:
         """Whether a rank is alone in this process, nothing is wrong, and nobody has said what it must hear first."""

@@ -13,16 +13,16 @@ from transports.common import OPERATIONS
 
 from ...collectives.call import Call
 from ..communicator import Communicator
+from ..executor import Executor
 from ..match import Match
 from ..operation import Operation
-from ..plan import Plan
 from .meeting import Common, Meeting
 from .on_board import Exchange, small
 from .on_host import HostRun
 from .shared_result import SharedRun
 
 
-class HostPlan(Plan):
+class HostExecutor(Executor):
     """Carries out operations of one rank out of the memory of the processes of this host.
 
     Args:
@@ -49,7 +49,7 @@ class HostPlan(Plan):
 
 
 class HostMemory:
-    """Plans operations whose ranks are in several processes of this host.
+    """Executors of operations whose ranks are in several processes of this host.
 
     Args:
         transport: Knows who has what in common.
@@ -60,7 +60,7 @@ class HostMemory:
         self._transport, self._common = transport, common
         self._meetings: dict[Communicator, Meeting | None] = {}
 
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan | None:
+    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor | None:
         """Return how one rank's operations with a call are carried out; None if the ranks have no memory in common."""
         if communicator not in self._meetings:
             self._meetings[communicator] = self._open(communicator, operation)
@@ -69,7 +69,7 @@ class HostMemory:
             return None
         if small(operation.call) and meeting.board.ready and meeting.board.usable:
             return Exchange(meeting, call, communicator.members.index(operation.context.rank))
-        return HostPlan(meeting, call)
+        return HostExecutor(meeting, call)
 
     def close(self, communicator: Communicator) -> None:
         """Give back the memory of a communicator; no rank, of any process, uses it any more."""

@@ -20,15 +20,15 @@ from trio.lowlevel import TrioToken
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array, Reducer
+from ..executor import Executor
 from ..future import Failure
 from ..match import Match, Unfit
 from ..operation import Operation
-from ..plan import Plan
 from .pulls import Move, moves
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
 
-class MemoryPlan(Plan):
+class InMemory(Executor):
     """Carries out operations whose ranks are all in this process, out of each other's memory.
 
     Args:

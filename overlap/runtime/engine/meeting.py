@@ -14,9 +14,9 @@ from transports.common import Board, Place, Waits
 
 from ...collectives.call import Call
 from ..communicator import Communicator
+from ..executor import Executor
 from ..handover import Looking
 from ..operation import Operation
-from ..plan import Plan
 from ..stream import SPAN
 from .workers import Workers
 
@@ -43,7 +43,7 @@ class Common:
 
     workers: Workers  # The threads that do large work
     token: TrioToken  # Token of the event loop
-    program: Callable[[Communicator, Call, Operation], Plan]  # Plans a program, where memory does not do
+    program: Callable[[Communicator, Call, Operation], Executor]  # Chooses a program, where memory does not do
 
 
 class Meeting:

@@ -19,16 +19,16 @@ from transports.common import OPERATIONS, PAYLOAD_BYTES, PHASES
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
+from ..executor import Executor
 from ..match import Match
 from ..operation import Operation
-from ..plan import Plan
 from .meeting import BoardRun, Meeting, Mode
 from .pulls import gives, needed, pulls, rings
 
 _ARRIVED = 1
 
 
-class Exchange(Plan):
+class Exchange(Executor):
     """Carries out operations of one rank with one small call on a board: what the ranks of its group post, as arrays.
 
     Args:
