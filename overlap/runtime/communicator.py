@@ -26,7 +26,7 @@ from .arguments import check_result
 from .context import RankContext
 from .event_loop import Withdraws
 from .executor import Executor
-from .future import Failure
+from .failure import Failure
 from .match import Key, Match, Unfit, Voice, few_and_many, mismatch
 from .operation import Lane, Operation, Port, ReturnedMessage
 from .stream import MessageLane, Stream
@@ -135,7 +135,6 @@ class Communicator:
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
         self._executors: dict[tuple[Call, int], Executor] = {}  # by call and world rank
-        self._latest: tuple[Call, int, Executor] | None = None  # the last of them that was used
         self._moving: dict[int, Match] = {}  # matches whose ends are all here and not all over
         self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
 
@@ -175,36 +174,36 @@ class Communicator:
                 port.stream.rests = None
         self.ports.clear()
         self._executors.clear()
-        self._latest = None
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; with the last one, or at once where data must travel, the work begins."""
-        if operation.port.returned:  # a message that was put back comes first
+        port, seq, rank = operation.port, operation.seq, operation.context.rank
+        if port.returned:  # a message that was put back comes first
             self._take_returned(operation)
             return
         # its match, by number
-        seq = operation.seq
         match = self._matches.get(seq)
         if match is None:
             match = self._matches[seq] = Match(self.here)
-            match.error = self._broken
+            match.pattern, match.first, match.error = operation.call, operation, self._broken
             if self._left and match.error is None:
                 self._check_left(match, operation)
-        match.arrived[operation.port.place] = operation
+        match.arrived[port.place] = operation
         match.count += 1
-        complete = match.count == self.here
         if match.pattern is not operation.call:
             self._compare(match, operation)
+        complete = match.count == self.here
         if complete:
             del self._matches[seq]
-        # what can start
+        # what can start: all ends together, or this one alone
+        call: Call = match.pattern  # type: ignore[assignment]
         if match.error is not None:
             operation.fail(Failure(match.error()))
         elif self.direct and not complete:
             operation.lock()
-        elif self.direct and (executor := self.executor(match.pattern, operation)).together:  # type: ignore[arg-type]  # all agree
+        elif self.direct and (executor := self._executors.get((call, rank)) or self.executor(call, operation)).together:
             try:
                 executor.start(match, operation)
             except Unfit as unfit:
@@ -219,19 +218,15 @@ class Communicator:
             self._announce(operation)
 
     def executor(self, call: Call, operation: Operation) -> Executor:
-        """Return how one rank's end of an operation is carried out, with the call that all ranks agree on."""
-        rank = operation.context.rank
-        if self._latest is not None and self._latest[0] is call and self._latest[1] == rank:  # hashes take longer
-            return self._latest[2]
-        executor = self._executors.get((call, rank))
+        """Return what carries out one rank's end of an operation, with the call that all ranks agree on."""
+        executors, asked = self._executors, (call, operation.context.rank)
+        executor = executors.get(asked)
         if executor is None:
             executor = self._engine.executor(self, call, operation)
-            if not executor.lasts:
-                return executor
-            if len(self._executors) >= _EXECUTORS * self.here:
-                self._executors.clear()
-            self._executors[call, rank] = executor
-        self._latest = call, rank, executor
+            if executor.lasts:
+                if len(executors) >= _EXECUTORS * self.here:
+                    executors.clear()
+                executors[asked] = executor
         return executor
 
     def _start_arrived(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:

@@ -12,11 +12,12 @@ from transports import Envelope
 from ..errors import GroupAbortedError, RankLeftError
 from .communicator import RETURNED_NS, BaseEngine, Communicator
 from .context import RankContext
-from .future import Failure, call_when_done
+from .failure import Failure
 from .match import Key
 from .operation import CollectiveFuture, Operation, Port, ReturnedMessage
 from .outstanding import Issued
 from .stream import MessageLane, Stream
+from .waits import call_when_done
 
 # Of how many ranks and tags is remembered whether the last receive from any source took a message of this process.
 _TURNS = 256

@@ -22,7 +22,7 @@ from ..timeline.recording import call_site
 from .arguments import call_by_out
 from .communicator import Communicator
 from .communicators import Communicators
-from .future import Failure
+from .failure import Failure
 from .match import Key, Match, Voice, mismatch
 from .operation import Operation
 
@@ -203,10 +203,8 @@ class SpanningCommunicator(Communicator):
 
         The first executor is made by the event loop, for it opens what the ranks have in common.
         """
-        call = operation.call
-        return (
-            bool(self._executors) and call.settled and self._calm() and self.executor(call, operation).takes_threads()
-        )
+        call, known = operation.call, bool(self._executors)
+        return known and call.settled and self._calm() and self.executor(call, operation).takes_threads()
 
     def _calm(self) -> bool:
         """Whether a rank is alone in this process, nothing is wrong, and nobody has said what it must hear first."""

@@ -16,7 +16,7 @@ from ..errors import GroupAbortedError, UsageError
 from ..timeline.recording import call_site
 from .communicator import BaseEngine, Communicator
 from .communicators import Communicators
-from .future import Failure
+from .failure import Failure
 from .match import CALL_BITS, CHANNEL_BITS, Key, Match, Voice, mismatch
 from .operation import Operation, Port
 from .spanning import REMEMBERED, Called, SpanningCommunicator, SpanningMatch, Telling

@@ -20,9 +20,10 @@ from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.context import RankContext
 from ..runtime.engine.in_process import fit_all, run_here
 from ..runtime.executor import Executor
-from ..runtime.future import Failure, call_when_done
+from ..runtime.failure import Failure
 from ..runtime.match import Match
 from ..runtime.operation import Operation
+from ..runtime.waits import call_when_done
 from . import Kernel, Order, Reached, Traffic, Transfer
 from .simulated_compute import SimulatedCompute
 

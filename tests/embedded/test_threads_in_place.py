@@ -17,10 +17,10 @@ from overlap.runtime.engine.meeting import BoardRun
 from overlap.runtime.engine.on_board import SmallRun
 from overlap.runtime.engine.on_host import HostRun
 from overlap.runtime.engine.workers import Workers
-from overlap.runtime.future import call_anywhere
 from overlap.runtime.handover import Handover, Looking
 from overlap.runtime.operation import CollectiveFuture
 from overlap.runtime.stream import activate_late
+from overlap.runtime.waits import call_anywhere
 from transports.patience import Patience
 from transports.shared_memory.waiting import PACKETS, SLEEPS, Waiting
 
