@@ -97,8 +97,8 @@ class Shared(Protocol):
     def broken(self, key: Key) -> Callable[[], BaseException] | None:
         """Return what makes the errors of a group that was aborted; None if it was not."""
 
-    def close(self, communicator: Communicator) -> None:
-        """Forget a communicator of messages that is idle."""
+    def rest(self, communicator: Communicator) -> None:
+        """Keep a communicator of messages that is idle for the next ones, or forget it."""
 
 
 class Communicator:
@@ -115,6 +115,7 @@ class Communicator:
         first_seq: Number of the first of these messages.
         closed: Whether it has been forgotten: the next operation opens another one.
         lasts: Whether it is kept while none of its messages is under way.
+        resting: Whether it is among those that are forgotten next, if they are at rest then.
     """
 
     key: Key
@@ -124,7 +125,9 @@ class Communicator:
     here: int
 
     first_seq = 0
-    closed = lasts = False
+    closed: bool = False
+    lasts: bool = False
+    resting: bool = False
 
     def __init__(self, shared: Shared, key: Key, name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
@@ -150,7 +153,7 @@ class Communicator:
             lane = MessageLane(context, stream)
             port = self.ports[place] = Port(self, lane, position=position, place=place, towards=towards)
             port.next_seq, lane.rests = self.first_seq, self._rest
-        elif port.stream.idle:
+        elif port.stream.idle and not (isinstance(port.stream, MessageLane) and port.stream.within is stream):
             port.stream = lane = MessageLane(context, stream)
             lane.rests = self._rest
         return port
@@ -159,12 +162,29 @@ class Communicator:
         """Return which of `members` a world rank is that has a position in the group."""
         return position
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no message is under way."""
+        if self._matches:
+            return False
+        for port in self.ports.values():  # noqa: SIM110 - after every message, and twice as fast
+            if port.returned or not port.stream.idle:
+                return False
+        return True
+
     def _rest(self) -> None:
-        """Be forgotten once both ends of messages have seen as many, and none is under way."""
-        ports = self.ports.values()
-        even = len(ports) == self.here and len({port.next_seq for port in ports}) == 1
-        if even and not self._matches and all(port.stream.idle and not port.returned for port in ports):
-            self._shared.close(self)
+        """Count from the first number again, and rest, once both ends have seen as many and none is under way."""
+        if len(self.ports) != self.here or not self.at_rest:
+            return
+        ports = list(self.ports.values())
+        for port in ports:
+            if port.next_seq != ports[0].next_seq:
+                return
+        for port in ports:
+            port.next_seq = self.first_seq
+        if not self.resting:
+            self.resting = True
+            self._shared.rest(self)
 
     def close(self) -> None:
         """Be forgotten: drop what refers back to this communicator."""
