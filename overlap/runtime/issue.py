@@ -11,6 +11,7 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from numpy import ndarray
 
+from ..collectives.call import call
 from ..collectives.kinds import P2P, PERMUTE, Collective, check_counts
 from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
 from ..flight.recorder import Known
@@ -185,7 +186,16 @@ class Issuer:
         out, x = operation.out, operation.input
         if out is not None and not (type(out) is ndarray and out.flags.carray):
             take_output(operation)
-        if isinstance(x, Future):
+        if type(x) is ndarray and out is None and x.flags.carray and kind is not P2P and operation.counts is None:
+            operation.source = x  # as `prepare` does: most inputs are such arrays
+            try:
+                operation.call = call(
+                    kind.text, operation.reduction, x.dtype, x.shape, group.size, operation.root, operation.pairs, (),
+                    operation.exact, operation.shared, operation.insisted, "",
+                )  # fmt: skip
+            except TypeError:  # not hashable
+                prepare(operation)  # says so
+        elif isinstance(x, Future):
             check_here(x, context.thread)
         else:
             prepare(operation)
@@ -374,15 +384,16 @@ class Issuer:
         operation.priority += lane.priority
         operation.issued_ns = operation.started_ns = now_ns = context.now_ns()
         try:
-            call: object = operation.call
+            asked: object = operation.call
         except AttributeError:  # its input is not there yet
-            call = None
-        operation.record = context.flight.issued(operation, port.known, call, seq, now_ns)
+            asked = None
+        operation.record = context.flight.issued(operation, port.known, asked, seq, now_ns)
         if operation.deadline_s is not None:
             context.expire(operation, operation.deadline_s)
         if not lane.admit(operation):
             return
-        if isinstance(operation, TreeOperation) or isinstance(operation.input, Future):
+        x = operation.input
+        if type(x) is not ndarray and (isinstance(x, Future) or isinstance(operation, TreeOperation)):
             activate(operation)
         else:  # as `activate` does, without the calls: short latencies count here
             operation.state = MATCHING
