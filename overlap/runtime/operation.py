@@ -426,7 +426,7 @@ class CollectiveFuture(Issued[T_co]):
             self.out = read_only(cast(Array, self.out))
         value = self.out if self.given is None else self.given
         self.release()  # first: whoever hears of the end may want the same arrays at once
-        self._settle(value)
+        self._settle(value, alone=True)
         self._deliver()
 
     @property

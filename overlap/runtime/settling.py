@@ -106,26 +106,33 @@ class Settling:
         self._report(error)
         raise error
 
-    def _settle(self, value: object, failure: Failure | None = None, before: State = DONE) -> bool:
+    def _settle(self, value: object, failure: Failure | None = None, before: State = DONE, alone: bool = False) -> bool:
         """Set its outcome, any thread; `_deliver` must follow on the loop's thread, or in its place.
 
         Args:
             value: The result.
             failure: The error, in place of a result.
             before: Only in a state that comes before this one.
+            alone: Whether no other thread can settle it: a lock takes as long as all else here.
 
         Returns:
             Whether it has this outcome; False if it is further on.
         """
-        cancelled = failure is not None and isinstance(failure.error, FutureCancelledError)
-        state = DONE if failure is None else CANCELLED if cancelled else FAILED
-        with LOCK:
+        state = DONE
+        if failure is not None:
+            state = CANCELLED if isinstance(failure.error, FutureCancelledError) else FAILED
+        if not alone:
+            LOCK.acquire()
+        try:
             if self.state >= before:
                 return False
             self._value, self._failure = value, failure
             if not FOLLOWS[self.state][state]:  # as `_enter`, without the call: each operation comes here
                 self._refuse(state)
             self.state = state
+        finally:
+            if not alone:
+                LOCK.release()
         if self._threads is not None:
             self._wake_threads()
         if self._anywhere is not None:
@@ -210,7 +217,7 @@ def deliver(future: Settling) -> None:
 
 def conclude(future: Settling, value: object, failure: Failure | None = None) -> bool:
     """Settle a future, unless it has ended, and deliver its end; the loop's thread, or one that has its place."""
-    if not future._settle(value, failure):
+    if not future._settle(value, failure, alone=True):
         return False
     future._deliver()
     return True
