@@ -16,8 +16,10 @@
 #     issue       from a call to an operation under way: checks, numbers, ports;  arguments: its checks of arguments
 #     trees       trees of arrays, packed;  tree_operation: collectives of these;  forms: trees as text;  received:
 #                 receives that take them apart
-#     state       the states of whatever can be awaited, and which may follow which
-#     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
+#     state       the states of whatever can be awaited, and which may follow which;  failure: errors, and their causes
+#     settling    how whatever can be awaited ends;  waits: callbacks at the end, and waits for it in other threads
+#     future      handles that are awaited;  not_a_value: refusals of futures taken for their values;  derived, checked:
+#                 futures made of others;  operation: CollectiveFuture, from the call to its end
 #     receive     the receiver's end of a message: withdrawn, given back, taken again
 #     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread;  task: async functions
 #     own_code    what both have in common: code of the program, and who hears its errors
@@ -63,14 +65,14 @@
 #
 # Eleven routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
 #
-#   an all_reduce          runtime/calls -> issue -> stream -> communicator.arrive -> its executor, which real_engine
-#                          chooses when a call comes first. One process: in_process.InMemory, when all ranks have
-#                          arrived. Several processes: spanning.arrive, and one executor a rank. One host: host_memory
-#                          decides for on_board.Exchange (small) or host_memory.HostExecutor -> on_host. Else
-#                          programs.ProgramExecutor -> execution -> the package transports/: matched -> efa/efa_link ->
-#                          efa/connection, and back: connection -> reading -> efa_link -> matching/incoming ->
-#                          execution -> arithmetic, which reduces. Its end: communicator.settle -> operation.finish ->
-#                          future.settle -> stream, tasks
+#   an all_reduce          of one process: calls/reductions -> issue (issue, start, _enqueue) -> communicator (arrive,
+#                          once all ranks have come; executor, which engine/real_engine chooses when a call comes first)
+#                          -> engine/in_process (InMemory.start, run_here: reduces) -> operation.finish -> future
+#                          (__await__). Of several processes: spanning.arrive, and one executor a rank. One host:
+#                          host_memory decides for on_board.Exchange (small) or host_memory.HostExecutor -> on_host.
+#                          Else programs.ProgramExecutor -> execution -> the package transports/: matched ->
+#                          efa/efa_link -> efa/connection, and back: connection -> reading -> efa_link ->
+#                          matching/incoming -> execution -> arithmetic, which reduces; communicator.settle -> finish
 #   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
 #                          transports: memory of its own ranks first, then shared memory of a host before sockets
 #                          (transports/nearest); transports/router takes the first that reaches the peer
@@ -85,11 +87,12 @@
 #                          (core/test_operators) take every entry from OPS; listed in docs/loops. If torch has it,
 #                          too: torch/issuing and torch/reductions
 #   a lost process         is the end of processes/link's reading (silence cuts the link of a silent process) -> host
-#                          -> coordinator => member; of process 0: join -> member. Then control_plane (makes
-#                          PeerLostError) -> runtime/world (its operations fail: outstanding.abandon) ->
-#                          runtime/ending: `await` raises PeerFailedError with that as its cause, `run` raises
-#                          RankFailedError. If only a wire breaks, spanning.fail_one delays the error for a moment, for
-#                          the news of a lost process names the culprit
+#                          -> coordinator => member (Membership._receive: what waits for the process fails, and the event
+#                          goes into the inbox) -> control_plane (ControlPlane._lose: makes PeerLostError) ->
+#                          runtime/world (its operations fail: outstanding.abandon) -> runtime/ending: `await` raises
+#                          PeerFailedError with that as its cause, `run` raises RankFailedError. Process 0: join ->
+#                          member. If only a wire breaks, spanning.fail_one delays the error for a moment, for the
+#                          news of a lost process names the culprit
 #   a choice of algorithm  runtime/engine/real_engine asks whether ranks share memory (no schedule is needed), else
 #                          compiler -> cost/choice (also an `algorithm=` that is asked for) -> cost/select.plan:
 #                          candidates collects the options of flat (one level), composed (several phases), shortcut

@@ -378,7 +378,7 @@ class CollectiveFuture(Issued[T_co]):
     # -- life --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """Let it meet those of the other ranks, now that its input is there; `Stream.enqueue` does so itself."""
+        """Let it meet those of the other ranks, now that its input is there."""
         self.port.communicator.arrive(self)
 
     def fit(self, pattern: Call) -> None:
