@@ -87,12 +87,12 @@
 #                          (core/test_operators) take every entry from OPS; listed in docs/loops. If torch has it,
 #                          too: torch/issuing and torch/reductions
 #   a lost process         is the end of processes/link's reading (silence cuts the link of a silent process) -> host
-#                          -> coordinator => member (Membership._receive: what waits for the process fails, and the event
-#                          goes into the inbox) -> control_plane (ControlPlane._lose: makes PeerLostError) ->
-#                          runtime/world (its operations fail: outstanding.abandon) -> runtime/ending: `await` raises
-#                          PeerFailedError with that as its cause, `run` raises RankFailedError. Process 0: join ->
-#                          member. If only a wire breaks, spanning.fail_one delays the error for a moment, for the
-#                          news of a lost process names the culprit
+#                          -> coordinator => member (Membership._receive: what waits for the process fails, and the
+#                          event goes into the inbox; of process 0: join -> member) -> control_plane (_lose: makes
+#                          PeerLostError) -> runtime/world (its operations fail: outstanding.abandon) ->
+#                          runtime/ending: `await` raises PeerFailedError with that as its cause, `run` raises
+#                          RankFailedError. If only a wire breaks, spanning.fail_one delays the error for a moment, for
+#                          the news of a lost process names the culprit
 #   a choice of algorithm  runtime/engine/real_engine asks whether ranks share memory (no schedule is needed), else
 #                          compiler -> cost/choice (also an `algorithm=` that is asked for) -> cost/select.plan:
 #                          candidates collects the options of flat (one level), composed (several phases), shortcut
