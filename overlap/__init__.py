@@ -25,8 +25,8 @@
 #     own_code    what both have in common: code of the program, and who hears its errors
 #     forcing     the end of tasks that ignore their cancellation;  trio_private: every use of Trio's private names
 #     match       the operations of all ranks that belong together, and where they disagree
-#     communicator  waits until all ranks have issued the same operation;  spanning, spanning_messages: likewise for
-#                 ranks of several processes
+#     communicator  waits until all ranks have issued the same operation (disputes: they have not;  put_back: receives
+#                 that leave the queue);  spanning, spanning_messages: likewise for ranks of several processes
 #     outstanding the unfinished operations of a rank, their deadlines, failures that nobody has seen
 #     mail        messages that the threads of a program carry themselves, between processes of one host: torch's
 #     checking    replaces issue under `run(check="nan")`, and refuses NaN before it is sent

@@ -8,37 +8,21 @@ to the engine. A `Port` is one rank's end of a communicator.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import insort
 from collections.abc import Callable
-from functools import partial
-from operator import attrgetter
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol, cast
-
-import trio
+from typing import Protocol, cast
 
 from transports import TransportError
 
 from ..collectives.call import Call
-from ..collectives.reduce import Array
-from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
-from .arguments import check_result
+from ..errors import PeerFailedError, RankLeftError
 from .context import RankContext
-from .event_loop import Withdraws
 from .executor import Executor
 from .failure import Failure
-from .match import Key, Match, Unfit, Voice, few_and_many, mismatch
-from .operation import Lane, Operation, Port, ReturnedMessage
+from .match import Key, Match, Unfit
+from .operation import Lane, Operation, Port
+from .put_back import PutBack
 from .stream import MessageLane, Stream
-
-if TYPE_CHECKING:
-    from .receive import ReceiveFuture
-
-# How long two that differ wait for a third to tell which of them is the odd one out.
-_DISPUTE_S = 0.05
-
-RETURNED_NS = -1
-"""Start time of a message that was received before, and put back."""
 
 # Calls whose executors are kept, for each rank: training repeats a few, shapes that differ make a new one each time.
 _EXECUTORS = 256
@@ -101,7 +85,7 @@ class Shared(Protocol):
         """Keep a communicator of messages that is idle for the next ones, or forget it."""
 
 
-class Communicator:
+class Communicator(PutBack):
     """The operations that the members of one group issue on one stream, in their common order.
 
     Attributes:
@@ -289,101 +273,9 @@ class Communicator:
         """Its name in few characters, the same on every rank."""
         return f"{self.key.tag_base():x}"
 
-    # -- receives that are withdrawn ---------------------------------------------------------------------------------
-
-    def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
-        """Take a receive out of matching, as if it had never been issued, unless a message has met it.
-
-        Args:
-            operation: The receive; its lane works on it.
-            later: Called once the transport has taken it back, where that takes a task.
-
-        Returns:
-            Whether it is withdrawn now; None if that is still open.
-        """
-        match = self._matches.get(operation.seq)
-        if match is None or match.count > 1 or match.error is not None:
-            return False
-        if operation.scope is not None:
-            scope = operation.scope
-            taken_back = scope.withdraw(later) if isinstance(scope, Withdraws) else False
-            if not taken_back:
-                return taken_back
-        self.forget_receive(operation)
-        return True
-
-    def forget_receive(self, operation: Operation) -> None:
-        """Forget a receive that the transport has taken back; a sender that has come meanwhile waits for the next."""
-        seq = operation.seq
-        match = self._matches.pop(seq, None) or self._moving.pop(seq, None)
-        if match is not None and match.count > 1:
-            match.arrived[operation.port.place] = None
-            match.count -= 1
-            (sender,) = match.ends
-            match.pattern, match.first = sender.call, sender
-            self._matches[seq] = match
-        operation.taken_back()
-
-    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
-        """Give a message that was received and not taken to the next receive; a later message may have met that."""
-        returned = list(port.returned)
-        insort(returned, message, key=attrgetter("order"))
-        port.returned = returned
-        waiting = port.stream.first
-        if waiting is None or waiting is giver:
-            self.offer_again()
-            return
-        if self.withdraw_receive(waiting, partial(self._withdrawn_late, waiting)):
-            self.arrive(waiting)
-        self.offer_again()
-
-    def _withdrawn_late(self, operation: Operation) -> None:
-        """Give a message that was put back to a receive that the transport has taken back."""
-        if not operation.done:
-            self.forget_receive(operation)
-            self.arrive(operation)
-
     def offer_again(self) -> None:
         """Offer messages to receives from any source: a receive that waited for them has left the queue."""
         self._shared.announce(self.key)
-
-    def has_message(self, port: Port) -> bool:
-        """Whether a receive would meet a message at once, as far as that is known."""
-        return self.offered_ns is not None
-
-    def _take_returned(self, operation: Operation) -> None:
-        """End a receive with a message that an earlier receive has met and nobody has taken."""
-        port, (message, *port.returned) = operation.port, operation.port.returned
-        port.give_back(operation.seq)  # it is the number of a message that is still to come
-        cast("ReceiveFuture[object]", operation).order = message.order
-        try:
-            if not message.call.agrees(operation.call):
-                sender, rank = self.members[0], operation.context.rank
-                voices = (
-                    Voice(sender, message.call, "received before"),
-                    Voice(rank, operation.call, operation.call_site),
-                )
-                raise mismatch(self.name, operation.seq, *voices)()
-            operation.fit(message.call)
-            if message.data is not None:
-                cast(Array, operation.target).reshape(-1)[...] = message.data
-        except Exception as error:  # no memory, or another call
-            operation.fail(Failure(error))
-            return
-        operation.finish(operation.context.now_ns(), operation.describe(message.call, operation.started_ns))
-
-    @property
-    def offered_ns(self) -> int | None:
-        """Start time of the oldest message that no receive waits for; None without such a message.
-
-        Messages that were put back are older than all others: see `RETURNED_NS`.
-        """
-        alone = [match.ends[0] for match in self._matches.values() if match.error is None and len(match.ends) == 1]
-        started = sorted(end.started_ns for end in alone if end.port.position == 0)
-        port = self.ports.get(1)
-        if port is not None:
-            started = [*(RETURNED_NS for _ in port.returned), *started][len(port.stream.waiting()) :]
-        return started[0] if started else None
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match because one rank has no input for it."""
@@ -392,13 +284,6 @@ class Communicator:
         if match.count == self.here:
             del self._matches[operation.seq]
         self.fail_one(match, operation, failure)
-
-    def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end with its own error, and the other ends because of it."""
-        rank = self.members[operation.port.place]
-        message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {in_one_line(failure.error)}"
-        operation.fail(failure)
-        self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end, and all present and later ones here: the state of the other ranks is unknown."""
@@ -487,66 +372,3 @@ class Communicator:
         who = f"rank {come} needs" if len(ends) == 1 else f"ranks {come} need"
         message = f"rank {rank} finished its program while {who} it in {ends[0].label} ({ends[0].call_site})"
         return lambda: RankLeftError(message, culprit=rank)
-
-    def _compare(self, match: Match, operation: Operation) -> None:
-        pattern, asked = match.pattern, operation.call
-        if match.disputed:
-            self._dispute(match, operation)
-        elif pattern is None:  # nobody else has come, and its own result was checked with its arguments
-            match.pattern, match.first = asked, operation
-        elif pattern.dtype is None and pattern.agrees(asked):
-            match.pattern, match.first = asked, operation
-            self._check_results(match)
-        elif match.error is None and asked.dtype is None and pattern.agrees(asked):
-            self._check_results(match)
-        elif match.error is None and not pattern.agrees(asked):
-            self._dispute(match, operation)
-
-    def _check_results(self, match: Match) -> None:
-        """Compare the `out` of ranks that only receive with the dtype and shape that are known now."""
-        assert match.pattern is not None
-        for end in match.arrived:
-            if end is not None and match.error is None:
-                try:
-                    check_result(end.out, match.pattern, end.member.rank)
-                except UsageError as error:
-                    self.fail_one(match, end, Failure(error))
-
-    def _dispute(self, match: Match, operation: Operation, *, final: bool = False) -> None:
-        """Fail a match whose ends differ, once the minority is known: of two sides of equal size more ends may come.
-
-        More ends are waited for only if the communicator is direct: nothing moves there until all have come. Elsewhere
-        some ends could succeed in the meantime.
-
-        Args:
-            match: The match.
-            operation: Any of its ends here.
-            final: Whether no more are waited for.
-        """
-        if match.error is not None:
-            return
-        voices = self._voices(match)
-        few, many = few_and_many(voices)
-        if final or not self.direct or len(few) < len(many) or len(voices) == len(self.members):
-            self._fail_dispute(match, operation.seq, mismatch(self.name, operation.seq, few[0], many[0]))
-        elif not match.disputed:
-            match.disputed, match.pattern = True, None  # so that each later end is compared
-            operation.context.spawn(self._dispute_later, match, operation)
-
-    async def _dispute_later(self, match: Match, operation: Operation) -> None:
-        await trio.sleep(_DISPUTE_S)
-        self._dispute(match, operation, final=True)
-
-    def _voices(self, match: Match) -> list[Voice]:
-        """Return the calls of all ranks that are known to have come."""
-        return [Voice(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
-
-    def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
-        self._fail(match, error)
-
-    def _fail(self, match: Match, error: Callable[[], BaseException]) -> None:
-        """Fail every end, each with an error of its own: one exception raised in two tasks would mix tracebacks."""
-        match.error = error
-        for end in match.arrived:
-            if end is not None:
-                end.fail(Failure(error()))

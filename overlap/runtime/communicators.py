@@ -11,12 +11,13 @@ import trio
 from transports import Envelope
 
 from ..errors import GroupAbortedError, RankLeftError
-from .communicator import RETURNED_NS, BaseEngine, Communicator
+from .communicator import BaseEngine, Communicator
 from .context import RankContext
 from .failure import Failure
 from .match import Key
 from .operation import CollectiveFuture, Operation, Port, ReturnedMessage
 from .outstanding import Issued
+from .put_back import RETURNED_NS
 from .stream import MessageLane, Stream
 from .waits import call_when_done
 
