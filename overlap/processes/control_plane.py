@@ -273,11 +273,6 @@ class ControlPlane:
         """Say that a rank here keeps the loop of this process, and where, or that it does no more; any thread."""
         self._tell(Busy(rank=rank, place=cut(place, LINE_BYTES)))
 
-    def _announce_at_once(self, communicator_id: int) -> None:
-        """Tell the announced calls, and from now on tell calls of this communicator at once: a rank asks for them."""
-        self._asked.add(communicator_id)
-        self._tell_announced()
-
     def tell_left(self, rank: int) -> None:
         """Say that a rank here has finished its program, and how many operations it issued on each communicator."""
         self._tell_announced()
@@ -328,6 +323,7 @@ class ControlPlane:
             self._tell_waiting()
 
     def _tell_waiting(self) -> None:
+        """Tell the operations that wait for long; `_watch` would keep the last communicator while it sleeps."""
         before_ns = perf_counter_ns() - _LONG_NS
         for communicator in self._communicators.spanning.values():
             for seq, said in communicator.waiting(before_ns):
@@ -421,7 +417,8 @@ class ControlPlane:
                 if len(self._said) > _MOST_SAID:
                     self._said.popitem(last=False)
         if voice.call.kind in ANNOUNCED and voice.call.dtype is None:
-            self._announce_at_once(said.channel)
+            self._asked.add(said.channel)  # calls of this communicator are told at once from now on
+            self._tell_announced()
 
     def _hear_end_failed(self, said: EndFailed) -> None:
         """Fail the ends here of an operation that a rank elsewhere cannot take part in, or those that come to it."""

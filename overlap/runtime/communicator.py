@@ -183,7 +183,7 @@ class Communicator(PutBack):
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; with the last one, or at once where data must travel, the work begins."""
-        port, seq, rank = operation.port, operation.seq, operation.context.rank
+        port, seq = operation.port, operation.seq
         if port.returned:  # a message that was put back comes first
             self._take_returned(operation)
             return
@@ -191,8 +191,10 @@ class Communicator(PutBack):
         match = self._matches.get(seq)
         if match is None:
             match = self._matches[seq] = Match(self.here)
-            match.pattern, match.first, match.error = operation.call, operation, self._broken
-            if self._left and match.error is None:
+            match.pattern, match.first = operation.call, operation
+            if self._broken is not None:
+                match.error = self._broken
+            elif self._left:
                 self._check_left(match, operation)
         match.arrived[port.place] = operation
         match.count += 1
@@ -207,7 +209,7 @@ class Communicator(PutBack):
             operation.fail(Failure(match.error()))
         elif self.direct and not complete:
             operation.lock()
-        elif self.direct and (executor := self._executors.get((call, rank)) or self.executor(call, operation)).together:
+        elif self.direct and (executor := self.executor(call, operation)).together:
             try:
                 executor.start(match, operation)
             except Unfit as unfit:
@@ -218,8 +220,8 @@ class Communicator(PutBack):
             self._start_arrived(match, operation)
             if complete and match.ended < self.here:
                 self._moving[seq] = match
-        if self._messages:
-            self._announce(operation)
+        if self._messages and port.position == 0:  # receives from any source may want it
+            self._shared.announce(self.key)
 
     def executor(self, call: Call, operation: Operation) -> Executor:
         """Return what carries out one rank's end of an operation, with the call that all ranks agree on."""
@@ -262,11 +264,6 @@ class Communicator(PutBack):
     def at_once(self, operation: Operation) -> bool:
         """Whether taking in an operation neither wakes nor starts a task; unknown unless it spans processes."""
         return False
-
-    def _announce(self, operation: Operation) -> None:
-        """Tell receives from any source that a rank has begun to send."""
-        if operation.port.position == 0:
-            self._shared.announce(self.key)
 
     @property
     def identity(self) -> str:

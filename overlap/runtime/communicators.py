@@ -430,7 +430,9 @@ class AnySource:
                 here.take_turns(self._anyone, ours=True)
             self._choose(receive, first[1])
         elif self._others and all(here.sends_no_more(key) for key in self._others):
-            self._all_have_left(receive)
+            rank = self._context.rank
+            text = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
+            self.give_up(receive, Failure(RankLeftError(f"{text} ({receive.call_site})", culprit=rank)))
         elif self._scope is None and self._free:
             self._scope = trio.CancelScope()
             self._context.spawn(self._listen, receive, self._free, self._scope)
@@ -504,8 +506,3 @@ class AnySource:
         """Let a receive go on as one from a group rank."""
         self.forget(receive.seq)
         self._take(receive, src)
-
-    def _all_have_left(self, receive: Operation) -> None:
-        message = f"all other ranks finished their programs while rank {self._context.rank} waits in {receive.label}"
-        error = RankLeftError(f"{message} ({receive.call_site})", culprit=self._context.rank)
-        self.give_up(receive, Failure(error))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 import trio
-from trio.lowlevel import Abort, checkpoint, current_task, wait_task_rescheduled
+from trio.lowlevel import Abort, Task, checkpoint, current_task, wait_task_rescheduled
 
 from ..errors import FutureCancelledError, UsageError, shown
 from .failure import Failure
@@ -204,14 +204,8 @@ class Future(Settling, NotAValue, Generic[T_co]):
             if waiters is None:
                 waiters = self._waiters = []
             waiters.append(task)
-
-            def abort(_: object) -> Abort:
-                waiters.remove(task)
-                self._await_cancelled()  # noqa: F821 (deleted below, once nothing can be cancelled any more)
-                return Abort.SUCCEEDED
-
-            try:
-                yield from wait_task_rescheduled(abort).__await__()  # noqa: ASYNC105 (driven by hand)
+            try:  # the await is driven by hand, and no name holds what it calls: that holds this future
+                yield from wait_task_rescheduled(partial(self._abort_await, waiters, task)).__await__()  # noqa: ASYNC105
             except trio.Cancelled as cancelled:
                 self._note_failed_nursery(cancelled)
                 raise
@@ -230,6 +224,12 @@ class Future(Settling, NotAValue, Generic[T_co]):
             return self.result()
         finally:
             del self  # see `result`
+
+    def _abort_await(self, waiters: list[Task], task: Task, _: object) -> Abort:
+        """Let a task that is cancelled wait no more."""
+        waiters.remove(task)
+        self._await_cancelled()
+        return Abort.SUCCEEDED
 
     def _await_failed(self, failure: Failure) -> Generator[object, object, None]:
         """Pass a checkpoint; the loop may not have heard of the failure, and asks then whether a task awaits it."""

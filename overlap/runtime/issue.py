@@ -218,17 +218,13 @@ class Issuer:
         """Issue a part of a tree, with the number of its operation."""
         port = self._part_ports.get((whole, place))
         if port is None:
-            port = self._part_ports[whole, place] = self._open_part_port(whole, place)
+            name, window = whole.stream.name, whole.stream.window
+            key = Key(self._ranks, self._occurrence, name, tag=place)
+            communicator = self._communicators.open(key, self.group.name, self._ranks)
+            port = communicator.port(self.context, PartLane(name, window, self.context.outstanding), self.group.rank)
+            port.group, self._part_ports[whole, place] = self.group.label, port
         port.next_seq = seq
         self._enqueue(part, port)
-
-    def _open_part_port(self, whole: Port, place: int) -> Port:
-        name, window = whole.stream.name, whole.stream.window
-        key = Key(self._ranks, self._occurrence, name, tag=place)
-        communicator = self._communicators.open(key, self.group.name, self._ranks)
-        port = communicator.port(self.context, PartLane(name, window, self.context.outstanding), self.group.rank)
-        port.group = self.group.label
-        return port
 
     def _open_port(self, asked: _Asked) -> Port:
         """Return the port of a call: of a stream, or of the messages to or from a peer.

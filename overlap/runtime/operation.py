@@ -391,12 +391,8 @@ class CollectiveFuture(Issued[T_co]):
             if self.out is None and pattern.dtype is not None and self._receives():
                 self.out = self.context.arrays.empty(pattern.result_at(self.port.position), pattern.dtype)
             self.target = self.out
-        if self.kind is PERMUTE and not self.context.arrays.shapes_only:
-            self._clear(pattern)
-
-    def _clear(self, pattern: Call) -> None:
-        """Give a rank zeros that nothing comes to."""
-        if self.port.position not in {dst for _, dst in pattern.pairs}:
+        zeros = self.kind is PERMUTE and self.port.position not in {dst for _, dst in pattern.pairs}
+        if zeros and not self.context.arrays.shapes_only:  # nothing comes to it
             cast(Array, self.target)[...] = 0
 
     def _receives(self) -> bool:
@@ -426,7 +422,7 @@ class CollectiveFuture(Issued[T_co]):
             self.out = read_only(cast(Array, self.out))
         value = self.out if self.given is None else self.given
         self.release()  # first: whoever hears of the end may want the same arrays at once
-        self._settle(value, alone=True)
+        self._settle(value, None, DONE, True)  # alone: nobody but who has the loop's place ends it
         self._deliver()
 
     @property

@@ -120,13 +120,12 @@ class Stream:
             return  # a receive that has given its place back
         if outstanding.draining or failure is not None:
             outstanding.note_end(operation, failure)
-        if operation not in self._in_flight:  # it failed before its turn came; a world that ends begins with the newest
+        if self._in_flight.pop(operation, None) is None:  # it failed early; a world that ends begins with the newest
             if self._waiting[-1] is operation:
                 self._waiting.pop()
             else:
                 self._waiting.remove(operation)
             return
-        del self._in_flight[operation]
         while self._waiting and self.has_room:
             following = self._waiting.popleft()
             self._in_flight[following] = self._started
