@@ -37,9 +37,8 @@ T = TypeVar("T")
 
 # Of a message: whether this is the receiver's end, the peer (None: any source), and the tag.
 Ends: TypeAlias = "tuple[bool, int | None, int]"
-_Asked: TypeAlias = "tuple[Ends | None, Stream | str | None]"  # for a message, and the stream as called
 
-# Calls, by stream, peer and tag, whose ports are kept: a program may use a new tag for each message.
+# Peers and tags whose ports are kept: a program may use a new tag for each message.
 _PORTS = 256
 _FORMS = (list, tuple, dict)
 
@@ -81,7 +80,9 @@ class Issuer:
         self.context, self.group, self._use = context, group, use
         self._communicators, self._streams = communicators, streams
         self._ranks, self._occurrence = ranks, occurrence
-        self._ports: dict[_Asked, tuple[Port, Lane]] = {}  # the ports of earlier calls, and the lanes that they had
+        # The ports of earlier calls, by stream as called, and the lanes that they had.
+        self._ports: dict[Stream | str | None, tuple[Port, Lane]] = {}
+        self._message_ports: dict[tuple[Ends, Stream | str | None], tuple[Port, Lane]] = {}
         self._opened: dict[Stream, Port] = {}
         self._part_ports: dict[tuple[Port, int], Port] = {}  # of parts, by port of the whole and place
         self._messages: dict[Ends, Known] = {}  # the calls that the flight record has words for
@@ -89,7 +90,8 @@ class Issuer:
     def preferring(self, stream: Stream, group: Member) -> Self:
         """Return an issuer of the same group, as another object has it, whose default stream is another one."""
         other = copy(self)
-        other.group, other._streams, other._ports = group, self._streams.preferring(stream), {}
+        other.group, other._streams = group, self._streams.preferring(stream)
+        other._ports, other._message_ports = {}, {}
         return other
 
     # -- collectives ---------------------------------------------------------------------------------------------
@@ -121,12 +123,11 @@ class Issuer:
         made: type[CollectiveFuture[Any]] = CollectiveFuture
         tree = False
         if type(x) is not ndarray:
-            if isinstance(x, Future):
-                made = TreeOperation
-            elif isinstance(x, _FORMS) and is_tree(x):
-                made, x, tree = TreeOperation, resolved(x, self.context), True
-            elif x is None and out is None and kind.traits.rooted:  # the root may have a tree
-                made = TreeOperation
+            tree = isinstance(x, _FORMS) and is_tree(x)
+            if tree:
+                x = resolved(x, self.context)
+            if tree or isinstance(x, Future) or (x is None and out is None and kind.traits.rooted):
+                made = TreeOperation  # of a rooted call without an array: the root may have a tree
         operation = made(
             kind,
             x,
@@ -142,10 +143,10 @@ class Issuer:
             shared,
             pairs,  # type: ignore[arg-type]  # `start` checks the pairs
         )
-        if isinstance(operation, TreeOperation):
-            operation.issue_part = self._issue_part
-        if tree:
-            check_tree(operation)
+        if made is not CollectiveFuture:
+            cast("TreeOperation", operation).issue_part = self._issue_part
+            if tree:
+                check_tree(operation)
         return self.start(operation, stream, timeout_s)
 
     def start(
@@ -173,7 +174,7 @@ class Issuer:
             operation.pairs = check_pairs(group, operation.pairs)
         elif operation.counts is not None:
             operation.counts = check_counts(kind, operation.counts, group.size)
-        if not isinstance(operation.priority, int):
+        if type(operation.priority) is not int and not isinstance(operation.priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
         if operation.exact is not False or operation.shared is not False or operation.insisted is not None:
             check_options(group, operation)
@@ -202,16 +203,15 @@ class Issuer:
         # its port, which numbers it: an earlier call has opened that, mostly
         if ends is not None and not (type(ends[1]) is type(ends[2]) is int):  # 1.0 would be the same key as 1
             ends = self._check_ends(ends)
-        asked = ends, stream
         if get_ident() != context.thread:
-            self._enqueue_elsewhere(operation, asked)
+            self._enqueue_elsewhere(operation, ends, stream)
             return operation
         try:
-            port, lane = self._ports[asked]
+            port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
             known = port.stream is lane and not port.communicator.closed
         except (KeyError, TypeError):  # not hashable, so no stream: `Streams.find` says so
             known = False
-        self._enqueue(operation, port if known else self._open_port(asked))
+        self._enqueue(operation, port if known else self._open_port(ends, stream))
         return operation
 
     def _issue_part(self, part: CollectiveFuture[Any], place: int, whole: Port, seq: int) -> None:
@@ -226,13 +226,12 @@ class Issuer:
         port.next_seq = seq
         self._enqueue(part, port)
 
-    def _open_port(self, asked: _Asked) -> Port:
+    def _open_port(self, ends: Ends | None, stream: Stream | str | None) -> Port:
         """Return the port of a call: of a stream, or of the messages to or from a peer.
 
         Raises:
             UsageError: If there is no such stream, or no such peer.
         """
-        ends, stream = asked
         known = self._streams.find(stream)
         if ends is not None:
             return self._message_port(self._check_ends(ends), known, stream)
@@ -242,13 +241,8 @@ class Issuer:
             communicator = self._communicators.open(key, self.group.name, self._ranks)
             port = self._opened[known] = communicator.port(self.context, known, self.group.rank)
             port.group = self.group.label
-        self._keep(asked, port)
+        self._ports[stream] = port, known
         return port
-
-    def _keep(self, asked: _Asked, port: Port) -> None:
-        """Keep the port of a call for later ones."""
-        self._ports.pop(asked, None)
-        _remembered(self._ports, asked, lambda: (port, port.stream))
 
     def abort(self, error: BaseException | str | None) -> None:
         """Abort the group, here and in other processes."""
@@ -321,7 +315,7 @@ class Issuer:
         """Return the port of the messages from the source of a receive, which may have been closed since."""
         assert operation.request is not None, "nobody has taken the message"
         _, _, tag, asked = operation.request
-        return self._open_port(((True, operation.port.src, tag), cast("Stream | str | None", asked)))
+        return self._open_port((True, operation.port.src, tag), cast("Stream | str | None", asked))
 
     def receive_again(self, operation: ReceiveFuture[object]) -> None:
         """Issue a receive that has given its place back; the loop's thread only."""
@@ -329,7 +323,7 @@ class Issuer:
         _, src, tag, asked = operation.request
         if operation.out is not None and not (type(operation.out) is ndarray and operation.out.flags.carray):
             take_output(operation)
-        self._enqueue(operation, self._open_port(((True, src, tag), cast("Stream | str | None", asked))))
+        self._enqueue(operation, self._open_port((True, src, tag), cast("Stream | str | None", asked)))
 
     def _check_ends(self, ends: Ends) -> Ends:
         """Return the ends of a message as plain numbers; raise `UsageError` unless there is such a peer and tag."""
@@ -352,7 +346,8 @@ class Issuer:
         port.known, port.src = _remembered(self._messages, ends, Known), pair[0]
         lane = port.stream
         if communicator.lasts and isinstance(lane, MessageLane) and lane.within is within:
-            self._keep((ends, stream), port)
+            self._message_ports.pop((ends, stream), None)
+            _remembered(self._message_ports, (ends, stream), lambda: (port, lane))
         return port
 
     def _any_port(self, tag: int, stream: Stream) -> Port:
@@ -395,29 +390,32 @@ class Issuer:
             operation.state = MATCHING
             port.communicator.arrive(operation)
 
-    def _enqueue_elsewhere(self, operation: CollectiveFuture[Any], asked: _Asked) -> None:
+    def _enqueue_elsewhere(
+        self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None
+    ) -> None:
         """Issue from another thread: in the place of the sleeping loop if no task starts, else the loop does it soon.
 
         The arrays are locked at once.
         """
         late = isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts)
-        if not late and self.context.handover.in_place(partial(self._enqueue_in_place, operation, asked), False):
+        if not late and self.context.handover.in_place(partial(self._enqueue_in_place, operation, ends, stream), False):
             return
-        ends, stream = asked
         self._streams.find(stream)
         if ends is not None:
             self._check_ends(ends)
         operation.lock()
         try:
-            self.context.from_thread(self._enqueue_late, operation, asked)
+            self.context.from_thread(self._enqueue_late, operation, ends, stream)
         except PeerFailedError:
             operation.release()
             raise
 
-    def _enqueue_in_place(self, operation: CollectiveFuture[Any], asked: _Asked) -> bool:
+    def _enqueue_in_place(
+        self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None
+    ) -> bool:
         context = self.context
         try:
-            port, lane = self._ports[asked]
+            port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
         except (KeyError, TypeError):
             return False
         operation.port = port  # which executors look at
@@ -436,11 +434,11 @@ class Issuer:
             operation.port = NOWHERE
         return here
 
-    def _enqueue_late(self, operation: CollectiveFuture[Any], asked: _Asked) -> None:
+    def _enqueue_late(self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None) -> None:
         if operation.done:  # cancelled in the meantime
             return
         if not self.context.closed:
-            self._enqueue(operation, self._open_port(asked))
+            self._enqueue(operation, self._open_port(ends, stream))
             return
         operation.release()
         conclude(operation, None, Failure(self.context.ending.peer_failed(), seen=True))

@@ -423,7 +423,10 @@ class CollectiveFuture(Issued[T_co]):
         value = self.out if self.given is None else self.given
         self.release()  # first: whoever hears of the end may want the same arrays at once
         self._settle(value, None, DONE, True)  # alone: nobody but who has the loop's place ends it
-        self._deliver()
+        if self.deadline_s is not None or self._waiters is not None or self._callbacks is not None:
+            self._deliver()
+        else:
+            self.port.stream.finished(self, None)
 
     @property
     def heard(self) -> bool:

@@ -20,7 +20,7 @@ from trio.lowlevel import Task, reschedule
 
 from ..errors import FutureCancelledError
 from .failure import Failure
-from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, State, TransitionError
+from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, MATCHING, State, TransitionError
 
 # Guards a future against several threads: settling, waiting, callbacks. Its holder does nothing else, so one lock for
 # all futures is no bottleneck, and a future need not carry its own.
@@ -127,7 +127,7 @@ class Settling:
             if self.state >= before:
                 return False
             self._value, self._failure = value, failure
-            if not FOLLOWS[self.state][state]:  # as `_enter`, without the call: each operation comes here
+            if self.state is not MATCHING and not FOLLOWS[self.state][state]:  # most come from there; see `_enter`
                 self._refuse(state)
             self.state = state
         finally:
