@@ -16,22 +16,25 @@
 #     issue       from a call to an operation under way: checks, numbers, ports;  arguments: its checks of arguments
 #     trees       trees of arrays, packed;  tree_operation: collectives of these;  forms: trees as text;  received:
 #                 receives that take them apart
-#     state       the states of whatever can be awaited, and which may follow which
-#     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
+#     state       the states of whatever can be awaited, and which may follow which;  failure: errors, and their causes
+#     settling    how whatever can be awaited ends;  waits: callbacks at the end, and waits for it in other threads
+#     future      handles that are awaited;  not_a_value: refusals of futures taken for their values;  derived, checked:
+#                 futures made of others;  operation: CollectiveFuture, from the call to its end
 #     receive     the receiver's end of a message: withdrawn, given back, taken again
 #     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread;  task: async functions
 #     own_code    what both have in common: code of the program, and who hears its errors
 #     forcing     the end of tasks that ignore their cancellation;  trio_private: every use of Trio's private names
 #     match       the operations of all ranks that belong together, and where they disagree
-#     communicator  waits until all ranks have issued the same operation;  spanning, spanning_messages: likewise for
-#                 ranks of several processes
+#     communicator  waits until all ranks have issued the same operation (disputes: they have not;  put_back: receives
+#                 that leave the queue);  spanning, spanning_messages: likewise for ranks of several processes
 #     outstanding the unfinished operations of a rank, their deadlines, failures that nobody has seen
 #     mail        messages that the threads of a program carry themselves, between processes of one host: torch's
+#     prepared    calls of torch's threads that were made before, issued again in few steps
 #     checking    replaces issue under `run(check="nan")`, and refuses NaN before it is sent
 #     backend     the differences between real and simulated time;  event_loop: callbacks in turn, fair pauses
 #     handover    other threads hand work to the loop, or do it in its place while it sleeps: with its argument
-#     plan        Plan: how a rank's operations with one call are carried out, decided once
-#     engine/     moves the bytes. real_engine makes the plans: ranks read each other's memory (in_process; between
+#     executor    Executor: carries out a rank's operations with one call; chosen once
+#     engine/     moves the bytes. real_engine chooses executors: ranks read each other's memory (in_process; between
 #                 processes of a host host_memory, by compiled code), or each rank runs a program over a transport
 #                 (programs: compiler, layout, execution; message: without one)
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
@@ -63,18 +66,19 @@
 #
 # Eleven routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):
 #
-#   an all_reduce          runtime/calls -> issue -> stream -> communicator.arrive -> its plan, which real_engine makes
-#                          when a call comes first. One process: in_process.MemoryPlan, when all ranks have arrived.
-#                          Several processes: spanning.arrive, and one plan a rank. One host: host_memory decides for
-#                          on_board.Exchange (small) or host_memory.HostPlan -> on_host. Else programs.ProgramPlan ->
-#                          execution -> the package transports/: matched -> efa/efa_link -> efa/connection, and back:
-#                          connection -> reading -> efa_link -> matching/incoming -> execution -> arithmetic, which
-#                          reduces. Its end: communicator.settle -> operation.finish -> future.settle -> stream, tasks
+#   an all_reduce          of one process: calls/reductions -> issue (issue, start, _enqueue) -> communicator (arrive,
+#                          once all ranks have come; executor, which engine/real_engine chooses when a call comes first)
+#                          -> engine/in_process (InMemory.start, run_here: reduces) -> operation.finish -> future
+#                          (__await__). Of several processes: spanning.arrive, and one executor a rank. One host:
+#                          host_memory.HostExecutor -> the package transports/: shared_memory/board -> native/
+#                          collectives.c, in C. Else programs.ProgramExecutor -> execution -> transports/: matched ->
+#                          efa/efa_link -> efa/connection, and back: connection -> reading -> efa_link ->
+#                          matching/incoming -> execution -> arithmetic, which reduces; communicator.settle -> finish
 #   a wire                 of messages, and of the programs of collectives: processes/connect gives each process its
 #                          transports: memory of its own ranks first, then shared memory of a host before sockets
 #                          (transports/nearest); transports/router takes the first that reaches the peer
 #   a message of torch     torch/transfers -> torch/issuing -> runtime/mail -> the package transports/:
-#                          shared_memory/mailbox, whose compiled code copies it into a ring, and out of it in the thread
+#                          shared_memory/native, which copies it into a ring, and out of it in the thread
 #                          that waits. Between hosts, and where that is not compiled: torch/issuing -> runtime/issue
 #   eager or offered       transports/matched (begin_send) asks the link to send at once (send_now), else it queues the
 #                          message; matching/outgoing decides by length and credit whether it leaves with its
@@ -84,7 +88,8 @@
 #                          (core/test_operators) take every entry from OPS; listed in docs/loops. If torch has it,
 #                          too: torch/issuing and torch/reductions
 #   a lost process         is the end of processes/link's reading (silence cuts the link of a silent process) -> host
-#                          -> coordinator => member; of process 0: join -> member. Then control_plane (makes
+#                          -> coordinator => member (Membership._receive: what waits for the process fails, and the
+#                          event goes into the inbox; of process 0: join -> member) -> control_plane (_lose: makes
 #                          PeerLostError) -> runtime/world (its operations fail: outstanding.abandon) ->
 #                          runtime/ending: `await` raises PeerFailedError with that as its cause, `run` raises
 #                          RankFailedError. If only a wire breaks, spanning.fail_one delays the error for a moment, for

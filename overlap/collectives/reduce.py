@@ -74,12 +74,8 @@ class Reducer:
     accumulator: DType  # The dtype partial results are kept in
     combine: Combine  # Combines two arrays of the accumulator's dtype
     divides: bool  # Whether the result is divided by the number of contributions
+    plain: bool  # Whether partial results have the dtype of the result
     weight: int = 1  # How many times as long as float32 it takes for each byte
-
-    @property
-    def plain(self) -> bool:
-        """Whether partial results have the dtype of the result."""
-        return self.accumulator == self.dtype
 
     def widen(self, values: Array) -> Array:
         """Return `values` in the accumulator's dtype, without a copy where that is the same."""
@@ -145,10 +141,12 @@ def reducer(op: str | None, dtype: DType) -> Reducer:
     advice = operator.refuses(dtype)
     if advice is not None:
         raise UsageError(f"op: {op!r} is not defined for {dtype}; {advice}")
+    accumulator = _accumulator(operator, dtype)
     return Reducer(
         op=op,
         dtype=dtype,
-        accumulator=_accumulator(operator, dtype),
+        accumulator=accumulator,
+        plain=accumulator == dtype,
         combine=operator.combine,
         divides=operator.divides,
         weight=_weight(operator, dtype),

@@ -19,7 +19,8 @@ import numpy as np
 import trio
 
 from ..errors import UsageError
-from ..runtime.future import Checked, Future
+from ..runtime.checked import Checked
+from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .returned import check_pair

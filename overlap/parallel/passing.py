@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from ..runtime.future import Checked, Future
+from ..runtime.checked import Checked
+from ..runtime.future import Future
 from ..runtime.group import Group
 from ..timeline.span import RoleName
 from .returned import check_passed

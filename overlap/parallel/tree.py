@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from ..errors import UsageError
-from ..runtime.future import Checked, Future
+from ..runtime.checked import Checked
+from ..runtime.future import Future
 from ..timeline.recording import call_site
 from .returned import described
 from .work import MemoryWork

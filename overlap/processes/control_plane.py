@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter_ns
 from traceback import format_exception, format_tb
-from typing import Any
 
 import trio
 
@@ -274,11 +273,6 @@ class ControlPlane:
         """Say that a rank here keeps the loop of this process, and where, or that it does no more; any thread."""
         self._tell(Busy(rank=rank, place=cut(place, LINE_BYTES)))
 
-    def _announce_at_once(self, communicator_id: int) -> None:
-        """Tell the announced calls, and from now on tell calls of this communicator at once: a rank asks for them."""
-        self._asked.add(communicator_id)
-        self._tell_announced()
-
     def tell_left(self, rank: int) -> None:
         """Say that a rank here has finished its program, and how many operations it issued on each communicator."""
         self._tell_announced()
@@ -306,7 +300,7 @@ class ControlPlane:
     def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
         """Return, once, what the others called in an operation before any rank here came to it."""
         if self._failed and (failed := self._failed.pop((communicator_id, seq), None)) is not None:
-            self._hear_end_failed(0, failed)
+            self._hear_end_failed(failed)
         return self._said.pop((communicator_id, seq), []) if self._said else []
 
     def issued_by(self, rank: int, communicator_id: int) -> int:
@@ -329,58 +323,91 @@ class ControlPlane:
             self._tell_waiting()
 
     def _tell_waiting(self) -> None:
+        """Tell the operations that wait for long; `_watch` would keep the last communicator while it sleeps."""
         before_ns = perf_counter_ns() - _LONG_NS
         for communicator in self._communicators.spanning.values():
             for seq, said in communicator.waiting(before_ns):
                 self.tell_call(communicator.id, (seq,), said)
 
     async def _listen(self) -> None:
-        async for news in self._membership.messages():
-            if isinstance(news, MemberLost):
-                self._lose(news)
-                self._on_loss(news)
+        """Act on the events of the other processes, in their order."""
+        async for event in self._membership.messages():
+            if isinstance(event, MemberLost):
+                self._lose(event)
             else:
-                self._hear(news)
+                self._hear(event)
             self._news.set()
 
     def _lose(self, lost: MemberLost) -> None:
+        """End the world because a process is lost: `await` raises `PeerFailedError`, `run` raises `RankFailedError`."""
         ranks = self._placement[lost.member]
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        # who waits for it, before anything fails
         waited = self._world.reports.waiting_for(ranks)
         text = f"process {lost.member} ({who}) is lost: {lost.reason}{'; ' if waited else ''}{waited}"
-        error = PeerLostError(text, culprit=ranks[0])
-        self._world.fail_elsewhere(ranks[0], error, [])
+        # the first culprit ends the world, with all operations under way
+        self._world.fail_elsewhere(ranks[0], PeerLostError(text, culprit=ranks[0]), [])
+        # its wires: what breaks with them has failed already, and is told of no more
+        self._on_loss(lost)
 
     def _hear(self, told: Told) -> None:
-        """Act on a message; the process of a message that cannot be meant has failed."""
-        own = self._placement[told.member]
+        """Act on what a process says of its ranks; if that cannot be meant, the process has failed."""
+        member, own, communicators = told.member, self._placement[told.member], self._communicators
         try:
             said = decode_saying(told.body)
             if getattr(said, "rank", own[0]) not in own:
                 raise OverlapError(f"it speaks of rank {getattr(said, 'rank', None)}, which is not one of its own")
-            _HANDLERS[type(said)](self, told.member, said)
+            match said:
+                # the end of a rank
+                case Failed():
+                    self._check_ranks([said.culprit])
+                    self._world.fail_elsewhere(said.culprit, _heard(said), said.doing)
+                case Issued():
+                    self._issued.setdefault(said.rank, {}).update(said.counts)
+                case Finished():
+                    if said.uncounted:
+                        self._uncounted.add(said.rank)
+                    communicators.rank_left(said.rank)
+                # operations
+                case Called():
+                    self._hear_called(said)
+                case Disagreed():
+                    self._check_ranks(said.ranks)
+                    if (known := communicators.spanning.get(said.channel)) is not None:
+                        group, seq, ranks, calls, sites = said.group, said.seq, said.ranks, said.calls, said.sites
+                        error = partial(
+                            CollectiveMismatchError, group=group, seq=seq, ranks=ranks, calls=calls, call_sites=sites
+                        )
+                        known.fail_here(seq, error)
+                case EndFailed():
+                    self._hear_end_failed(said)
+                # groups
+                case Broken():
+                    kind = GroupAbortedError if said.aborted else PeerFailedError
+                    communicators.break_off(said.channel, partial(kind, said.text, culprit=said.rank))
+                case Unused():
+                    for group_id, count, size, ids in said.groups:
+                        meant = 0 <= count <= len(own)
+                        if not meant or not communicators.end_elsewhere(group_id, count, size, ids):
+                            raise OverlapError(f"it speaks of {count} ranks of its own in a group of {size}")
+                # stalls
+                case Busy():
+                    self._busy[member] = (said.rank, said.place)
+                    if not said.place:
+                        del self._busy[member]
+                case Quiet():
+                    self._quiet[member] = self._own(member, said.standings)
+                case Stopped():
+                    self._stood[member] = self._own(member, said.standings)
+                    self._stopping()
+                    if said.reason:
+                        self._world.stopped_elsewhere(said.reason)
         except OverlapError as error:
-            failure = OverlapError(f"process {told.member} sent a message that cannot be meant: {error}")
+            failure = OverlapError(f"process {member} sent a message that cannot be meant: {error}")
             self._world.fail_elsewhere(own[0], failure, [])
 
-    def _check_ranks(self, ranks: Iterable[int]) -> None:
-        known = {rank for placed in self._placement for rank in placed}
-        if unknown := [rank for rank in ranks if rank not in known]:
-            raise OverlapError(f"it speaks of rank {unknown[0]}, and there are {len(known)}")
-
-    def _hear_failed(self, _: int, said: Failed) -> None:
-        self._check_ranks([said.culprit])
-        self._world.fail_elsewhere(said.culprit, _heard(said), said.doing)
-
-    def _hear_issued(self, _: int, said: Issued) -> None:
-        self._issued.setdefault(said.rank, {}).update(said.counts)
-
-    def _hear_finished(self, _: int, said: Finished) -> None:
-        if said.uncounted:
-            self._uncounted.add(said.rank)
-        self._communicators.rank_left(said.rank)
-
-    def _hear_called(self, _: int, said: Called) -> None:
+    def _hear_called(self, said: Called) -> None:
+        """Compare the call of a rank elsewhere with those here, or keep it until a rank here comes to the operation."""
         if not 0 < len(said.seqs) <= _MOST_ALIKE:
             raise OverlapError(f"it speaks of {len(said.seqs)} operations; at most {_MOST_ALIKE} are alike")
         voice = Voice(rank=said.rank, call=unpack_call(said.call), call_site=said.site)
@@ -390,53 +417,21 @@ class ControlPlane:
                 if len(self._said) > _MOST_SAID:
                     self._said.popitem(last=False)
         if voice.call.kind in ANNOUNCED and voice.call.dtype is None:
-            self._announce_at_once(said.channel)
+            self._asked.add(said.channel)  # calls of this communicator are told at once from now on
+            self._tell_announced()
 
-    def _hear_disagreed(self, _: int, said: Disagreed) -> None:
-        self._check_ranks(said.ranks)
-        if (known := self._communicators.spanning.get(said.channel)) is not None:
-            error = partial(
-                CollectiveMismatchError,
-                group=said.group,
-                seq=said.seq,
-                ranks=said.ranks,
-                calls=said.calls,
-                call_sites=said.sites,
-            )
-            known.fail_here(said.seq, error)
-
-    def _hear_end_failed(self, _: int, said: EndFailed) -> None:
+    def _hear_end_failed(self, said: EndFailed) -> None:
+        """Fail the ends here of an operation that a rank elsewhere cannot take part in, or those that come to it."""
         known = self._communicators.spanning.get(said.channel)
         if known is None or not known.hear_failed_end(said.seq, said.rank, said.message, _heard(said)):
             self._failed[said.channel, said.seq] = said
             if len(self._failed) > _MOST_SAID:
                 self._failed.popitem(last=False)
 
-    def _hear_broken(self, _: int, said: Broken) -> None:
-        kind = GroupAbortedError if said.aborted else PeerFailedError
-        self._communicators.break_off(said.channel, partial(kind, said.text, culprit=said.rank))
-
-    def _hear_unused(self, member: int, said: Unused) -> None:
-        for group_id, ranks, size, ids in said.groups:
-            if not 0 <= ranks <= len(self._placement[member]) or not self._communicators.end_elsewhere(
-                group_id, ranks, size, ids
-            ):
-                raise OverlapError(f"it speaks of {ranks} ranks of its own in a group of {size}")
-
-    def _hear_busy(self, member: int, said: Busy) -> None:
-        if said.place:
-            self._busy[member] = (said.rank, said.place)
-        else:
-            self._busy.pop(member, None)
-
-    def _hear_quiet(self, member: int, said: Quiet) -> None:
-        self._quiet[member] = self._own(member, said.standings)
-
-    def _hear_stopped(self, member: int, said: Stopped) -> None:
-        self._stood[member] = self._own(member, said.standings)
-        self._stopping()
-        if said.reason:
-            self._world.stopped_elsewhere(said.reason)
+    def _check_ranks(self, ranks: Iterable[int]) -> None:
+        known = {rank for placed in self._placement for rank in placed}
+        if unknown := [rank for rank in ranks if rank not in known]:
+            raise OverlapError(f"it speaks of rank {unknown[0]}, and there are {len(known)}")
 
     def _own(self, member: int, standings: list[Standing]) -> list[Standing]:
         """Return the standings that a process has told, if they are about its own ranks."""
@@ -470,18 +465,3 @@ def _trace_of(error: BaseException) -> str:
 def _cut_pair(lines: Sequence[str]) -> tuple[str, str]:
     first, second = lines
     return cut(first, LINE_BYTES), cut(second, LINE_BYTES)
-
-
-_HANDLERS: dict[type[Saying], Callable[[ControlPlane, int, Any], None]] = {
-    Failed: ControlPlane._hear_failed,
-    Issued: ControlPlane._hear_issued,
-    Finished: ControlPlane._hear_finished,
-    Called: ControlPlane._hear_called,
-    Disagreed: ControlPlane._hear_disagreed,
-    EndFailed: ControlPlane._hear_end_failed,
-    Broken: ControlPlane._hear_broken,
-    Unused: ControlPlane._hear_unused,
-    Busy: ControlPlane._hear_busy,
-    Quiet: ControlPlane._hear_quiet,
-    Stopped: ControlPlane._hear_stopped,
-}

@@ -45,6 +45,8 @@ _WINDOW_BYTES = 4 * BLOB_LIMIT_BYTES
 
 #: A message of another member, or the loss of one.
 News: TypeAlias = Told | MemberLost
+#: Whatever concerns this process and has come over its connection.
+Event: TypeAlias = News | Given | Fetch | Piece | MemberLeft | Goodbye
 #: Takes the next bytes of a member; the ones after these are not asked for before it returns.
 Take: TypeAlias = Callable[[int, bytes], Awaitable[None]]
 
@@ -246,35 +248,31 @@ class Membership:
         with suppress(trio.RunFinishedError):
             self._there.run_sync_soon(self._send, message)
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, event: Event) -> None:
+        """Act on an event, in the order in which the coordinator has sent them."""
         if self._over.is_set():
             return
-        match message:
+        match event:
             case Told():
-                self._inbox.put(message)
+                self._inbox.put(event)
             case Given() | Piece():
-                if (answer := self._answers.get((message.name, message.turn))) is not None:
-                    answer.take(message)
+                if (answer := self._answers.get((event.name, event.turn))) is not None:
+                    answer.take(event)
             case Fetch():
-                self._send_piece(message)
-            case MemberLost():
-                self._lose(message)
+                self._send_piece(event)
+            case MemberLost(member=member) if member not in self._gone or member == 0:
+                self.on_loss(event)  # at once
+                self._inbox.put(event)  # behind all that the member has told, which may say why
+                self._go(member, f"is lost: {event.reason}")
+                if member == 0:  # nothing more can come
+                    self._end()
             case MemberLeft():
-                self._go(message.member, "has left")
+                self._go(event.member, "has left")
             case Goodbye():
                 self._end()
 
-    def _lose(self, lost: MemberLost) -> None:
-        """Let fail what waits for a member. Without member 0, nothing more can come."""
-        if lost.member in self._gone and lost.member != 0:
-            return
-        self.on_loss(lost)
-        self._inbox.put(lost)
-        self._go(lost.member, f"is lost: {lost.reason}")
-        if lost.member == 0:
-            self._end()
-
     def _go(self, member: int, how: str) -> None:
+        """Let fail what waits for a member."""
         self._gone[member] = how
         for answer in self._answers.values():
             answer.fail(MemberLostError(member=member, how=how, doing=answer.doing))

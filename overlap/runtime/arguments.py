@@ -15,7 +15,7 @@ from .context import Arrays
 from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_input, as_output, changes
 from .operation import CollectiveFuture, Members
-from .received import NO_ROOM, new_array, room_for
+from .received import NO_ROOM, Received, new_array, room_for
 from .tree_operation import TreeOperation
 from .trees import is_tree, message_of
 
@@ -100,6 +100,8 @@ def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
     """Return the call of a rank that passes no array."""
     kind = operation.kind
     if kind is P2P:
+        if isinstance(operation, Received):
+            return operation.room.call
         out = operation.out
         return call(kind.text, None, None, None, 2) if out is None else call(kind.text, None, out.dtype, out.shape, 2)
     if not kind.traits.rooted and kind is not BARRIER:

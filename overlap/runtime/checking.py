@@ -18,7 +18,7 @@ import numpy as np
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from ..errors import NonFiniteError
-from .future import Failure
+from .failure import Failure
 from .issue import Issuer
 from .operation import CollectiveFuture, Matching, Operation, Port
 

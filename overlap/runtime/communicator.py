@@ -8,40 +8,24 @@ to the engine. A `Port` is one rank's end of a communicator.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import insort
 from collections.abc import Callable
-from functools import partial
-from operator import attrgetter
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol, cast
-
-import trio
+from typing import Protocol, cast
 
 from transports import TransportError
 
 from ..collectives.call import Call
-from ..collectives.reduce import Array
-from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
-from .arguments import check_result
+from ..errors import PeerFailedError, RankLeftError
 from .context import RankContext
-from .event_loop import Withdraws
-from .future import Failure
-from .match import Key, Match, Unfit, Voice, few_and_many, mismatch
-from .operation import Lane, Operation, Port, ReturnedMessage
-from .plan import Plan
+from .executor import Executor
+from .failure import Failure
+from .match import Key, Match, Unfit
+from .operation import Lane, Operation, Port
+from .put_back import PutBack
 from .stream import MessageLane, Stream
 
-if TYPE_CHECKING:
-    from .receive import ReceiveFuture
-
-# How long two that differ wait for a third to tell which of them is the odd one out.
-_DISPUTE_S = 0.05
-
-RETURNED_NS = -1
-"""Start time of a message that was received before, and put back."""
-
-# Calls whose plans are kept, for each rank: training repeats a few, shapes that differ make a new one each time.
-_PLANS = 256
+# Calls whose executors are kept, for each rank: training repeats a few, shapes that differ make a new one each time.
+_EXECUTORS = 256
 
 
 class BaseEngine(ABC):
@@ -56,14 +40,14 @@ class BaseEngine(ABC):
         """Whether nothing of these ranks moves before all of them, which are in this process, have arrived."""
 
     @abstractmethod
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan:
-        """Decide how a rank's operations with a call are carried out.
+    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
+        """Choose what carries out a rank's operations with a call.
 
         Args:
             communicator: That of the operations.
             call: The call that all ranks agree on; it is settled.
             operation: The first of them. Its own call may leave dtype and shape open; a thread that asks whether it may
-                carry it out has not given it a port yet, but that is never the first plan of a communicator.
+                carry it out has not given it a port yet, but that is never the first executor of a communicator.
         """
 
     def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
@@ -97,11 +81,11 @@ class Shared(Protocol):
     def broken(self, key: Key) -> Callable[[], BaseException] | None:
         """Return what makes the errors of a group that was aborted; None if it was not."""
 
-    def close(self, communicator: Communicator) -> None:
-        """Forget a communicator of messages that is idle."""
+    def rest(self, communicator: Communicator) -> None:
+        """Keep a communicator of messages that is idle for the next ones, or forget it."""
 
 
-class Communicator:
+class Communicator(PutBack):
     """The operations that the members of one group issue on one stream, in their common order.
 
     Attributes:
@@ -115,6 +99,7 @@ class Communicator:
         first_seq: Number of the first of these messages.
         closed: Whether it has been forgotten: the next operation opens another one.
         lasts: Whether it is kept while none of its messages is under way.
+        resting: Whether it is among those that are forgotten next, if they are at rest then.
     """
 
     key: Key
@@ -124,7 +109,9 @@ class Communicator:
     here: int
 
     first_seq = 0
-    closed = lasts = False
+    closed: bool = False
+    lasts: bool = False
+    resting: bool = False
 
     def __init__(self, shared: Shared, key: Key, name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
@@ -134,8 +121,7 @@ class Communicator:
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
-        self._plans: dict[tuple[Call, int], Plan] = {}  # by call and world rank
-        self._latest: tuple[Call, int, Plan] | None = None  # the last of them that was used
+        self._executors: dict[tuple[Call, int], Executor] = {}  # by call and world rank
         self._moving: dict[int, Match] = {}  # matches whose ends are all here and not all over
         self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
 
@@ -151,7 +137,7 @@ class Communicator:
             lane = MessageLane(context, stream)
             port = self.ports[place] = Port(self, lane, position=position, place=place, towards=towards)
             port.next_seq, lane.rests = self.first_seq, self._rest
-        elif port.stream.idle:
+        elif port.stream.idle and not (isinstance(port.stream, MessageLane) and port.stream.within is stream):
             port.stream = lane = MessageLane(context, stream)
             lane.rests = self._rest
         return port
@@ -160,12 +146,29 @@ class Communicator:
         """Return which of `members` a world rank is that has a position in the group."""
         return position
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no message is under way."""
+        if self._matches:
+            return False
+        for port in self.ports.values():  # noqa: SIM110 - after every message, and twice as fast
+            if port.returned or not port.stream.idle:
+                return False
+        return True
+
     def _rest(self) -> None:
-        """Be forgotten once both ends of messages have seen as many, and none is under way."""
-        ports = self.ports.values()
-        even = len(ports) == self.here and len({port.next_seq for port in ports}) == 1
-        if even and not self._matches and all(port.stream.idle and not port.returned for port in ports):
-            self._shared.close(self)
+        """Count from the first number again, and rest, once both ends have seen as many and none is under way."""
+        if len(self.ports) != self.here or not self.at_rest:
+            return
+        ports = list(self.ports.values())
+        for port in ports:
+            if port.next_seq != ports[0].next_seq:
+                return
+        for port in ports:
+            port.next_seq = self.first_seq
+        if not self.resting:
+            self.resting = True
+            self._shared.rest(self)
 
     def close(self) -> None:
         """Be forgotten: drop what refers back to this communicator."""
@@ -174,39 +177,41 @@ class Communicator:
             if isinstance(port.stream, MessageLane):
                 port.stream.rests = None
         self.ports.clear()
-        self._plans.clear()
-        self._latest = None
+        self._executors.clear()
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; with the last one, or at once where data must travel, the work begins."""
-        if operation.port.returned:  # a message that was put back comes first
+        port, seq = operation.port, operation.seq
+        if port.returned:  # a message that was put back comes first
             self._take_returned(operation)
             return
         # its match, by number
-        seq = operation.seq
         match = self._matches.get(seq)
         if match is None:
             match = self._matches[seq] = Match(self.here)
-            match.error = self._broken
-            if self._left and match.error is None:
+            match.pattern, match.first = operation.call, operation
+            if self._broken is not None:
+                match.error = self._broken
+            elif self._left:
                 self._check_left(match, operation)
-        match.arrived[operation.port.place] = operation
+        match.arrived[port.place] = operation
         match.count += 1
-        complete = match.count == self.here
         if match.pattern is not operation.call:
             self._compare(match, operation)
+        complete = match.count == self.here
         if complete:
             del self._matches[seq]
-        # what can start
+        # what can start: all ends together, or this one alone
+        call: Call = match.pattern  # type: ignore[assignment]
         if match.error is not None:
             operation.fail(Failure(match.error()))
         elif self.direct and not complete:
             operation.lock()
-        elif self.direct and (plan := self.plan(match.pattern, operation)).together:  # type: ignore[arg-type]  # all agree
+        elif self.direct and (executor := self.executor(call, operation)).together:
             try:
-                plan.start(match, operation)
+                executor.start(match, operation)
             except Unfit as unfit:
                 self.fail_one(match, unfit.operation, Failure(unfit.__cause__ or unfit))
             except Exception as error:
@@ -215,33 +220,29 @@ class Communicator:
             self._start_arrived(match, operation)
             if complete and match.ended < self.here:
                 self._moving[seq] = match
-        if self._messages:
-            self._announce(operation)
+        if self._messages and port.position == 0:  # receives from any source may want it
+            self._shared.announce(self.key)
 
-    def plan(self, call: Call, operation: Operation) -> Plan:
-        """Return how one rank's end of an operation is carried out, with the call that all ranks agree on."""
-        rank = operation.context.rank
-        if self._latest is not None and self._latest[0] is call and self._latest[1] == rank:  # hashes take longer
-            return self._latest[2]
-        plan = self._plans.get((call, rank))
-        if plan is None:
-            plan = self._engine.plan(self, call, operation)
-            if not plan.lasts:
-                return plan
-            if len(self._plans) >= _PLANS * self.here:
-                self._plans.clear()
-            self._plans[call, rank] = plan
-        self._latest = call, rank, plan
-        return plan
+    def executor(self, call: Call, operation: Operation) -> Executor:
+        """Return what carries out one rank's end of an operation, with the call that all ranks agree on."""
+        executors, asked = self._executors, (call, operation.context.rank)
+        executor = executors.get(asked)
+        if executor is None:
+            executor = self._engine.executor(self, call, operation)
+            if executor.lasts:
+                if len(executors) >= _EXECUTORS * self.here:
+                    executors.clear()
+                executors[asked] = executor
+        return executor
 
-    def _start_arrived(self, match: Match, operation: Operation, plan: Plan | None = None) -> None:
+    def _start_arrived(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:
         """Start what can start now that a rank has arrived; its arrays are locked, unless it ends at once."""
         if not (lock_later := operation.may_leave_at_once):
             operation.lock()
-        if plan is None:
+        if executor is None:
             self._start(match)
         else:
-            self.start_end(match, operation, plan)
+            self.start_end(match, operation, executor)
         if lock_later and not operation.done:
             operation.lock()
 
@@ -252,10 +253,10 @@ class Communicator:
                 if operation.scope is None and not operation.done:
                     self.start_end(match, operation)
 
-    def start_end(self, match: Match, operation: Operation, plan: Plan | None = None) -> None:
-        """Start one rank's end, by its plan unless another one is given; its error ends it."""
+    def start_end(self, match: Match, operation: Operation, executor: Executor | None = None) -> None:
+        """Start one rank's end, by its executor unless another one is given; its error ends it."""
         try:
-            (plan or self.plan(cast("Call", match.pattern), operation)).start(match, operation)
+            (executor or self.executor(cast("Call", match.pattern), operation)).start(match, operation)
         except Exception as error:  # no memory, no wire that joins them, no schedule that fits
             operation.stopped()
             self.settle(match, operation, error)
@@ -264,111 +265,14 @@ class Communicator:
         """Whether taking in an operation neither wakes nor starts a task; unknown unless it spans processes."""
         return False
 
-    def _announce(self, operation: Operation) -> None:
-        """Tell receives from any source that a rank has begun to send."""
-        if operation.port.position == 0:
-            self._shared.announce(self.key)
-
     @property
     def identity(self) -> str:
         """Its name in few characters, the same on every rank."""
         return f"{self.key.tag_base():x}"
 
-    # -- receives that are withdrawn ---------------------------------------------------------------------------------
-
-    def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
-        """Take a receive out of matching, as if it had never been issued, unless a message has met it.
-
-        Args:
-            operation: The receive; its lane works on it.
-            later: Called once the transport has taken it back, where that takes a task.
-
-        Returns:
-            Whether it is withdrawn now; None if that is still open.
-        """
-        match = self._matches.get(operation.seq)
-        if match is None or match.count > 1 or match.error is not None:
-            return False
-        if operation.scope is not None:
-            scope = operation.scope
-            taken_back = scope.withdraw(later) if isinstance(scope, Withdraws) else False
-            if not taken_back:
-                return taken_back
-        self.forget_receive(operation)
-        return True
-
-    def forget_receive(self, operation: Operation) -> None:
-        """Forget a receive that the transport has taken back; a sender that has come meanwhile waits for the next."""
-        seq = operation.seq
-        match = self._matches.pop(seq, None) or self._moving.pop(seq, None)
-        if match is not None and match.count > 1:
-            match.arrived[operation.port.place] = None
-            match.count -= 1
-            (sender,) = match.ends
-            match.pattern, match.first = sender.call, sender
-            self._matches[seq] = match
-        operation.taken_back()
-
-    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
-        """Give a message that was received and not taken to the next receive; a later message may have met that."""
-        returned = list(port.returned)
-        insort(returned, message, key=attrgetter("order"))
-        port.returned = returned
-        waiting = port.stream.first
-        if waiting is None or waiting is giver:
-            self.offer_again()
-            return
-        if self.withdraw_receive(waiting, partial(self._withdrawn_late, waiting)):
-            self.arrive(waiting)
-        self.offer_again()
-
-    def _withdrawn_late(self, operation: Operation) -> None:
-        """Give a message that was put back to a receive that the transport has taken back."""
-        if not operation.done:
-            self.forget_receive(operation)
-            self.arrive(operation)
-
     def offer_again(self) -> None:
         """Offer messages to receives from any source: a receive that waited for them has left the queue."""
         self._shared.announce(self.key)
-
-    def has_message(self, port: Port) -> bool:
-        """Whether a receive would meet a message at once, as far as that is known."""
-        return self.offered_ns is not None
-
-    def _take_returned(self, operation: Operation) -> None:
-        """End a receive with a message that an earlier receive has met and nobody has taken."""
-        port, (message, *port.returned) = operation.port, operation.port.returned
-        port.give_back(operation.seq)  # it is the number of a message that is still to come
-        cast("ReceiveFuture[object]", operation).order = message.order
-        try:
-            if not message.call.agrees(operation.call):
-                sender, rank = self.members[0], operation.context.rank
-                voices = (
-                    Voice(sender, message.call, "received before"),
-                    Voice(rank, operation.call, operation.call_site),
-                )
-                raise mismatch(self.name, operation.seq, *voices)()
-            operation.fit(message.call)
-            if message.data is not None:
-                cast(Array, operation.target).reshape(-1)[...] = message.data
-        except Exception as error:  # no memory, or another call
-            operation.fail(Failure(error))
-            return
-        operation.finish(operation.context.now_ns(), operation.describe(message.call, operation.started_ns))
-
-    @property
-    def offered_ns(self) -> int | None:
-        """Start time of the oldest message that no receive waits for; None without such a message.
-
-        Messages that were put back are older than all others: see `RETURNED_NS`.
-        """
-        alone = [match.ends[0] for match in self._matches.values() if match.error is None and len(match.ends) == 1]
-        started = sorted(end.started_ns for end in alone if end.port.position == 0)
-        port = self.ports.get(1)
-        if port is not None:
-            started = [*(RETURNED_NS for _ in port.returned), *started][len(port.stream.waiting()) :]
-        return started[0] if started else None
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match because one rank has no input for it."""
@@ -377,13 +281,6 @@ class Communicator:
         if match.count == self.here:
             del self._matches[operation.seq]
         self.fail_one(match, operation, failure)
-
-    def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end with its own error, and the other ends because of it."""
-        rank = self.members[operation.port.place]
-        message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {in_one_line(failure.error)}"
-        operation.fail(failure)
-        self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end, and all present and later ones here: the state of the other ranks is unknown."""
@@ -472,66 +369,3 @@ class Communicator:
         who = f"rank {come} needs" if len(ends) == 1 else f"ranks {come} need"
         message = f"rank {rank} finished its program while {who} it in {ends[0].label} ({ends[0].call_site})"
         return lambda: RankLeftError(message, culprit=rank)
-
-    def _compare(self, match: Match, operation: Operation) -> None:
-        pattern, asked = match.pattern, operation.call
-        if match.disputed:
-            self._dispute(match, operation)
-        elif pattern is None:  # nobody else has come, and its own result was checked with its arguments
-            match.pattern, match.first = asked, operation
-        elif pattern.dtype is None and pattern.agrees(asked):
-            match.pattern, match.first = asked, operation
-            self._check_results(match)
-        elif match.error is None and asked.dtype is None and pattern.agrees(asked):
-            self._check_results(match)
-        elif match.error is None and not pattern.agrees(asked):
-            self._dispute(match, operation)
-
-    def _check_results(self, match: Match) -> None:
-        """Compare the `out` of ranks that only receive with the dtype and shape that are known now."""
-        assert match.pattern is not None
-        for end in match.arrived:
-            if end is not None and match.error is None:
-                try:
-                    check_result(end.out, match.pattern, end.member.rank)
-                except UsageError as error:
-                    self.fail_one(match, end, Failure(error))
-
-    def _dispute(self, match: Match, operation: Operation, *, final: bool = False) -> None:
-        """Fail a match whose ends differ, once the minority is known: of two sides of equal size more ends may come.
-
-        More ends are waited for only if the communicator is direct: nothing moves there until all have come. Elsewhere
-        some ends could succeed in the meantime.
-
-        Args:
-            match: The match.
-            operation: Any of its ends here.
-            final: Whether no more are waited for.
-        """
-        if match.error is not None:
-            return
-        voices = self._voices(match)
-        few, many = few_and_many(voices)
-        if final or not self.direct or len(few) < len(many) or len(voices) == len(self.members):
-            self._fail_dispute(match, operation.seq, mismatch(self.name, operation.seq, few[0], many[0]))
-        elif not match.disputed:
-            match.disputed, match.pattern = True, None  # so that each later end is compared
-            operation.context.spawn(self._dispute_later, match, operation)
-
-    async def _dispute_later(self, match: Match, operation: Operation) -> None:
-        await trio.sleep(_DISPUTE_S)
-        self._dispute(match, operation, final=True)
-
-    def _voices(self, match: Match) -> list[Voice]:
-        """Return the calls of all ranks that are known to have come."""
-        return [Voice(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
-
-    def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
-        self._fail(match, error)
-
-    def _fail(self, match: Match, error: Callable[[], BaseException]) -> None:
-        """Fail every end, each with an error of its own: one exception raised in two tasks would mix tracebacks."""
-        match.error = error
-        for end in match.arrived:
-            if end is not None:
-                end.fail(Failure(error()))

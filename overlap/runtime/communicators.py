@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -10,13 +11,18 @@ import trio
 from transports import Envelope
 
 from ..errors import GroupAbortedError, RankLeftError
-from .communicator import RETURNED_NS, BaseEngine, Communicator
+from .communicator import BaseEngine, Communicator
 from .context import RankContext
-from .future import Failure, call_when_done
+from .failure import Failure
 from .match import Key
 from .operation import CollectiveFuture, Operation, Port, ReturnedMessage
 from .outstanding import Issued
+from .put_back import RETURNED_NS
 from .stream import MessageLane, Stream
+from .waits import call_when_done
+
+KEPT = 256
+"""Sources and destinations, with their tags, whose ends are kept in real time while no message is under way."""
 
 # Of how many ranks and tags is remembered whether the last receive from any source took a message of this process.
 _TURNS = 256
@@ -40,8 +46,17 @@ class Communicators:
     later: Callable[[Callable[[], None]], None]
     over = False
 
-    def __init__(self, engine: BaseEngine) -> None:
-        self.engine, self.left = engine, set[int]()
+    def __init__(self, engine: BaseEngine, *, keeps: int = 0) -> None:
+        """Made by a backend.
+
+        Args:
+            engine: As the attribute.
+            keeps: How many communicators of messages to keep while none of their messages is under way: to make one
+                takes longer than a small message.
+        """
+        self.engine, self.left, self._keeps = engine, set[int](), keeps
+        self._resting: deque[Communicator] = deque()  # those that are kept
+        self._used: dict[Key, None] = {}  # the last ones that were not: a program may use a tag for each message
         self.unheard: dict[int, Callable[[], BaseException]] = {}
         self._open: dict[Key, Communicator] = {}
         # Keys of the communicators of each group, by its ranks and occurrence: to make the group's key takes longer.
@@ -95,8 +110,25 @@ class Communicators:
         return communicator
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator."""
-        return Communicator(self, key, name, members)
+        """Make a communicator; one of messages lasts if its tag is used again."""
+        made = Communicator(self, key, name, members)
+        made.lasts = key in self._used
+        return made
+
+    def rest(self, messages: Communicator) -> None:
+        """Keep communicators in repeated use, and forget all others that are idle."""
+        if messages.lasts:
+            self._resting.append(messages)
+            if len(self._resting) <= self._keeps:
+                return
+            messages = self._resting.popleft()
+            messages.resting = False
+        elif self._keeps:
+            self._used[messages.key] = None
+            if len(self._used) > self._keeps:
+                del self._used[next(iter(self._used))]
+        if messages.at_rest:
+            self.close(messages)
 
     def close(self, communicator: Communicator) -> None:
         """Forget a communicator of messages that is idle."""
@@ -158,8 +190,11 @@ class Communicators:
         self._of_group.pop(group[:2], None)
         if self._off:
             self._off.pop(group.id, None)
-        for anyone in [each for each in self._ours if each.group == group]:
-            del self._ours[anyone]
+        if self._resting:
+            self._resting = deque(each for each in self._resting if not each.closed)
+        for keys in (self._ours, self._used):
+            for each in [each for each in keys if each.group == group]:
+                del keys[each]
 
     def rank_left(self, rank: int) -> None:
         """Fail all operations that wait for a rank that has finished its program."""
@@ -395,7 +430,9 @@ class AnySource:
                 here.take_turns(self._anyone, ours=True)
             self._choose(receive, first[1])
         elif self._others and all(here.sends_no_more(key) for key in self._others):
-            self._all_have_left(receive)
+            rank = self._context.rank
+            text = f"all other ranks finished their programs while rank {rank} waits in {receive.label}"
+            self.give_up(receive, Failure(RankLeftError(f"{text} ({receive.call_site})", culprit=rank)))
         elif self._scope is None and self._free:
             self._scope = trio.CancelScope()
             self._context.spawn(self._listen, receive, self._free, self._scope)
@@ -469,8 +506,3 @@ class AnySource:
         """Let a receive go on as one from a group rank."""
         self.forget(receive.seq)
         self._take(receive, src)
-
-    def _all_have_left(self, receive: Operation) -> None:
-        message = f"all other ranks finished their programs while rank {self._context.rank} waits in {receive.label}"
-        error = RankLeftError(f"{message} ({receive.call_site})", culprit=self._context.rank)
-        self.give_up(receive, Failure(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import get_ident
@@ -21,11 +21,14 @@ from .arguments import check_unwritten
 from .context import RankContext
 from .derived import resolve
 from .ending import leave
-from .future import Failure, Future, advance, deliver, outcome, settle, source_of, wait_in_thread
+from .failure import Failure
+from .future import Future, outcome, source_of
 from .memory.buffer_locks import arrays_in, explain
 from .outstanding import CallSite, arose_here, place_told, seconds_since
 from .own_code import OwnCode
+from .settling import advance, deliver, settle
 from .state import BLOCKED, DONE, QUEUED, RUNNING
+from .waits import wait_in_thread
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -98,9 +101,6 @@ class ComputeFuture(OwnCode[T_co]):
             return super().describe_state(now_ns)
         run_s = seconds_since(self.started_ns, now_ns)
         return f"has run {run_s} s" if run_s else "runs"
-
-    def _pause(self) -> Coroutine[object, object, None]:
-        return self.context.pause()
 
     def lock_arguments(self) -> None:
         """Lock the arrays among the arguments, those that settled futures hold included.

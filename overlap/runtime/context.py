@@ -20,7 +20,7 @@ from ..errors import PeerFailedError, in_one_line
 from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.recording import RawSpan
 from .ending import Ending
-from .future import Failure
+from .failure import Failure
 from .handover import Handover
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Deadlines, Issued, Outstanding

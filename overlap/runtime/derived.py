@@ -7,7 +7,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import UsageError
-from .future import Failure, Future, call_when_done, conclude, is_elsewhere, outcome, source_of
+from .failure import Failure
+from .future import Future, Loop, is_elsewhere, outcome, source_of
+from .settling import conclude
+from .waits import call_when_done
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -18,17 +21,17 @@ class Derived(Future[T_co]):
     Args:
         parts: The other futures, such as operations that have not been issued yet.
         make: Makes the result from theirs; called once, on the event loop's thread.
-        thread: Thread of the event loop.
+        context: Of the rank.
         label: Its name in messages; by default that of the first part.
     """
 
-    __slots__ = ("_label", "_left", "_make", "_parts", "_thread")
+    __slots__ = ("_label", "_left", "_make", "_parts", "context")
 
     def __init__(
-        self, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T_co], thread: int, label: str = ""
+        self, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T_co], context: Loop, label: str = ""
     ) -> None:
         super().__init__()
-        self._parts, self._make, self._thread, self._label = parts, make, thread, label
+        self._parts, self._make, self.context, self._label = parts, make, context, label
         self._left = len(parts)
 
     def begin(self) -> Derived[T_co]:
@@ -41,9 +44,6 @@ class Derived(Future[T_co]):
     def label(self) -> str:
         """Its name in messages."""
         return self._label or self._parts[0].label
-
-    def _loop_thread(self) -> int | None:
-        return self._thread
 
     def _part_done(self, part: Future[Any]) -> None:
         self._left -= 1

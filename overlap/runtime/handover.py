@@ -8,9 +8,9 @@ operation takes. So one thread at a time may take the place of the loop. Why not
   it back before anything of it runs (`_Sleep`). A thread works in the loop's place only while it holds the turn
   (`Handover.in_place`).
 * **Only what wakes no task.** Tasks belong to Trio's own thread. An operation is issued in place if nothing of that
-  starts or wakes one: `Issuer._enqueue_in_place` asks for all of it in one expression, and its plan answers for what
-  carries it out (`Plan.takes_threads`). It ends in place unless somebody on the loop is told
-  (`CollectiveFuture.heard`, `Looking.is_for_loop`); else the end is handed over.
+  starts or wakes one: `Issuer._enqueue_in_place` asks for all of it in one expression, and its executor answers for
+  itself (`Executor.takes_threads`). It ends in place unless somebody on the loop is told (`CollectiveFuture.heard`,
+  `Looking.is_for_loop`); else the end is handed over.
 * **Order.** What threads have handed over (`post`) runs before what they do in place, which is refused while any of it
   waits. Ends of pieces of work that only their own operation waits for go by the loop's token, out of this order.
 * **No deadlock.** A thread that holds the turn waits for nothing, and gives it back whatever is raised, a Ctrl-C

@@ -9,8 +9,9 @@ from sys import _getframe
 from threading import get_ident
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
-import numpy as np
+from numpy import ndarray
 
+from ..collectives.call import call
 from ..collectives.kinds import P2P, PERMUTE, Collective, check_counts
 from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
 from ..flight.recorder import Known
@@ -18,26 +19,27 @@ from .arguments import check_options, check_pairs, check_peer, check_root, prepa
 from .communicators import Communicators
 from .context import STEP_OF_TASK, RankContext
 from .derived import check_here
-from .future import Failure, Future, conclude
+from .failure import Failure
+from .future import Future
 from .match import Key
 from .operation import NOWHERE, CollectiveFuture, Lane, Member, Port
 from .outstanding import CallSite, check_timeout
 from .receive import ReceiveFuture
 from .received import Received, Room
-from .state import ISSUED
-from .stream import MessageLane, Stream, Streams
+from .settling import conclude
+from .state import ISSUED, MATCHING
+from .stream import MessageLane, Stream, Streams, activate
 from .tree_operation import PartLane, TreeOperation, check_tree, resolved
 from .trees import is_tree
 
 K = TypeVar("K")
 T = TypeVar("T")
 
-_Ends: TypeAlias = "tuple[bool, int, int, int]"  # whether this is the receiver's end; source, destination, tag
-# Receiver's end or not; peer (None: any source), tag, stream as called.
-_Asked: TypeAlias = "tuple[bool, int | None, int, Stream | str | None]"
+# Of a message: whether this is the receiver's end, the peer (None: any source), and the tag.
+Ends: TypeAlias = "tuple[bool, int | None, int]"
 
-# Peers and tags whose ports are kept. A program may use a new tag for each message: the oldest ports are dropped.
-_PEERS = 256
+# Peers and tags whose ports are kept: a program may use a new tag for each message.
+_PORTS = 256
 _FORMS = (list, tuple, dict)
 
 
@@ -78,16 +80,18 @@ class Issuer:
         self.context, self.group, self._use = context, group, use
         self._communicators, self._streams = communicators, streams
         self._ranks, self._occurrence = ranks, occurrence
-        self._ports: dict[Stream | str | None, Port] = {}
+        # The ports of earlier calls, by stream as called, and the lanes that they had.
+        self._ports: dict[Stream | str | None, tuple[Port, Lane]] = {}
+        self._message_ports: dict[tuple[Ends, Stream | str | None], tuple[Port, Lane]] = {}
         self._opened: dict[Stream, Port] = {}
         self._part_ports: dict[tuple[Port, int], Port] = {}  # of parts, by port of the whole and place
-        self._messages: dict[_Ends, Known] = {}  # the calls that the flight record has words for
-        self._lasting: dict[_Asked, tuple[Port, Lane]] = {}  # the port of a message call, and the lane it had
+        self._messages: dict[Ends, Known] = {}  # the calls that the flight record has words for
 
     def preferring(self, stream: Stream, group: Member) -> Self:
         """Return an issuer of the same group, as another object has it, whose default stream is another one."""
         other = copy(self)
-        other.group, other._streams, other._ports, other._lasting = group, self._streams.preferring(stream), {}, {}
+        other.group, other._streams = group, self._streams.preferring(stream)
+        other._ports, other._message_ports = {}, {}
         return other
 
     # -- collectives ---------------------------------------------------------------------------------------------
@@ -118,13 +122,12 @@ class Issuer:
         caller = _getframe(2) if call_site is None else call_site
         made: type[CollectiveFuture[Any]] = CollectiveFuture
         tree = False
-        if type(x) is not np.ndarray:
-            if isinstance(x, Future):
-                made = TreeOperation
-            elif isinstance(x, _FORMS) and is_tree(x):
-                made, x, tree = TreeOperation, resolved(x, self.context), True
-            elif x is None and out is None and kind.traits.rooted:  # the root may have a tree
-                made = TreeOperation
+        if type(x) is not ndarray:
+            tree = isinstance(x, _FORMS) and is_tree(x)
+            if tree:
+                x = resolved(x, self.context)
+            if tree or isinstance(x, Future) or (x is None and out is None and kind.traits.rooted):
+                made = TreeOperation  # of a rooted call without an array: the root may have a tree
         operation = made(
             kind,
             x,
@@ -140,62 +143,105 @@ class Issuer:
             shared,
             pairs,  # type: ignore[arg-type]  # `start` checks the pairs
         )
-        if isinstance(operation, TreeOperation):
-            operation.issue_part = self._issue_part
-        if tree:
-            check_tree(operation)
+        if made is not CollectiveFuture:
+            cast("TreeOperation", operation).issue_part = self._issue_part
+            if tree:
+                check_tree(operation)
         return self.start(operation, stream, timeout_s)
 
     def start(
-        self, operation: CollectiveFuture[Any], stream: Stream | str | None, timeout_s: float | None
+        self,
+        operation: CollectiveFuture[Any],
+        stream: Stream | str | None,
+        timeout_s: float | None,
+        ends: Ends | None = None,
     ) -> CollectiveFuture[Any]:
-        """Check, number and start a collective that exists already."""
-        kind = operation.kind
+        """Check, number and start an operation that exists already; an error leaves no trace.
+
+        Args:
+            operation: The operation.
+            stream: As the caller names it.
+            timeout_s: Within which it must end.
+            ends: Of a message.
+        """
+        context, group, kind = self.context, self.group, operation.kind
+        if context.ending.failure is not None:
+            raise context.ending.peer_failed()
+        # its arguments
         if kind.traits.rooted:
-            check_root(self.group, operation)
+            check_root(group, operation)
         elif kind is PERMUTE:
-            operation.pairs = check_pairs(self.group, operation.pairs)
+            operation.pairs = check_pairs(group, operation.pairs)
         elif operation.counts is not None:
-            operation.counts = check_counts(kind, operation.counts, self.group.size)
-        self._prepare(operation, timeout_s)
-        if get_ident() == self.context.thread:
+            operation.counts = check_counts(kind, operation.counts, group.size)
+        if type(operation.priority) is not int and not isinstance(operation.priority, int):
+            raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
+        if operation.exact is not False or operation.shared is not False or operation.insisted is not None:
+            check_options(group, operation)
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+            operation.deadline_s = timeout_s
+        # its rank, and its arrays: `prepare` finds what it reads, and what all ranks must agree on
+        rank, step = STEP_OF_TASK.get()
+        operation.member, operation.context, operation.step = group, context, step if rank is context else context.step
+        out, x = operation.out, operation.input
+        if out is not None and not (type(out) is ndarray and out.flags.carray):
+            take_output(operation)
+        if type(x) is ndarray and out is None and x.flags.carray and kind is not P2P and operation.counts is None:
+            operation.source = x  # as `prepare` does: most inputs are such arrays
             try:
-                port = self._ports.get(stream)
-            except TypeError:  # not hashable, so no stream: `Streams.find` says so
-                port = None
-            self._enqueue(operation, port or self._open_port(stream))
+                operation.call = call(
+                    kind.text, operation.reduction, x.dtype, x.shape, group.size, operation.root, operation.pairs, (),
+                    operation.exact, operation.shared, operation.insisted, "",
+                )  # fmt: skip
+            except TypeError:  # not hashable
+                prepare(operation)  # says so
+        elif isinstance(x, Future):
+            check_here(x, context.thread)
         else:
-            known = self._streams.find(stream)
-            if not self._enqueue_here(operation, partial(self._opened.get, known)):
-                self._enqueue_soon(operation, partial(self._open_port, known))
+            prepare(operation)
+        # its port, which numbers it: an earlier call has opened that, mostly
+        if ends is not None and not (type(ends[1]) is type(ends[2]) is int):  # 1.0 would be the same key as 1
+            ends = self._check_ends(ends)
+        if get_ident() != context.thread:
+            self._enqueue_elsewhere(operation, ends, stream)
+            return operation
+        try:
+            port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
+            known = port.stream is lane and not port.communicator.closed
+        except (KeyError, TypeError):  # not hashable, so no stream: `Streams.find` says so
+            known = False
+        self._enqueue(operation, port if known else self._open_port(ends, stream))
         return operation
 
     def _issue_part(self, part: CollectiveFuture[Any], place: int, whole: Port, seq: int) -> None:
         """Issue a part of a tree, with the number of its operation."""
         port = self._part_ports.get((whole, place))
         if port is None:
-            port = self._part_ports[whole, place] = self._open_part_port(whole, place)
+            name, window = whole.stream.name, whole.stream.window
+            key = Key(self._ranks, self._occurrence, name, tag=place)
+            communicator = self._communicators.open(key, self.group.name, self._ranks)
+            port = communicator.port(self.context, PartLane(name, window, self.context.outstanding), self.group.rank)
+            port.group, self._part_ports[whole, place] = self.group.label, port
         port.next_seq = seq
         self._enqueue(part, port)
 
-    def _open_part_port(self, whole: Port, place: int) -> Port:
-        name, window = whole.stream.name, whole.stream.window
-        key = Key(self._ranks, self._occurrence, name, tag=place)
-        communicator = self._communicators.open(key, self.group.name, self._ranks)
-        port = communicator.port(self.context, PartLane(name, window, self.context.outstanding), self.group.rank)
-        port.group = self.group.label
-        return port
+    def _open_port(self, ends: Ends | None, stream: Stream | str | None) -> Port:
+        """Return the port of a call: of a stream, or of the messages to or from a peer.
 
-    def _open_port(self, stream: Stream | str | None) -> Port:
+        Raises:
+            UsageError: If there is no such stream, or no such peer.
+        """
         known = self._streams.find(stream)
+        if ends is not None:
+            return self._message_port(self._check_ends(ends), known, stream)
         port = self._opened.get(known)
         if port is None:
             key = Key(self._ranks, self._occurrence, known.name)
             communicator = self._communicators.open(key, self.group.name, self._ranks)
-            port = communicator.port(self.context, known, self.group.rank)
+            port = self._opened[known] = communicator.port(self.context, known, self.group.rank)
             port.group = self.group.label
-            self._opened[known] = port
-        self._ports[stream] = self._ports[known] = port
+        self._ports[stream] = port, known
         return port
 
     def abort(self, error: BaseException | str | None) -> None:
@@ -233,13 +279,12 @@ class Issuer:
         if x is None:
             raise UsageError("x: send needs an array or a tree of arrays, got None")
         caller = _getframe(2) if call_site is None else call_site
-        if type(x) is not np.ndarray and isinstance(x, _FORMS):
+        if type(x) is not ndarray and isinstance(x, _FORMS):
             x = resolved(x, self.context)
         operation: CollectiveFuture[Any] = CollectiveFuture(
             P2P, x, None, caller, priority, "send" if name is None else name
         )
-        self._prepare(operation, timeout_s)
-        return self._start_message(operation, False, dst, tag, stream)
+        return self.start(operation, stream, timeout_s, (False, dst, tag))
 
     def receive(
         self,
@@ -262,74 +307,47 @@ class Issuer:
         if type(out) is Room:
             operation = Received(out.packed, caller, priority, name, (self, src, tag, stream))
             operation.expect(out)
-            self._prepare(operation, timeout_s)
-            operation.call = out.call
         else:
             operation = ReceiveFuture(out, caller, priority, name, (self, src, tag, stream))
-            self._prepare(operation, timeout_s)
-        return self._start_message(operation, True, src, tag, stream)
+        return self.start(operation, stream, timeout_s, (True, src, tag))
 
     def receivers_port(self, operation: ReceiveFuture[object]) -> Port:
         """Return the port of the messages from the source of a receive, which may have been closed since."""
         assert operation.request is not None, "nobody has taken the message"
         _, _, tag, asked = operation.request
-        stream = cast("Stream | str | None", asked)
-        return self._message_port((True, operation.port.src, tag, stream), self._streams.find(stream))
+        return self._open_port((True, operation.port.src, tag), cast("Stream | str | None", asked))
 
     def receive_again(self, operation: ReceiveFuture[object]) -> None:
         """Issue a receive that has given its place back; the loop's thread only."""
         assert operation.request is not None, "nobody has taken the message"
         _, src, tag, asked = operation.request
-        if operation.out is not None and not (type(operation.out) is np.ndarray and operation.out.flags.carray):
+        if operation.out is not None and not (type(operation.out) is ndarray and operation.out.flags.carray):
             take_output(operation)
-        self._start_message(operation, True, src, tag, cast("Stream | str | None", asked))
+        self._enqueue(operation, self._open_port((True, src, tag), cast("Stream | str | None", asked)))
 
-    def _start_message(
-        self, operation: CollectiveFuture[Any], receives: bool, peer: int | None, tag: int, stream: Stream | str | None
-    ) -> CollectiveFuture[Any]:
-        """Start one end of a message to or from a peer."""
-        asked = receives, peer, tag, stream
-        here = get_ident() == self.context.thread
-        if type(peer) is int and type(tag) is int:  # 1.0 would be the same key as 1
-            if not here:
-                if self._enqueue_here(operation, partial(self._known_port, asked)):
-                    return operation
-            elif (port := self._known_port(asked)) is not None:
-                self._enqueue(operation, port)
-                return operation
+    def _check_ends(self, ends: Ends) -> Ends:
+        """Return the ends of a message as plain numbers; raise `UsageError` unless there is such a peer and tag."""
+        receives, peer, tag = ends
         check_peer(self.group, "src" if receives else "dst", 0 if receives and peer is None else peer, tag)
-        within = self._streams.find(stream)
-        if here:
-            self._enqueue(operation, self._message_port(asked, within))
-        else:
-            self._enqueue_soon(operation, partial(self._message_port, asked, within))
-        return operation
+        return receives, None if peer is None else int(peer), int(tag)
 
-    def _known_port(self, asked: _Asked) -> Port | None:
-        """Return the port of an earlier call with the same peer, tag and stream, if it is still open."""
-        try:
-            port, lane = self._lasting[asked]
-        except (KeyError, TypeError):  # not hashable, so no stream: `Streams.find` says so
-            return None
-        return port if port.stream is lane and not port.communicator.closed else None
-
-    def _message_port(self, asked: _Asked, stream: Stream) -> Port:
+    def _message_port(self, ends: Ends, within: Stream, stream: Stream | str | None) -> Port:
         """Return this end of the messages of one (source, destination, tag): strict FIFO, in no stream's window."""
-        receives, peer, tag, _ = asked
+        receives, peer, tag = ends
         if peer is None:
-            return self._any_port(tag, stream)
-        ends = (int(peer), self.group.rank) if receives else (self.group.rank, int(peer))
-        src, dst = self._ranks[ends[0]], self._ranks[ends[1]]
-        key = Key(self._ranks, self._occurrence, "", *ends, tag)
+            return self._any_port(tag, within)
+        pair = (peer, self.group.rank) if receives else (self.group.rank, peer)
+        src, dst = self._ranks[pair[0]], self._ranks[pair[1]]
+        key = Key(self._ranks, self._occurrence, "", *pair, tag)
         communicator = self._communicators.open(key, self.group.name, (src, dst))
         towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
-        port = communicator.message_port(self.context, stream, int(receives), towards)
+        port = communicator.message_port(self.context, within, int(receives), towards)
         port.group = self.group.name, communicator.members, tag  # the timeline's group: sender and receiver
-        port.known, port.src = _remembered(self._messages, (receives, *ends, tag), Known), ends[0]
+        port.known, port.src = _remembered(self._messages, ends, Known), pair[0]
         lane = port.stream
-        if communicator.lasts and isinstance(lane, MessageLane) and lane.within is stream:
-            self._lasting.pop(asked, None)
-            _remembered(self._lasting, asked, lambda: (port, lane))
+        if communicator.lasts and isinstance(lane, MessageLane) and lane.within is within:
+            self._message_ports.pop((ends, stream), None)
+            _remembered(self._message_ports, (ends, stream), lambda: (port, lane))
         return port
 
     def _any_port(self, tag: int, stream: Stream) -> Port:
@@ -340,7 +358,7 @@ class Issuer:
 
     def _take(self, stream: Stream, tag: int, operation: CollectiveFuture[Any], src: int) -> None:
         """Let a receive from any source go on as a receive from the rank that it has chosen."""
-        chosen = self._message_port((True, src, tag, stream), stream)
+        chosen = self._message_port((True, src, tag), stream, stream)
         self.context.flight.ended(operation.record, self.context.now_ns())
         lane = operation.port.stream
         lane.finished(operation, None)
@@ -350,61 +368,63 @@ class Issuer:
 
     # -- all operations ------------------------------------------------------------------------------------------
 
-    def _prepare(self, operation: CollectiveFuture[Any], timeout_s: float | None) -> None:
-        """Check the arguments that all operations have; an error leaves no trace."""
-        context = self.context
-        if context.ending.failure is not None:
-            raise context.ending.peer_failed()
-        if not isinstance(operation.priority, int):
-            raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
-        if operation.exact is not False or operation.shared is not False or operation.insisted is not None:
-            check_options(self.group, operation)
-        if timeout_s is not None:
-            check_timeout(timeout_s)
-            operation.deadline_s = timeout_s
-        operation.member, operation.context, operation.step = self.group, context, context.step
-        rank, step = STEP_OF_TASK.get()
-        if rank is context:
-            operation.step = step
-        out, x = operation.out, operation.input
-        if out is not None and not (type(out) is np.ndarray and out.flags.carray):
-            take_output(operation)
-        if not isinstance(x, Future):
-            prepare(operation)
-        else:
-            check_here(x, context.thread)
-
     def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
-        operation.port, lane = port, port.stream
-        operation.seq = seq = port.next_seq
-        port.next_seq = seq + 1
+        """Number an operation, and let it meet those of the other ranks, as soon as its stream has room."""
+        context, lane, seq = self.context, port.stream, port.next_seq
+        operation.port, operation.seq, port.next_seq = port, seq, seq + 1
         operation.priority += lane.priority
-        context = self.context
         operation.issued_ns = operation.started_ns = now_ns = context.now_ns()
         try:
-            call: object = operation.call
+            asked: object = operation.call
         except AttributeError:  # its input is not there yet
-            call = None
-        operation.record = context.flight.issued(operation, port.known, call, seq, now_ns)
+            asked = None
+        operation.record = context.flight.issued(operation, port.known, asked, seq, now_ns)
         if operation.deadline_s is not None:
             context.expire(operation, operation.deadline_s)
-        lane.enqueue(operation)
+        if not lane.admit(operation):
+            return
+        x = operation.input
+        if type(x) is not ndarray and (isinstance(x, Future) or isinstance(operation, TreeOperation)):
+            activate(operation)
+        else:  # as `activate` does, without the calls: short latencies count here
+            operation.state = MATCHING
+            port.communicator.arrive(operation)
 
-    def _enqueue_here(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port | None]) -> bool:
-        """Issue from another thread an operation that starts no task, if the loop sleeps; False: the loop must."""
-        if isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts):
-            return False
-        return self.context.handover.in_place(partial(self._enqueue_in_place, operation, find_port), False)
+    def _enqueue_elsewhere(
+        self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None
+    ) -> None:
+        """Issue from another thread: in the place of the sleeping loop if no task starts, else the loop does it soon.
 
-    def _enqueue_in_place(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port | None]) -> bool:
-        context, port = self.context, find_port()
-        if port is None:
+        The arrays are locked at once.
+        """
+        late = isinstance(operation.input, Future) or (type(operation) is TreeOperation and operation.parts)
+        if not late and self.context.handover.in_place(partial(self._enqueue_in_place, operation, ends, stream), False):
+            return
+        self._streams.find(stream)
+        if ends is not None:
+            self._check_ends(ends)
+        operation.lock()
+        try:
+            self.context.from_thread(self._enqueue_late, operation, ends, stream)
+        except PeerFailedError:
+            operation.release()
+            raise
+
+    def _enqueue_in_place(
+        self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None
+    ) -> bool:
+        context = self.context
+        try:
+            port, lane = self._ports[stream] if ends is None else self._message_ports[ends, stream]
+        except (KeyError, TypeError):
             return False
-        operation.port = port  # which plans look at
+        operation.port = port  # which executors look at
         here = (
             not context.closed
-            and port.stream.has_room
-            and not port.stream.listens
+            and lane is port.stream
+            and not port.communicator.closed
+            and lane.has_room
+            and not lane.listens
             and not context.deadlines.wakes(operation.deadline_s)
             and port.communicator.at_once(operation)
         )
@@ -414,20 +434,11 @@ class Issuer:
             operation.port = NOWHERE
         return here
 
-    def _enqueue_soon(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port]) -> None:
-        """Issue from another thread: the arrays are locked at once, and the loop does the rest."""
-        operation.lock()
-        try:
-            self.context.from_thread(self._enqueue_late, operation, find_port)
-        except PeerFailedError:
-            operation.release()
-            raise
-
-    def _enqueue_late(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port]) -> None:
+    def _enqueue_late(self, operation: CollectiveFuture[Any], ends: Ends | None, stream: Stream | str | None) -> None:
         if operation.done:  # cancelled in the meantime
             return
         if not self.context.closed:
-            self._enqueue(operation, find_port())
+            self._enqueue(operation, self._open_port(ends, stream))
             return
         operation.release()
         conclude(operation, None, Failure(self.context.ending.peer_failed(), seen=True))
@@ -437,7 +448,7 @@ def _remembered(known: dict[K, T], which: K, make: Callable[[], T]) -> T:
     """Return the entry of a key, made if there is none; the oldest entry goes when there are too many."""
     found = known.get(which)
     if found is None:
-        if len(known) >= _PEERS:
+        if len(known) >= _PORTS:
             del known[next(iter(known))]
         found = known[which] = make()
     return found

@@ -49,7 +49,7 @@ def give(
         values = cast("Sequence[object]", value) if kind is SCATTER else [value]
         mine = _rows([pack(each, pickled=pickled) for each in values])
     sent: CollectiveFuture[Array] = CollectiveFuture(kind, mine, None, caller, priority, name, None, root)
-    found = Derived([sent], lambda got: _objects(got[0], 1, pickled)[0], issuer.context.thread).begin()
+    found = Derived([sent], lambda got: _objects(got[0], 1, pickled)[0], issuer.context).begin()
     issuer.start(sent, stream, timeout_s)
     return found
 
@@ -68,14 +68,14 @@ def gather(
 ) -> Future[Any]:
     """Agree on the size of the largest object, then gather rows of that size."""
     caller = _getframe(2) if call_site is None else call_site
-    mine, thread, size = pack(value, pickled=pickled), issuer.context.thread, issuer.group.size
+    mine, context, size = pack(value, pickled=pickled), issuer.context, issuer.group.size
     check_rank(issuer.group, "root", root)
     longest: CollectiveFuture[Array] = CollectiveFuture(
         ALL_REDUCE, metadata([len(mine)]), None, caller, priority, f"{name}: size", "max"
     )
-    padded = Derived([longest], lambda got: _rows([mine], int(got[0][0])), thread).begin()
+    padded = Derived([longest], lambda got: _rows([mine], int(got[0][0])), context).begin()
     sent: CollectiveFuture[Array] = CollectiveFuture(kind, padded, None, caller, priority, name, None, root)
-    found = Derived([sent], lambda got: _objects(got[0], size, pickled), thread).begin()
+    found = Derived([sent], lambda got: _objects(got[0], size, pickled), context).begin()
     issuer.start(longest, stream, timeout_s)
     issuer.start(sent, stream, timeout_s)
     return found

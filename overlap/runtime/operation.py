@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter
 from types import CodeType, FrameType
@@ -34,10 +34,12 @@ from ..timeline.recording import RawGroup, RawMatch
 from .context import RankContext
 from .derived import sources
 from .event_loop import Cancels
-from .future import Failure, Future, conclude
+from .failure import Failure
+from .future import Future
 from .handover import Run
 from .memory.arrays import read_only
 from .outstanding import CallSite, Issued, name_told, place_told
+from .settling import conclude
 from .state import DONE, ISSUED, MATCHING, RUNNING, STOPPING
 
 T_co = TypeVar("T_co", covariant=True)
@@ -146,8 +148,8 @@ class Lane(Protocol):
     def listens(self) -> bool:
         """Whether the end of an operation wakes something: one that waits for room, or the end of the rank."""
 
-    def enqueue(self, operation: Operation) -> None:
-        """Start an operation now if there is room, else when its turn comes."""
+    def admit(self, operation: Operation) -> bool:
+        """Take an operation in; return whether there is room for it now: else it starts when its turn comes."""
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove an operation that has ended, and start the next."""
@@ -354,13 +356,6 @@ class CollectiveFuture(Issued[T_co]):
             "site": self.call_site,
         }
 
-    def _is_awaited(self) -> None:
-        if self.awaited_ns is None:
-            self.awaited_ns = self.context.now_ns()
-
-    def _loop_thread(self) -> int | None:
-        return self.context.thread
-
     def _block(self, timeout: float | None = None) -> bool:
         run, begun_s = self.scope, perf_counter()
         if isinstance(run, Run):
@@ -370,17 +365,20 @@ class CollectiveFuture(Issued[T_co]):
         )
 
     def _ends_at_once(self) -> bool:
+        if get_ident() != self.context.thread:
+            return super()._ends_at_once()
         if self.look is not None:
             self.look()
-        return self.state >= DONE
-
-    def _pause(self) -> Coroutine[object, object, None]:
-        return self.context.pause()
+        if self.state >= DONE:
+            return True
+        if self.awaited_ns is None:
+            self.awaited_ns = self.context.now_ns()
+        return False
 
     # -- life --------------------------------------------------------------------------------------------------
 
     def arrive(self) -> None:
-        """Let it meet those of the other ranks, now that its input is there; `Stream.enqueue` does so itself."""
+        """Let it meet those of the other ranks, now that its input is there."""
         self.port.communicator.arrive(self)
 
     def fit(self, pattern: Call) -> None:
@@ -393,12 +391,8 @@ class CollectiveFuture(Issued[T_co]):
             if self.out is None and pattern.dtype is not None and self._receives():
                 self.out = self.context.arrays.empty(pattern.result_at(self.port.position), pattern.dtype)
             self.target = self.out
-        if self.kind is PERMUTE and not self.context.arrays.shapes_only:
-            self._clear(pattern)
-
-    def _clear(self, pattern: Call) -> None:
-        """Give a rank zeros that nothing comes to."""
-        if self.port.position not in {dst for _, dst in pattern.pairs}:
+        zeros = self.kind is PERMUTE and self.port.position not in {dst for _, dst in pattern.pairs}
+        if zeros and not self.context.arrays.shapes_only:  # nothing comes to it
             cast(Array, self.target)[...] = 0
 
     def _receives(self) -> bool:
@@ -414,35 +408,30 @@ class CollectiveFuture(Issued[T_co]):
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Record the span, hand over the result and let the stream go on; the loop's thread, or one in its place."""
-        if self.state < DONE:
-            if self.changed is not None and self.changed():
-                message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
-                self.fail(Failure(UsageError(message)))
-                return
-            context, started_ns, (code, instruction) = self.context, self.started_ns, self.place
-            info = (meeting, self.issued_ns, self.priority, code, instruction, self.awaited_ns, self.step)
-            context.record(("comm", self.port.stream.name, self.name, started_ns, end_ns, info))
-            context.flight.carried(self.record, started_ns, end_ns)
-            if self.shared:
-                self._share()
-            self._value = self.out if self.given is None else self.given
-            self.release()  # first: who is told may want the same arrays at once
-            self._enter(DONE)  # as `conclude` does, without a lock: nobody but who has the loop's place ends it
-            if self._threads is not None:
-                self._wake_threads()
-            if self._anywhere is not None:
-                self._call_anywhere()
+        if self.state >= DONE:
+            return
+        if self.changed is not None and self.changed():
+            message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
+            self.fail(Failure(UsageError(message)))
+            return
+        context, started_ns, (code, instruction) = self.context, self.started_ns, self.place
+        info = (meeting, self.issued_ns, self.priority, code, instruction, self.awaited_ns, self.step)
+        context.record(("comm", self.port.stream.name, self.name, started_ns, end_ns, info))
+        context.flight.carried(self.record, started_ns, end_ns)
+        if self.shared and not context.arrays.shapes_only:
+            self.out = read_only(cast(Array, self.out))
+        value = self.out if self.given is None else self.given
+        self.release()  # first: whoever hears of the end may want the same arrays at once
+        self._settle(value, None, DONE, True)  # alone: nobody but who has the loop's place ends it
+        if self.deadline_s is not None or self._waiters is not None or self._callbacks is not None:
             self._deliver()
+        else:
+            self.port.stream.finished(self, None)
 
     @property
     def heard(self) -> bool:
         """Whether its end wakes tasks, callbacks or the stream, which only the loop may do."""
         return self._waiters is not None or self._callbacks is not None or self.port.stream.listens
-
-    def _share(self) -> None:
-        """Make a result that other ranks share read-only."""
-        if not self.context.arrays.shapes_only:
-            self.out = read_only(cast(Array, self.out))
 
     def moves(self, by: Cancels | None) -> None:
         """Note that its bytes begin to move; what moves them can be stopped, unless that takes no time."""

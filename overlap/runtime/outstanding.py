@@ -16,7 +16,9 @@ from transports import TransportError
 from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, text_of
 from ..timeline.ranklist import listed
 from ..timeline.recording import call_site
-from .future import Cause, Failure, Future, consumers, has_failed_nursery, is_waited_for, settle
+from .failure import Cause, Failure
+from .future import Future, Loop, consumers, is_waited_for
+from .settling import has_failed_nursery, settle
 from .state import ADMITTED, BLOCKED, CANCELLING, QUEUED, STOPPING, UNWANTED, State, TransitionError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -38,7 +40,7 @@ _DESCRIBED: dict[State, str] = {
 }
 
 
-class OfRank(Protocol):
+class OfRank(Loop, Protocol):
     """The rank of an operation, as far as its handle knows it; see `RankContext`."""
 
     rank: int

@@ -9,7 +9,7 @@ from trio.lowlevel import checkpoint
 
 from ..errors import UsageError, shown
 from .context import RankContext
-from .future import Failure
+from .failure import Failure
 from .outstanding import Issued
 
 T_co = TypeVar("T_co", covariant=True)
@@ -37,9 +37,6 @@ class OwnCode(Issued[T_co]):
     context: RankContext
     name: str
     place: tuple[CodeType, int]
-
-    def _loop_thread(self) -> int | None:
-        return self.context.thread
 
     def _deliver(self) -> None:
         """Deliver its end: the rank ends with its error unless the program awaits it."""

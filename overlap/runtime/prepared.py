@@ -1,8 +1,8 @@
 """Calls that were made before, issued again by a thread in few steps: PyTorch's, whose tensors are memory already.
 
 A training loop repeats its calls, and what an operation costs its calling thread is time in which nothing is hidden. So
-whatever follows from the call alone is found once: checks, the port, the plan, the table that the engine executes. An
-operation that is issued so is one like any other: numbered, recorded, watched, and ended in the same way.
+whatever follows from the call alone is found once: checks, the port, the executor, the table that the engine executes.
+An operation that is issued so is one like any other: numbered, recorded, watched, and ended in the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, cast
 
-from .engine.host_memory import HostPlan, HostRun
+from .engine.host_memory import HostExecutor, HostRun
 from .operation import NOWHERE, CollectiveFuture
 from .spanning import SpanningCommunicator
 from .state import MATCHING
@@ -23,13 +23,13 @@ class PreparedCall:
 
     Args:
         operation: As it was issued then.
-        plan: How it was carried out.
+        executor: How it was carried out.
     """
 
-    __slots__ = ("_call", "_communicator", "_context", "_lane", "_member", "_plan", "_port")
+    __slots__ = ("_call", "_communicator", "_context", "_executor", "_lane", "_member", "_port")
 
-    def __init__(self, operation: CollectiveFuture[Any], plan: HostPlan) -> None:
-        self._port, self._call, self._plan = operation.port, operation.call, plan
+    def __init__(self, operation: CollectiveFuture[Any], executor: HostExecutor) -> None:
+        self._port, self._call, self._executor = operation.port, operation.call, executor
         self._context, self._member = operation.context, operation.member
         self._communicator = cast("SpanningCommunicator", operation.port.communicator)
         self._lane = cast("Stream", operation.port.stream)
@@ -42,8 +42,10 @@ class PreparedCall:
         communicator = operation.port.communicator
         if not isinstance(communicator, SpanningCommunicator):
             return None
-        plan = communicator.known_plan(operation)
-        return cls(operation, plan) if isinstance(plan, HostPlan) and plan.lasts and not plan.call.shared else None
+        executor = communicator.known_executor(operation)
+        if not isinstance(executor, HostExecutor) or not executor.lasts or executor.call.shared:
+            return None
+        return cls(operation, executor)
 
     def issue(
         self,
@@ -78,7 +80,7 @@ class PreparedCall:
         self, operation: CollectiveFuture[Any], source: int, target: int, memory: object, waited_for: bool
     ) -> bool:
         """Do what `Issuer` and the communicator do for an operation of a thread that nothing stands in the way of."""
-        context, port, plan, communicator = self._context, self._port, self._plan, self._communicator
+        context, port, executor, communicator = self._context, self._port, self._executor, self._communicator
         lane, timeout_s = self._lane, operation.deadline_s
         if (
             context.closed
@@ -87,7 +89,7 @@ class PreparedCall:
             or lane.listens
             or context.deadlines.wakes(timeout_s)
             or not communicator.calm
-            or not plan.takes_threads()
+            or not executor.takes_threads()
         ):
             return False
         operation.port, operation.seq = port, port.next_seq
@@ -100,7 +102,7 @@ class PreparedCall:
         lane.admit(operation)
         operation._enter(MATCHING)
         communicator.note(operation)
-        run = HostRun(plan, operation)
+        run = HostRun(executor, operation)
         run.submit(source, target, memory, waited_for=waited_for)
         if not run.finish_at_once():
             run.wait(communicator.match_alone(operation))

@@ -23,13 +23,14 @@ from .backend import Backend
 from .calls import Calls
 from .compute import ComputeFuture, ComputeStreams, check_stream
 from .context import STEP_OF_TASK, RankContext
-from .future import Future, advance
+from .future import Future
 from .group import Group, Surroundings
 from .memory.arrays import common_array, shape_only
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
 from .outstanding import CallSite, name_told
 from .own_code import Errors, check_errors
+from .settling import advance
 from .state import QUEUED
 from .stream import DEFAULT_WINDOW, Stream, Streams
 from .task import TaskFuture

@@ -27,10 +27,11 @@ from ..collectives.kinds import P2P
 from ..collectives.reduce import Array
 from ..errors import FutureCancelledError, PeerFailedError
 from ..timeline.recording import RawMatch
-from .future import Failure, Flag, conclude, take_back
+from .failure import Failure
 from .memory.foreign import as_input
 from .operation import NOWHERE, CollectiveFuture, Lane, Port, ReturnedMessage
 from .outstanding import CallSite
+from .settling import Flag, conclude, take_back
 from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
 
 T_co = TypeVar("T_co", covariant=True)
@@ -137,7 +138,8 @@ class ReceiveFuture(CollectiveFuture[T_co]):
                 self.context.from_thread(self._resume)
 
     def _ends_at_once(self) -> bool:
-        self._claim()
+        if self.state >= UNWANTED and get_ident() == self.context.thread:
+            self._claim()
         return super()._ends_at_once()
 
     def _resume(self) -> None:

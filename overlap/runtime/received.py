@@ -16,8 +16,8 @@ from ..collectives.reduce import Array
 from ..errors import UsageError, shown
 from ..timeline.recording import RawMatch
 from .context import Arrays
+from .failure import Failure
 from .forms import Absent, parsed, text_of
-from .future import Failure
 from .memory.foreign import as_output
 from .receive import LEFT, ReceiveFuture
 from .state import DONE

@@ -22,10 +22,10 @@ from ..timeline.recording import call_site
 from .arguments import call_by_out
 from .communicator import Communicator
 from .communicators import Communicators
-from .future import Failure
+from .executor import Executor
+from .failure import Failure
 from .match import Key, Match, Voice, mismatch
 from .operation import Operation
-from .plan import Plan
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 Called: TypeAlias = tuple[int, Call, CodePlace]
@@ -148,10 +148,10 @@ class SpanningCommunicator(Communicator):
             return
         self.note(operation)
         # a call that was made before, while nothing is wrong
-        plan = self._plans.get((operation.call, operation.context.rank))
-        if plan is not None and self.calm:
-            if not plan.finish_now(operation):
-                self._start_arrived(self.match_alone(operation), operation, plan)
+        executor = self._executors.get((operation.call, operation.context.rank))
+        if executor is not None and self.calm:
+            if not executor.finish_now(operation):
+                self._start_arrived(self.match_alone(operation), operation, executor)
             return
         # its match, by number
         seq = operation.seq
@@ -202,19 +202,19 @@ class SpanningCommunicator(Communicator):
     def at_once(self, operation: Operation) -> bool:
         """Whether taking in an operation neither wakes nor starts a task: nothing is wrong, and nothing to be told.
 
-        The first plan is made by the event loop, for it opens what the ranks have in common.
+        The first executor is made by the event loop, for it opens what the ranks have in common.
         """
-        call = operation.call
-        return bool(self._plans) and call.settled and self.calm and self.plan(call, operation).takes_threads()
+        call, known = operation.call, bool(self._executors)
+        return known and call.settled and self.calm and self.executor(call, operation).takes_threads()
 
     @property
     def calm(self) -> bool:
         """Whether a rank is alone in this process, nothing is wrong, and nobody has said what it must hear first."""
         return self.here == 1 and not self._left and self._broken is None and self._others.silent
 
-    def known_plan(self, operation: Operation) -> Plan | None:
-        """Return the plan that was kept for operations like one."""
-        return self._plans.get((operation.call, operation.context.rank))
+    def known_executor(self, operation: Operation) -> Executor | None:
+        """Return the executor that was kept for operations like one."""
+        return self._executors.get((operation.call, operation.context.rank))
 
     def match_alone(self, operation: Operation) -> Match:
         """Return the match of an operation that was made before: all its other ends are elsewhere."""

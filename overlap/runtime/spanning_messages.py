@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from ..collectives.call import Call
 from ..errors import GroupAbortedError, UsageError
 from ..timeline.recording import call_site
 from .communicator import BaseEngine, Communicator
-from .communicators import Communicators
-from .future import Failure
+from .communicators import KEPT, Communicators
+from .failure import Failure
 from .match import CALL_BITS, CHANNEL_BITS, Key, Match, Voice, mismatch
 from .operation import Operation, Port
 from .spanning import REMEMBERED, Called, SpanningCommunicator, SpanningMatch, Telling
@@ -25,10 +25,6 @@ from .spanning import REMEMBERED, Called, SpanningCommunicator, SpanningMatch, T
 # told at once; of tags that are older, a stall report tells.
 _COUNTED = 4096
 
-# Of how many sources and destinations, with their tags, the ends are kept while none of their messages is under way:
-# making one takes longer than sending a small message.
-_KEPT = 256
-
 
 class SpanningMessages(SpanningCommunicator):
     """One end of the messages of two ranks in different processes, which may be forgotten whenever it is at rest.
@@ -36,9 +32,6 @@ class SpanningMessages(SpanningCommunicator):
     As wires keep the messages of one tag in order, their tags need not be counted. Both ends number them from the first
     one ever, so that they can be compared when one waits for long; of tags that have rested for so long that an end has
     lost its count, nothing is compared.
-
-    Attributes:
-        resting: Whether it is among those that are forgotten next, if they are at rest then.
     """
 
     _shared: SpanningCommunicators
@@ -51,7 +44,6 @@ class SpanningMessages(SpanningCommunicator):
         self.first_seq, self._counted = first_seq, counted
         # A tag that was used again will be; a program may use one tag for each message.
         self.lasts: bool = first_seq > 0
-        self.resting: bool = False
 
     @property
     def last(self) -> Called | None:
@@ -119,11 +111,6 @@ class SpanningMessages(SpanningCommunicator):
         return ((seq, called) for seq, called in sorted(self._past.values()) if seq != self.count - 1)
 
     @property
-    def at_rest(self) -> bool:
-        """Whether none is under way."""
-        return not self._matches and all(port.stream.idle and not port.returned for port in self.ports.values())
-
-    @property
     def count(self) -> int:
         """The number of messages, ever."""
         return max(self.issued.values(), default=self.first_seq)
@@ -159,10 +146,9 @@ class SpanningCommunicators(Communicators):
     """
 
     def __init__(self, engine: BaseEngine, transport: Transport, others: Telling) -> None:
-        super().__init__(engine)
+        super().__init__(engine, keeps=KEPT)
         self.spanning: dict[int, SpanningCommunicator] = {}
         self.lost_count: bool = False
-        self._resting: deque[SpanningMessages] = deque()
         self._at_rest: OrderedDict[int, _AtRest] = OrderedDict()
         self._earlier: OrderedDict[tuple[int, int], Called] = (
             OrderedDict()
@@ -210,18 +196,6 @@ class SpanningCommunicators(Communicators):
         super().abort(ranks, occurrence, error)
         made = error()
         self._others.tell_broken(Key(ranks, occurrence, "").id, made.culprit, made)
-
-    def rest(self, messages: SpanningMessages) -> None:
-        """Keep communicators in repeated use, and forget all others that are idle."""
-        if not messages.lasts:
-            self.close(messages)
-            return
-        self._resting.append(messages)
-        if len(self._resting) > _KEPT:
-            oldest = self._resting.popleft()
-            oldest.resting = False
-            if oldest.at_rest:
-                self.close(oldest)
 
     def close(self, communicator: Communicator) -> None:
         """Forget one of messages that has come to rest, but for their number and the last of them."""
@@ -294,7 +268,6 @@ class SpanningCommunicators(Communicators):
             self.spanning.pop(each, None)
             self._at_rest.pop(each, None)
         if any(key.messages for key in keys):
-            self._resting = deque(each for each in self._resting if not each.closed)
             for earlier in [each for each in self._earlier if each[0] in ids]:
                 del self._earlier[earlier]
         for anyone in [each for each in self._any_call if each.group == group]:
@@ -343,7 +316,7 @@ class SpanningCommunicators(Communicators):
         anyone = keys[0].from_any()
         known = self._any_call.get(anyone)
         if known is None:
-            if len(self._any_call) >= _KEPT:
+            if len(self._any_call) >= KEPT:
                 del self._any_call[next(iter(self._any_call))]
             known = self._any_call[anyone] = {}
         for key in keys:

@@ -19,15 +19,15 @@ from collections.abc import Callable, Collection
 from copy import copy
 from functools import partial
 
-from numpy import ndarray
-
 from ..errors import UsageError, shown
 from .arguments import prepare_late
 from .context import RankContext
 from .derived import resolve
-from .future import Failure, Future, call_when_done
+from .failure import Failure
+from .future import Future
 from .operation import Operation
 from .state import ADMITTED, BLOCKED, DONE, MATCHING, QUEUED
+from .waits import call_when_done
 
 DEFAULT_WINDOW = 8
 SPAN = 32  # Operations; half of what `transports.common.OPERATIONS` keeps apart
@@ -100,28 +100,18 @@ class Stream:
         """Whether the end of an operation wakes something: one that waits for room, or the end of the rank."""
         return bool(self._waiting) or self._outstanding.draining
 
-    def enqueue(self, operation: Operation) -> None:
-        """Start `operation` now if the window has room, else when its turn comes."""
+    def admit(self, operation: Operation) -> bool:
+        """Take an operation in; return whether the window has room for it now: else it starts when its turn comes."""
         self._outstanding.operations[operation] = None
         in_flight = self._in_flight
         if not in_flight or (len(in_flight) < self.window and self.has_room):
             in_flight[operation] = self._started
             self._started += 1
-            if type(operation.input) is not ndarray:  # a future, a tree, a number, or none
-                activate(operation)
-            else:  # as `activate` does, without the call: short latencies count here
-                operation._enter(MATCHING)
-                operation.port.communicator.arrive(operation)
-        else:
-            operation._enter(QUEUED)
-            operation.lock()
-            self._waiting.append(operation)
-
-    def admit(self, operation: Operation) -> None:
-        """Count an operation as started that there is room for."""
-        self._outstanding.operations[operation] = None
-        self._in_flight[operation] = self._started
-        self._started += 1
+            return True
+        operation._enter(QUEUED)
+        operation.lock()
+        self._waiting.append(operation)
+        return False
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove an operation that has ended, and start the next one that waits for room."""
@@ -130,13 +120,12 @@ class Stream:
             return  # a receive that has given its place back
         if outstanding.draining or failure is not None:
             outstanding.note_end(operation, failure)
-        if operation not in self._in_flight:  # it failed before its turn came; a world that ends begins with the newest
+        if self._in_flight.pop(operation, None) is None:  # it failed early; a world that ends begins with the newest
             if self._waiting[-1] is operation:
                 self._waiting.pop()
             else:
                 self._waiting.remove(operation)
             return
-        del self._in_flight[operation]
         while self._waiting and self.has_room:
             following = self._waiting.popleft()
             self._in_flight[following] = self._started

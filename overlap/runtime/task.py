@@ -13,10 +13,11 @@ from trio.lowlevel import Task, current_task
 from ..errors import FutureCancelledError, RankLeftError, UsageError, shown
 from ..notice import notify
 from .context import RankContext
+from .failure import Failure
 from .forcing import Closable, force_end, watch_children
-from .future import Failure, conclude
 from .outstanding import CallSite, arose_here, place_told
 from .own_code import OwnCode
+from .settling import conclude
 from .state import DONE, RUNNING
 
 T_co = TypeVar("T_co", covariant=True)

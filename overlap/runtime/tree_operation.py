@@ -21,11 +21,12 @@ from ..errors import CollectiveMismatchError, NonFiniteError, PeerError, UsageEr
 from ..timeline.recording import RawMatch
 from .context import RankContext
 from .derived import Derived, check_here, resolve
+from .failure import Failure
 from .forms import outline_of
-from .future import Failure, conclude
 from .operation import NOWHERE, CollectiveFuture, Operation, Port
 from .outstanding import Outstanding
-from .state import DONE, MATCHING
+from .settling import conclude
+from .state import DONE
 from .trees import arrays_of, copied, futures_in, packs, unpacked, unpacked_as
 
 # Errors that fail an operation on all of its ranks: no rank goes on with its parts.
@@ -57,11 +58,10 @@ class PartLane:
         """Return the operations that wait for room: none."""
         return ()
 
-    def enqueue(self, operation: Operation) -> None:
-        """Start a part."""
+    def admit(self, operation: Operation) -> bool:
+        """Take a part in, and let it start at once."""
         self._outstanding.operations[operation] = None
-        operation._enter(MATCHING)
-        operation.port.communicator.arrive(operation)
+        return True
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Remove a part that has ended; its operation has the failure."""
@@ -231,7 +231,7 @@ def resolved(x: object, context: RankContext) -> object:
     for future in futures:
         check_here(future, context.thread)
     copy = copied(x, context.arrays)
-    tree = Derived(futures, lambda _: resolve(copy)[0], context.thread, "tree")
+    tree = Derived(futures, lambda _: resolve(copy)[0], context, "tree")
     if get_ident() == context.thread:
         tree.begin()
     else:

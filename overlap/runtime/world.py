@@ -237,17 +237,25 @@ class World:
         try:
             async with trio.open_nursery() as context.nursery:
                 try:
-                    try:
-                        with ending_forks(self.ending):
-                            results[context.rank] = await _run_program(member, main, args)
-                    finally:
-                        context.end_steps()
+                    with ending_forks(self.ending):
+                        when_cancelled = None  # what the program raised when an error cancelled it
+                        try:
+                            with trio.CancelScope() as context.program:
+                                results[context.rank] = await begun(main, member.rank, args)
+                        except BaseException as left:
+                            if context.failure is None or left is context.failure.error:
+                                raise
+                            when_cancelled, stopped = parted(left, stops=_STOPS)
+                            if stopped is not None:  # the world ends: its cause is known
+                                raise
+                        finally:
+                            context.program = None
+                            context.end_steps()
+                        _raise_unawaited(context, when_cancelled)
                     await context.outstanding.drain(_is_program)
                     await _end_daemons(context.outstanding)
                     await context.outstanding.drain()
-                except (
-                    BaseException
-                ) as raised:  # while the nursery is open: what has not ended may still want a program
+                except BaseException as raised:  # in the open nursery: what has not ended may still want a program
                     error = tellable(raised)
                     if hint := hint_of(error):
                         error.add_note(hint)
@@ -456,28 +464,15 @@ class World:
         return Timeline.collect(self.recorders(), world_size=self.size, clock=self.backend.name, meta=meta)
 
 
-async def _run_program(member: Member, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
-    """Run the program of a rank to its end, or until its own code raises where nobody awaits it.
+def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None:
+    """Raise the error of a rank's own code that nobody awaited, if that has ended its program.
 
-    Raises:
-        BaseException: That error; if the program raises another one while it is cancelled, both in a group, as from a
-            nursery.
+    Args:
+        context: Of the rank.
+        raised: What the program raised when it was cancelled because of that: both go in a group, as from a nursery.
     """
-    context, raised = member.context, None
-    try:
-        with trio.CancelScope() as context.program:
-            result = await begun(main, member.rank, args)
-    except BaseException as error:
-        if context.failure is None or error is context.failure.error:
-            raise
-        failed, stopped = parted(error, stops=_STOPS)
-        if stopped is not None:  # the world ends: its cause is known
-            raise
-        raised = failed
-    finally:
-        context.program = None
     if context.failure is None:
-        return result
+        return
     if raised is not None:
         message = "what nobody awaited, and what the program raised when it was cancelled"
         raise BaseExceptionGroup(message, [context.failure.error, raised]) from None

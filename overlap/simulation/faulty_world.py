@@ -14,10 +14,10 @@ from ..runtime.blame.reports import begun
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.context import RankContext
+from ..runtime.executor import Executor
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
 from ..runtime.outstanding import Issued
-from ..runtime.plan import Plan
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
@@ -175,20 +175,25 @@ class FaultyCommunicator(Communicator):
         return self._held.pop(operation, None) is not None or super().withdraw_receive(operation, later)
 
     def _arrive(self, operation: Operation, *, dies: bool) -> None:
+        if not self._alive:
+            self._executors.clear()
         super().arrive(operation)
         if dies:
             self._doom.kill(operation.context, operation)
 
-    def plan(self, call: Call, operation: Operation) -> Plan:
+    def executor(self, call: Call, operation: Operation) -> Executor:
         """Let nothing begin that needs a dead rank to pass on bytes; its own message has left it."""
-        alive = self.key.messages or self._dead.isdisjoint(self.members)
-        return super().plan(call, operation) if alive else _Never()
+        return super().executor(call, operation) if self._alive else _Never()
+
+    @property
+    def _alive(self) -> bool:
+        return self.key.messages or self._dead.isdisjoint(self.members)
 
 
-class _Never(Plan):
+class _Never(Executor):
     """Carries out nothing."""
 
-    together = True
+    lasts, together = False, True
 
     def start(self, match: Match, operation: Operation) -> None:
         """Let all ranks wait."""

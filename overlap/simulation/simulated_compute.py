@@ -11,8 +11,10 @@ from typing import cast
 
 from ..runtime.compute import ComputeFuture, ComputeStream
 from ..runtime.context import RankContext
-from ..runtime.future import Failure, call_when_done, deliver
+from ..runtime.failure import Failure
+from ..runtime.settling import deliver
 from ..runtime.state import BLOCKED, QUEUED, RUNNING
+from ..runtime.waits import call_when_done
 from ..timeline.replay.computes import Call, Which
 from . import ComputeCosts, Conditions, Order, Traffic
 from .faulty_world import Doom

@@ -19,10 +19,11 @@ from ..cost.select import DIRECT
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.context import RankContext
 from ..runtime.engine.in_process import fit_all, run_here
-from ..runtime.future import Failure, call_when_done
+from ..runtime.executor import Executor
+from ..runtime.failure import Failure
 from ..runtime.match import Match
 from ..runtime.operation import Operation
-from ..runtime.plan import Plan
+from ..runtime.waits import call_when_done
 from . import Kernel, Order, Reached, Traffic, Transfer
 from .simulated_compute import SimulatedCompute
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ..cost.option import Option
 
 
-class ModelledPlan(Plan):
+class Modelled(Executor):
     """Carries out operations in modelled time, once all ranks have met."""
 
     together = True
@@ -88,9 +89,9 @@ class SimulatedEngine(BaseEngine):
         kernel = self._traffic.kernel
         kernel.at(kernel.now_ns, context.rank, look, order=Order.SETTLE)
 
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan:
+    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
         """Let the model say how long all operations take."""
-        return ModelledPlan(self._carry_out, communicator)
+        return Modelled(self._carry_out, communicator)
 
     async def aclose(self) -> None:
         """Nothing is left to wait for."""

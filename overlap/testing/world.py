@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..processes.life import cluster_of
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
-from ..runtime.future import Onlooker, call_when_done
-from ..runtime.issue import Issuer
+from ..runtime.issue import Ends, Issuer
 from ..runtime.match import Key
 from ..runtime.operation import CollectiveFuture, Operation, Port
+from ..runtime.settling import Onlooker
 from ..runtime.state import CANCELLED, PARKED
 from ..runtime.stream import Stream
+from ..runtime.waits import call_when_done
 from ..runtime.world import World
 from ..simulation.faulty_world import Doom, FaultyCommunicator, FaultyCommunicators, FaultyWorld
 from ..simulation.simulated_backend import SimulatedBackend, Virtual
@@ -40,13 +41,18 @@ T = TypeVar("T")
 class RecordingIssuer(Issuer):
     """Issues operations and records them."""
 
-    _message: tuple[bool, int | None, int] | None = None  # of the message that is being issued
+    _message: Ends | None = None  # of the message that is being issued
 
-    def _start_message(
-        self, operation: CollectiveFuture[Any], receives: bool, peer: int | None, tag: int, stream: Stream | str | None
+    def start(
+        self,
+        operation: CollectiveFuture[Any],
+        stream: Stream | str | None,
+        timeout_s: float | None,
+        ends: Ends | None = None,
     ) -> CollectiveFuture[Any]:
-        self._message = receives, peer, tag
-        return super()._start_message(operation, receives, peer, tag, stream)
+        """Start an operation, and keep in mind the ends of a message."""
+        self._message = ends
+        return super().start(operation, stream, timeout_s, ends)
 
     def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
         shared = self._communicators
@@ -76,7 +82,7 @@ class TestedCommunicators(FaultyCommunicators):
         self,
         operation: CollectiveFuture[Any],
         port: Port,
-        message: tuple[bool, int | None, int] | None,
+        message: Ends | None,
         ranks: tuple[int, ...],
     ) -> None:
         """Record an operation, and later its end."""

@@ -17,7 +17,8 @@ import torch.distributed as dist
 import trio
 
 from ..errors import OverlapError
-from ..runtime.future import Future, call_anywhere
+from ..runtime.future import Future
+from ..runtime.waits import call_anywhere
 from . import typed
 from .errors import backend_error, timed_out
 from .operations import untraced

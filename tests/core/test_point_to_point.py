@@ -5,6 +5,10 @@ import pytest
 import trio
 
 import overlap
+from overlap.runtime import backend, communicators
+from overlap.runtime.communicator import Communicator
+from overlap.runtime.communicators import Communicators
+from overlap.runtime.match import Key
 
 from .worlds import FEW_PATHS, run
 
@@ -142,3 +146,30 @@ def test_it_goes_past_collectives_that_wait(path: str) -> None:
         return sum([int((await future)[0]) for future in futures])
 
     assert run(main, 2, path=path) == [40, 40]
+
+
+def test_the_ends_of_messages_are_kept_once_their_tag_comes_again_but_not_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    class Seen(Communicator):
+        def __init__(self, shared: Communicators, key: Key, name: str, members: tuple[int, ...]) -> None:
+            super().__init__(shared, key, name, members)
+            if key.messages:
+                made.append(key.tag)
+
+    monkeypatch.setattr(communicators, "Communicator", Seen)
+    monkeypatch.setattr(backend, "KEPT", 2)
+
+    async def main(rank: overlap.Rank) -> list[float]:
+        got = []
+        for number, tag in enumerate([5, 5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 5]):  # two are kept: 5 goes when 7 is kept
+            x = np.full(3, number, np.float32)
+            await (rank.send(x, 1, tag) if rank.rank == 0 else rank.recv(x, 0, tag))
+            await rank.barrier()
+            got.append(float(x[0]))
+        return got
+
+    assert overlap.run(main, ranks=2) == [[float(number) for number in range(12)]] * 2
+    assert made == [5, 5, 6, 6, 7, 7, 8, 5]

@@ -206,7 +206,7 @@ def test_the_ends_of_messages_are_kept_for_the_next_ones_but_not_all_of_them(mon
             made.append((self.key.tag, self.first_seq))
 
     monkeypatch.setattr(communicators, "SpanningMessages", Seen)
-    monkeypatch.setattr(communicators, "_KEPT", 2)
+    monkeypatch.setattr(communicators, "KEPT", 2)
 
     async def main(rank: overlap.Rank) -> list[float]:
         got = []

@@ -15,7 +15,8 @@ import trio
 import overlap
 from overlap.runtime.future import Future
 from overlap.runtime.outstanding import Issued
-from overlap.runtime.state import RUNNING, State
+from overlap.runtime.settling import Settling
+from overlap.runtime.state import RUNNING, State, transition
 
 TIMEOUT_S = 60.0  # far above what it takes
 NUMBER = ((1,), "float64")
@@ -108,19 +109,26 @@ class Recorded:
 
 @contextmanager
 def recorded() -> Iterator[Recorded]:
-    """Record the states of all operations of this process."""
-    record, enter = Recorded(), Future._enter
+    """Record the states of all operations of this process, by whatever function they are set."""
+    record, slot, begun = Recorded(), Settling.__dict__["state"], set[int]()
 
-    def recording(future: Future[object], state: State) -> None:
-        enter(future, state)
+    def enter(future: Future[object], state: State) -> None:
         if isinstance(future, Issued):
-            record.passed.setdefault(future, []).append(state)
+            before = slot.__get__(future) if id(future) in begun else None
+            if before is None:
+                begun.add(id(future))
+                alive.append(future)
+            else:
+                transition(before, state)
+                record.passed.setdefault(future, []).append(state)
+        slot.__set__(future, state)
 
-    Future._enter = recording  # type: ignore[assignment, method-assign]
+    alive: list[Future[object]] = []  # whose ids are theirs
+    Settling.state = property(slot.__get__, enter)  # type: ignore[assignment, method-assign]
     try:
         yield record
     finally:
-        Future._enter = enter  # type: ignore[method-assign]
+        Settling.state = slot
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Reducer
 from ..communicator import Communicator
+from ..executor import Executor
 from ..handover import Handover, Run
 from ..match import Match
 from ..memory.arrays import held
 from ..operation import Operation
-from ..plan import Plan
 from .host_bytes import address_of
 from .pulls import Pull, collected, gives, laid, needed, pulls, reduced, rings, unread
 from .workers import Workers
@@ -47,35 +47,35 @@ _EVER_S = 1e9
 
 
 class HostMemory:
-    """Plans operations whose ranks are in several processes of this host.
+    """Executors of operations whose ranks are in several processes of this host.
 
     Args:
         transport: Knows who has memory in common.
         workers: The threads that do large work of one process.
-        program: Plans a program, for ranks that turn out to have no room for a board.
+        program: Chooses a program, for ranks that turn out to have no room for a board.
 
     Attributes:
         program: As given.
         patience: How long the loop looks before it sleeps.
     """
 
-    program: Callable[[Communicator, Call, Operation], Plan]
+    program: Callable[[Communicator, Call, Operation], Executor]
 
     def __init__(
-        self, transport: Transport, workers: Workers, program: Callable[[Communicator, Call, Operation], Plan]
+        self, transport: Transport, workers: Workers, program: Callable[[Communicator, Call, Operation], Executor]
     ) -> None:
         self._transport, self._workers, self.program = transport, workers, program
         self._boards: dict[Communicator, Board | None] = {}
         self.patience: Patience = Patience(0.0)
 
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan | None:
+    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor | None:
         """Return how one rank's operations with a call are carried out; None if the engine cannot do it."""
         if communicator not in self._boards:
             self._boards[communicator] = self._open(communicator, operation)
         board = self._boards[communicator]
         if board is None or not (call.reducer is None or _reducer(call.reducer, call.size)):
             return None
-        return HostPlan(self, communicator, board, call, communicator.members.index(operation.context.rank))
+        return HostExecutor(self, communicator, board, call, communicator.members.index(operation.context.rank))
 
     def close(self, communicator: Communicator) -> None:
         """Give back the memory of a communicator; no rank, of any process, uses it any more."""
@@ -93,7 +93,7 @@ class HostMemory:
         return board
 
 
-class HostPlan(Plan):
+class HostExecutor(Executor):
     """Carries out operations of one rank out of the memory of the processes of this host.
 
     Args:
@@ -176,12 +176,12 @@ class HostRun(Run):
         operation: As given.
     """
 
-    __slots__ = ("_match", "_memory", "_over", "_plan", "_run", "operation")
+    __slots__ = ("_executor", "_match", "_memory", "_over", "_run", "operation")
 
     operation: Operation
 
-    def __init__(self, plan: HostPlan, operation: Operation) -> None:
-        self._plan, self.operation = plan, operation
+    def __init__(self, executor: HostExecutor, operation: Operation) -> None:
+        self._executor, self.operation = executor, operation
         self._match: Match | None = None
         self._run: engine.Run | None = None
         self._over = False
@@ -199,7 +199,7 @@ class HostRun(Run):
         """Submit the operation, now that the board is there; the loop's thread, or one in its place."""
         if self._over:
             return
-        if not self._plan.board.usable:
+        if not self._executor.board.usable:
             self._fall_back()
             return
         try:
@@ -211,12 +211,12 @@ class HostRun(Run):
 
     def submit_arrays(self) -> None:
         """Let the engine begin with the arrays of the operation."""
-        plan, operation = self._plan, self.operation
-        call, home = plan.call, 0
+        executor, operation = self._executor, self.operation
+        call, home = executor.call, 0
         if call.shared:
-            nbytes = prod(call.result_at(plan.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
-            if nbytes and operation.seq % call.size == plan.position:  # the turn of this rank to give the memory
-                home = plan.board.lend_to_all(nbytes) or 0
+            nbytes = prod(call.result_at(executor.position)) * cast("np.dtype[np.generic]", call.dtype).itemsize
+            if nbytes and operation.seq % call.size == executor.position:  # the turn of this rank to give the memory
+                home = executor.board.lend_to_all(nbytes) or 0
         else:
             operation.fit(call)
         source, target = operation.source, operation.target
@@ -234,11 +234,11 @@ class HostRun(Run):
             home: Where the memory for a shared result is that this rank gives.
             waited_for: Whether this thread waits for it at once.
         """
-        plan, operation = self._plan, self.operation
+        executor, operation = self._executor, self.operation
         number, self._memory = operation.seq, memory
-        self._run = plan.board.submit(
-            plan.table, self, number, plan.communicator.tag(plan.call, number), source, target, operation.priority,
-            plan.input_bytes, home, waited_for=waited_for,
+        self._run = executor.board.submit(
+            executor.table, self, number, executor.communicator.tag(executor.call, number), source, target,
+            operation.priority, executor.input_bytes, home, waited_for=waited_for,
         )  # fmt: skip
 
     def finish_at_once(self) -> bool:
@@ -247,7 +247,7 @@ class HostRun(Run):
             return False
         operation, self._memory = self.operation, None
         self.take_result()
-        operation.finish(operation.context.now_ns(), operation.describe(self._plan.call, operation.started_ns))
+        operation.finish(operation.context.now_ns(), operation.describe(self._executor.call, operation.started_ns))
         return True
 
     # -- waiting -------------------------------------------------------------------------------------------------------
@@ -264,16 +264,20 @@ class HostRun(Run):
         """
         if self._run is None or self._over:
             return
-        patience = self._plan.memory.patience
-        if self._run.state == engine.PENDING and self._plan.communicator.here == 1 and (look_s := patience.take()) > 0:
-            patience.learn(came=self._plan.board.wait(self._run, look_s, look_s) != engine.PENDING)
+        patience = self._executor.memory.patience
+        if (
+            self._run.state == engine.PENDING
+            and self._executor.communicator.here == 1
+            and (look_s := patience.take()) > 0
+        ):
+            patience.learn(came=self._executor.board.wait(self._run, look_s, look_s) != engine.PENDING)
         self.ended()
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
         """Wait, in a thread that waits for the operation, without the interpreter; then end it in the loop's place."""
         if self._run is None:
             return
-        self._plan.board.wait(self._run, _EVER_S if longest_s is None else longest_s, self._plan.board.look_s)
+        self._executor.board.wait(self._run, _EVER_S if longest_s is None else longest_s, self._executor.board.look_s)
         if self._run.state != engine.PENDING and not handover.in_place(self._ended_in_place, False):
             with suppress(RunFinishedError):  # nobody waits any more
                 handover.post(self.ended)
@@ -294,7 +298,7 @@ class HostRun(Run):
         if state == engine.CANCELLED:
             self._close()
             self.operation.stopped()
-            self._plan.communicator.ended(self._match, self.operation)
+            self._executor.communicator.ended(self._match, self.operation)
         elif state == engine.HOMELESS:
             self._fall_back()
         elif state != engine.DONE:
@@ -313,22 +317,22 @@ class HostRun(Run):
                 error = raised
         self._close()
         self.operation.stopped()
-        self._plan.communicator.settle(self._match, self.operation, error)
+        self._executor.communicator.settle(self._match, self.operation, error)
 
     def take_result(self) -> None:
         """Give the operation the result that all share, which lies where the engine has found it."""
-        plan = self._plan
-        if not plan.call.shared or self.operation.done:
+        executor = self._executor
+        if not executor.call.shared or self.operation.done:
             return
-        dtype, shape = cast("np.dtype[np.generic]", plan.call.dtype), plan.call.result_at(plan.position)
-        nbytes, owner = prod(shape) * dtype.itemsize, self.operation.seq % plan.call.size
+        dtype, shape = cast("np.dtype[np.generic]", executor.call.dtype), executor.call.result_at(executor.position)
+        nbytes, owner = prod(shape) * dtype.itemsize, self.operation.seq % executor.call.size
         if not nbytes:
             self.operation.out = self.operation.target = np.empty(shape, dtype)
             return
         assert self._run is not None, "it has ended"
         home = self._run.home
-        left = plan.board.left(plan.position, owner, home, nbytes)
-        self.operation.out = held(plan.board.mapped(owner, home, nbytes).toreadonly(), shape, dtype, left)
+        left = executor.board.left(executor.position, owner, home, nbytes)
+        self.operation.out = held(executor.board.mapped(owner, home, nbytes).toreadonly(), shape, dtype, left)
         self.operation.target = self.operation.out
 
     def _error(self, state: int) -> BaseException:
@@ -336,11 +340,11 @@ class HostRun(Run):
             return MemoryError(f"{self.operation.label}: there is no memory for pieces of it")
         if state == engine.CORRUPT:
             return LinkLostError("a process of this host wrote into its board what cannot be true")
-        return LinkLostError(self._plan.board.lost or "the memory of a process of this host cannot be read")
+        return LinkLostError(self._executor.board.lost or "the memory of a process of this host cannot be read")
 
     def _fall_back(self) -> None:
         """Let a program do it, which takes tasks."""
-        context, communicator = self.operation.context, self._plan.communicator
+        context, communicator = self.operation.context, self._executor.communicator
         if get_ident() != context.thread:
             context.from_thread(self._fall_back)
             return
@@ -350,17 +354,17 @@ class HostRun(Run):
         self.operation.scope = None
         if not self.operation.done:
             assert self._match is not None, "it has begun to wait"
-            plan = self._plan.memory.program(communicator, self._plan.call, self.operation)
-            communicator.start_end(self._match, self.operation, plan)
+            executor = self._executor.memory.program(communicator, self._executor.call, self.operation)
+            communicator.start_end(self._match, self.operation, executor)
 
     def cancel(self) -> None:
         """End, once nothing of this rank's is touched any more."""
-        if self._over or (self._run is not None and not self._plan.board.cancel(self._run)):
+        if self._over or (self._run is not None and not self._executor.board.cancel(self._run)):
             return
         self._close()
         self.operation.stopped()
         if self._match is not None:
-            self._plan.communicator.ended(self._match, self.operation)
+            self._executor.communicator.ended(self._match, self.operation)
 
     def _close(self) -> None:
         self._over = True

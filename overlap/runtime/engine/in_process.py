@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from time import perf_counter_ns
 from typing import cast
 
@@ -18,17 +19,17 @@ import trio
 from trio.lowlevel import TrioToken
 
 from ...collectives.call import Call
-from ...collectives.kinds import Collective
+from ...collectives.kinds import ALL_REDUCE
 from ...collectives.reduce import Array, Reducer
-from ..future import Failure
+from ..executor import Executor
+from ..failure import Failure
 from ..match import Match, Unfit
 from ..operation import Operation
-from ..plan import Plan
 from .pulls import Move, moves
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
 
-class MemoryPlan(Plan):
+class InMemory(Executor):
     """Carries out operations whose ranks are all in this process, out of each other's memory.
 
     Args:
@@ -55,7 +56,9 @@ class MemoryPlan(Plan):
         idle = len(operations) == 1 and operation.out is operation.source is not None
         if idle or pattern.work_bytes * len(operations) <= INLINE_BYTES:
             self._workers.quiet.run(run_here, operations, pattern)
-            _complete(operations, met_ns, pattern)
+            end_ns, meeting = perf_counter_ns(), operations[0].describe(pattern, met_ns)
+            for end in operations:
+                end.finish(end_ns, meeting)
             return
         operation.lock()
         work = pieces(operations, pattern)
@@ -76,26 +79,21 @@ class MemoryPlan(Plan):
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
-        for operation in match.ends:
+        operations = match.ends
+        for operation in operations:
             operation.stopped()
-        if error is None:
-            _complete(match.ends, met_ns, cast("Call", match.pattern))
-            return
-        for operation in match.ends:
-            operation.fail(Failure(error))
+        end_ns, meeting = perf_counter_ns(), operations[0].describe(cast("Call", match.pattern), met_ns)
+        for operation in operations:
+            if error is None:
+                operation.finish(end_ns, meeting)
+            else:
+                operation.fail(Failure(error))
 
     async def until_idle(self) -> None:
         """Wait for the reductions at hand."""
         while self._in_flight:
             self._idle = trio.Event()
             await self._idle.wait()
-
-
-def _complete(operations: list[Operation], met_ns: int, pattern: Call) -> None:
-    end_ns = perf_counter_ns()
-    meeting = operations[0].describe(pattern, met_ns)
-    for operation in operations:
-        operation.finish(end_ns, meeting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +133,19 @@ class Transfer:
 
 # Up to here a new array costs less than finding out where to accumulate; beyond, its pages cost more than the sum.
 _TINY_BYTES = 16 << 10
+_SOURCE = attrgetter("source")
 
 
 def run_here(operations: Sequence[Operation], pattern: Call) -> None:
     """Carry out one small collective in the calling thread, given every member's end in group order."""
-    if pattern.kind is Collective.ALL_REDUCE and pattern.nbytes <= _TINY_BYTES:
-        _all_reduce_here(operations, pattern)
+    if pattern.kind is ALL_REDUCE and pattern.nbytes <= _TINY_BYTES:  # into one new array, copied to everybody
+        total = pattern.reducer.total(list(map(_SOURCE, operations)))  # type: ignore[union-attr]  # it reduces
+        for operation in operations:
+            out, target = operation.out, operation.target
+            if out is None:
+                operation.out = total if pattern.shared else total.copy()
+            else:
+                (out if target is None else target)[...] = total
         return
     fit_all(operations, pattern)
     for transfer in _transfers(operations, pattern):
@@ -168,19 +173,6 @@ def fit_all(operations: Sequence[Operation], pattern: Call) -> None:
     if pattern.shared:
         for operation in operations:
             operation.out, operation.target = operations[0].out, operations[0].target
-
-
-def _all_reduce_here(operations: Sequence[Operation], pattern: Call) -> None:
-    """Reduce into one new array and copy it to everybody: the shortest way for the smallest and most frequent case."""
-    combine = pattern.reducer
-    assert combine is not None
-    total = combine.total([operation.source for operation in operations])  # type: ignore[misc]
-    for operation in operations:
-        if operation.out is None:
-            operation.out = total if pattern.shared else total.copy()
-        else:
-            target = operation.out if operation.target is None else operation.target
-            target[...] = total
 
 
 def _transfers(operations: Sequence[Operation], pattern: Call) -> list[Transfer]:

@@ -16,9 +16,9 @@ from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ..communicator import Communicator
+from ..executor import Executor
 from ..match import Match
 from ..operation import Operation
-from ..plan import Plan
 from .compiler import Compiled, Compiler
 from .execution import Execution, Station
 from .host_bytes import bytes_of
@@ -30,17 +30,17 @@ MESSAGE_ALGORITHM = "mesh"
 
 
 class Programs:
-    """Plans operations whose bytes travel over a transport, while the ranks compute."""
+    """Executors of operations whose bytes travel over a transport, while the ranks compute."""
 
     def __init__(self, transport: Transport, workers: Workers, compiler: Compiler, token: TrioToken) -> None:
         self._transport, self._workers, self._token = transport, workers, token
         self.compiler: Compiler = compiler
         self._stations: dict[tuple[int, ...], Station] = {}  # by world rank and group members
 
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan:
+    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
         """Return how one rank's operations with a call are carried out."""
-        plan = MessagePlan if call.kind is Collective.P2P else ProgramPlan
-        return plan(self, communicator, call)
+        made = MessageExecutor if call.kind is Collective.P2P else ProgramExecutor
+        return made(self, communicator, call)
 
     def station(self, communicator: Communicator, operation: Operation) -> Station:
         """Return the starters of a rank's messages; where the transport has none, each message gets a task."""
@@ -56,7 +56,7 @@ class Programs:
         return station
 
 
-class ProgramPlan(Plan):
+class ProgramExecutor(Executor):
     """Carries out operations of one rank with one call as executions of a program, which the first one compiles.
 
     Args:
@@ -118,7 +118,7 @@ class ProgramPlan(Plan):
         self._communicator.settle(match, operation, None)
 
 
-class MessagePlan(ProgramPlan):
+class MessageExecutor(ProgramExecutor):
     """Carries out one rank's ends of messages with another rank, which need no program."""
 
     def __str__(self) -> str:

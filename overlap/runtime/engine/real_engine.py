@@ -13,9 +13,9 @@ from transports import Transport
 
 from ...collectives.call import Call
 from ..communicator import BaseEngine, Communicator
+from ..executor import Executor
 from ..operation import Operation
-from ..plan import Plan
-from .in_process import MemoryPlan
+from .in_process import InMemory
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class RealEngine(BaseEngine):
         self._transport, self._cluster = transport, cluster
         self._token = token
         self._workers = Workers()
-        self._memory = MemoryPlan(self._workers, token)
+        self._memory = InMemory(self._workers, token)
 
     def direct(self, members: tuple[int, ...]) -> bool:
         """Whether ranks meet: where that is asked for, or where memory is shared, for then it costs least.
@@ -48,18 +48,19 @@ class RealEngine(BaseEngine):
             return self._transport.shares_memory(members)
         return self._algorithm == "direct"
 
-    def plan(self, communicator: Communicator, call: Call, operation: Operation) -> Plan:
-        """Decide how a rank's operations with a call are carried out: out of memory, if the ranks have any in common.
+    def executor(self, communicator: Communicator, call: Call, operation: Operation) -> Executor:
+        """Choose what carries out a rank's operations with a call: memory, if the ranks have any in common.
 
         Inside a process all do, unless the call insists on an algorithm. Between processes messages and uneven blocks
         travel as programs.
         """
-        plan: Plan | None = None
+        executor: Executor | None = None
+        uneven = call.counts and not call.shared
         if communicator.direct:
-            plan = self._memory if call.algorithm in _IN_MEMORY else None
-        elif (call.algorithm or self._algorithm) in _IN_MEMORY and not communicator.key.messages:
-            plan = self._host_memory.plan(communicator, call, operation) if call.shared or not call.counts else None
-        return plan or self._programs.plan(communicator, call, operation)
+            executor = self._memory if call.algorithm in _IN_MEMORY else None
+        elif (call.algorithm or self._algorithm) in _IN_MEMORY and not (communicator.key.messages or uneven):
+            executor = self._host_memory.executor(communicator, call, operation)
+        return executor or self._programs.executor(communicator, call, operation)
 
     def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that other processes of this host map, and what gives it back; None: there is none."""
@@ -69,7 +70,7 @@ class RealEngine(BaseEngine):
     def _host_memory(self) -> HostMemory:
         from .host_memory import HostMemory  # which one process never needs
 
-        return HostMemory(self._transport, self._workers, lambda *call: self._programs.plan(*call))
+        return HostMemory(self._transport, self._workers, lambda *call: self._programs.executor(*call))
 
     @cached_property
     def _programs(self) -> Programs:

@@ -1,4 +1,4 @@
-"""Plans: how the operations of a rank with one call are carried out."""
+"""Executors: what carries out the operations of a rank with one call."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .match import Match
 from .operation import Operation
 
 
-class Plan(ABC):
-    """Choice of the executor for one rank's operations with one call, made once. Its text names the executor.
+class Executor(ABC):
+    """Carries out one rank's operations with one call; chosen once. Its text names it.
 
-    An end under way is the operation's `scope` (see `moves`); `Communicator.settle` ends it. Making a plan is quick and
-    starts nothing: compiling, for instance, waits for the first operation.
+    An end under way is the operation's `scope` (see `moves`); `Communicator.settle` ends it. To choose an executor is
+    quick and starts nothing: compiling, for instance, waits for the first operation.
 
     Attributes:
-        lasts: Whether later operations with this call are carried out alike, so that the plan is kept for them.
+        lasts: Whether later operations with this call are carried out alike, so that it is kept for them.
         together: Whether one start carries out the ends of all ranks, which are in this process and have arrived.
     """
 
@@ -24,7 +24,7 @@ class Plan(ABC):
 
     @abstractmethod
     def start(self, match: Match, operation: Operation) -> None:
-        """Start the end of a rank; of plans that carry out all ends `together`, that of the rank which arrived last.
+        """Start the end of a rank; if it carries out all ends `together`, that of the rank which arrived last.
 
         Raises:
             Unfit: Another end cannot take part.

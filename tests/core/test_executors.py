@@ -10,17 +10,17 @@ import overlap
 from overlap.collectives.call import Call
 from overlap.runtime.communicator import Communicator
 from overlap.runtime.engine.real_engine import RealEngine
+from overlap.runtime.executor import Executor
 from overlap.runtime.match import Match
 from overlap.runtime.operation import Operation
-from overlap.runtime.plan import Plan
-from overlap.simulation.simulated_engine import ModelledPlan
+from overlap.simulation.simulated_engine import Modelled
 from transports.common import PAYLOAD_BYTES
 
 from .companies import by_shared_memory, by_sockets, run_far
 from .worlds import run
 
 Issue = Callable[[overlap.Rank], Any]
-Made = list[tuple[int, Plan]]
+Made = list[tuple[int, Executor]]
 
 FITS = PAYLOAD_BYTES // 8
 
@@ -107,15 +107,15 @@ WORLDS: dict[str, tuple[int, int, dict[str, Any], dict[str, set[str]]]] = {
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Return the plans that are made, and for which rank."""
+    """Executors that are chosen, and for which rank."""
     made: Made = []
-    plan_of = RealEngine.plan
+    choose = RealEngine.executor
 
-    def plan(self: RealEngine, communicator: Communicator, call: Call, operation: Operation) -> Plan:
-        made.append((operation.context.rank, plan_of(self, communicator, call, operation)))
+    def executor(self: RealEngine, communicator: Communicator, call: Call, operation: Operation) -> Executor:
+        made.append((operation.context.rank, choose(self, communicator, call, operation)))
         return made[-1][1]
 
-    monkeypatch.setattr(RealEngine, "plan", plan)
+    monkeypatch.setattr(RealEngine, "executor", executor)
     return made
 
 
@@ -131,7 +131,7 @@ async def issue_all(rank: overlap.Rank, made: Made) -> dict[str, list[str]]:
             if future is not None:
                 await future
             await rank.barrier()
-        found[name] = [str(plan) for each, plan in made[before:] if each == rank.rank]
+        found[name] = [str(executor) for each, executor in made[before:] if each == rank.rank]
     return found
 
 
@@ -147,7 +147,7 @@ def test_executors(name: str, made: Made) -> None:
     assert last == expected
 
 
-def test_a_plan_is_made_once_unless_it_may_change(made: Made) -> None:
+def test_an_executor_is_chosen_once_unless_it_may_change(made: Made) -> None:
     found: list[Any] = run_far(issue_all, 2, 1, made, wires=by_shared_memory)
     for ranks in found:
         assert [len(ranks[name]) for name in ("small", "longer", "long", "shared", "ring", "barrier")] == [1] * 6
@@ -155,18 +155,18 @@ def test_a_plan_is_made_once_unless_it_may_change(made: Made) -> None:
 
 
 def test_the_model_carries_out_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = list[str]()
-    start = ModelledPlan.start
+    executors = list[str]()
+    start = Modelled.start
 
-    def started(self: ModelledPlan, match: Match, operation: Operation) -> None:
-        plans.append(str(self))
+    def started(self: Modelled, match: Match, operation: Operation) -> None:
+        executors.append(str(self))
         start(self, match, operation)
 
-    monkeypatch.setattr(ModelledPlan, "start", started)
+    monkeypatch.setattr(Modelled, "start", started)
 
     async def main(rank: overlap.Rank) -> None:
         await rank.all_reduce(np.ones(2))
         await rank.all_reduce(np.ones(1 << 18), algorithm="ring")
 
     overlap.run(main, ranks=2, clock="virtual")
-    assert plans == ["model"] * 2
+    assert executors == ["model"] * 2

@@ -1,0 +1,94 @@
+"""Disputes: the ends of a match are compared, and fail if ranks disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from ..errors import CollectiveMismatchError, PeerFailedError, UsageError, in_one_line
+from .arguments import check_result
+from .failure import Failure
+from .match import Match, Voice, few_and_many, mismatch
+from .operation import Operation
+
+# How long two that differ wait for a third to tell which of them is the odd one out.
+_DISPUTE_S = 0.05
+
+
+class Disputes:
+    """The part of a communicator that compares the ends of a match."""
+
+    name: str
+    members: tuple[int, ...]
+    direct: bool
+
+    def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
+        """Fail one rank's end with its own error, and the other ends because of it."""
+        rank = self.members[operation.port.place]
+        message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {in_one_line(failure.error)}"
+        operation.fail(failure)
+        self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
+
+    def _compare(self, match: Match, operation: Operation) -> None:
+        pattern, asked = match.pattern, operation.call
+        if match.disputed:
+            self._dispute(match, operation)
+        elif pattern is None:  # nobody else has come, and its own result was checked with its arguments
+            match.pattern, match.first = asked, operation
+        elif pattern.dtype is None and pattern.agrees(asked):
+            match.pattern, match.first = asked, operation
+            self._check_results(match)
+        elif match.error is None and asked.dtype is None and pattern.agrees(asked):
+            self._check_results(match)
+        elif match.error is None and not pattern.agrees(asked):
+            self._dispute(match, operation)
+
+    def _check_results(self, match: Match) -> None:
+        """Compare the `out` of ranks that only receive with the dtype and shape that are known now."""
+        assert match.pattern is not None
+        for end in match.arrived:
+            if end is not None and match.error is None:
+                try:
+                    check_result(end.out, match.pattern, end.member.rank)
+                except UsageError as error:
+                    self.fail_one(match, end, Failure(error))
+
+    def _dispute(self, match: Match, operation: Operation, *, final: bool = False) -> None:
+        """Fail a match whose ends differ, once the minority is known: of two sides of equal size more ends may come.
+
+        More ends are waited for only if the communicator is direct: nothing moves there until all have come. Elsewhere
+        some ends could succeed in the meantime.
+
+        Args:
+            match: The match.
+            operation: Any of its ends here.
+            final: Whether no more are waited for.
+        """
+        if match.error is not None:
+            return
+        voices = self._voices(match)
+        few, many = few_and_many(voices)
+        if final or not self.direct or len(few) < len(many) or len(voices) == len(self.members):
+            self._fail_dispute(match, operation.seq, mismatch(self.name, operation.seq, few[0], many[0]))
+        elif not match.disputed:
+            match.disputed, match.pattern = True, None  # so that each later end is compared
+            operation.context.spawn(self._dispute_later, match, operation)
+
+    async def _dispute_later(self, match: Match, operation: Operation) -> None:
+        await trio.sleep(_DISPUTE_S)
+        self._dispute(match, operation, final=True)
+
+    def _voices(self, match: Match) -> list[Voice]:
+        """Return the calls of all ranks that are known to have come."""
+        return [Voice(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
+
+    def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
+        self._fail(match, error)
+
+    def _fail(self, match: Match, error: Callable[[], BaseException]) -> None:
+        """Fail every end, each with an error of its own: one exception raised in two tasks would mix tracebacks."""
+        match.error = error
+        for end in match.arrived:
+            if end is not None:
+                end.fail(Failure(error()))

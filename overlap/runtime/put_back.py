@@ -1,0 +1,127 @@
+"""Receives that are withdrawn, and messages that were received and go to the next receive."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import insort
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import cast
+
+from ..collectives.reduce import Array
+from .disputes import Disputes
+from .event_loop import Withdraws
+from .failure import Failure
+from .match import Match, Voice, mismatch
+from .operation import Operation, Port, ReturnedMessage
+from .receive import ReceiveFuture
+
+RETURNED_NS = -1
+"""Start time of a message that was received before, and put back."""
+
+
+class PutBack(Disputes):
+    """The part of a communicator that takes receives out of matching, and gives their messages to others."""
+
+    ports: dict[int, Port]
+    _matches: dict[int, Match]
+    _moving: dict[int, Match]
+
+    @abstractmethod
+    def arrive(self, operation: Operation) -> None:
+        """Take in one rank's end."""
+
+    @abstractmethod
+    def offer_again(self) -> None:
+        """Offer messages to receives from any source: a receive that waited for them has left the queue."""
+
+    def withdraw_receive(self, operation: Operation, later: Callable[[], None]) -> bool | None:
+        """Take a receive out of matching, as if it had never been issued, unless a message has met it.
+
+        Args:
+            operation: The receive; its lane works on it.
+            later: Called once the transport has taken it back, where that takes a task.
+
+        Returns:
+            Whether it is withdrawn now; None if that is still open.
+        """
+        match = self._matches.get(operation.seq)
+        if match is None or match.count > 1 or match.error is not None:
+            return False
+        if operation.scope is not None:
+            scope = operation.scope
+            taken_back = scope.withdraw(later) if isinstance(scope, Withdraws) else False
+            if not taken_back:
+                return taken_back
+        self.forget_receive(operation)
+        return True
+
+    def forget_receive(self, operation: Operation) -> None:
+        """Forget a receive that the transport has taken back; a sender that has come meanwhile waits for the next."""
+        seq = operation.seq
+        match = self._matches.pop(seq, None) or self._moving.pop(seq, None)
+        if match is not None and match.count > 1:
+            match.arrived[operation.port.place] = None
+            match.count -= 1
+            (sender,) = match.ends
+            match.pattern, match.first = sender.call, sender
+            self._matches[seq] = match
+        operation.taken_back()
+
+    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
+        """Give a message that was received and not taken to the next receive; a later message may have met that."""
+        returned = list(port.returned)
+        insort(returned, message, key=attrgetter("order"))
+        port.returned = returned
+        waiting = port.stream.first
+        if waiting is None or waiting is giver:
+            self.offer_again()
+            return
+        if self.withdraw_receive(waiting, partial(self._withdrawn_late, waiting)):
+            self.arrive(waiting)
+        self.offer_again()
+
+    def _withdrawn_late(self, operation: Operation) -> None:
+        """Give a message that was put back to a receive that the transport has taken back."""
+        if not operation.done:
+            self.forget_receive(operation)
+            self.arrive(operation)
+
+    def has_message(self, port: Port) -> bool:
+        """Whether a receive would meet a message at once, as far as that is known."""
+        return self.offered_ns is not None
+
+    def _take_returned(self, operation: Operation) -> None:
+        """End a receive with a message that an earlier receive has met and nobody has taken."""
+        port, (message, *port.returned) = operation.port, operation.port.returned
+        port.give_back(operation.seq)  # it is the number of a message that is still to come
+        cast("ReceiveFuture[object]", operation).order = message.order
+        try:
+            if not message.call.agrees(operation.call):
+                sender, rank = self.members[0], operation.context.rank
+                voices = (
+                    Voice(sender, message.call, "received before"),
+                    Voice(rank, operation.call, operation.call_site),
+                )
+                raise mismatch(self.name, operation.seq, *voices)()
+            operation.fit(message.call)
+            if message.data is not None:
+                cast(Array, operation.target).reshape(-1)[...] = message.data
+        except Exception as error:  # no memory, or another call
+            operation.fail(Failure(error))
+            return
+        operation.finish(operation.context.now_ns(), operation.describe(message.call, operation.started_ns))
+
+    @property
+    def offered_ns(self) -> int | None:
+        """Start time of the oldest message that no receive waits for; None without such a message.
+
+        Messages that were put back are older than all others: see `RETURNED_NS`.
+        """
+        alone = [match.ends[0] for match in self._matches.values() if match.error is None and len(match.ends) == 1]
+        started = sorted(end.started_ns for end in alone if end.port.position == 0)
+        port = self.ports.get(1)
+        if port is not None:
+            started = [*(RETURNED_NS for _ in port.returned), *started][len(port.stream.waiting()) :]
+        return started[0] if started else None

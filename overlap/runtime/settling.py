@@ -1,0 +1,245 @@
+"""Settling: the states of whatever can be awaited, its outcome, and all who wait for that.
+
+A future ends in two steps, whatever it stands for. It is *settled* once, by the event loop or a thread that has its
+place, by a compute thread, or by whoever cancels a compute: it has its outcome and its last state, and threads that
+wait for it go on. Then its end is *delivered* on the loop or in its place, perhaps a moment later: its stream goes on,
+and tasks and callbacks hear of it. `conclude` does both. Before that it moves from state to state as `state.TABLE`
+allows.
+
+The functions below the class are for streams, engines and worlds; programs use the methods of `Future`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
+
+from trio.lowlevel import Task, reschedule
+
+from ..errors import FutureCancelledError
+from .failure import Failure
+from .state import CANCELLED, DONE, FAILED, FOLLOWS, ISSUED, MATCHING, State, TransitionError
+
+# Guards a future against several threads: settling, waiting, callbacks. Its holder does nothing else, so one lock for
+# all futures is no bottleneck, and a future need not carry its own.
+LOCK: threading.Lock = threading.Lock()
+
+
+class Onlooker(partial[None]):
+    """A callback that makes no use of the result: nobody but it waits for a receive that has no other."""
+
+    __slots__ = ()
+
+
+class Flag(int):
+    """True or false, and callable for the same: `future.done`, or `future.done()` as in `concurrent.futures`."""
+
+    __slots__ = ()
+
+    def __call__(self) -> bool:
+        """Return the flag as a plain bool."""
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return str(bool(self))
+
+
+_YES, _NO = Flag(1), Flag(0)
+
+
+class Settling:
+    """The state and the outcome of a future, and those who wait for it."""
+
+    __slots__ = (
+        "_anywhere", "_callbacks", "_failure", "_nursery_failed", "_taken", "_threads", "_value", "_waiters", "state",
+    )  # fmt: skip
+
+    state: State  # Streams, engines and the ends below move it on
+    _nursery_failed: bool  # of a task that awaited it; there if it is so
+
+    def __init__(self) -> None:
+        self.state = ISSUED
+        self._taken = False  # the result was given to a task, a thread, a callback or another operation
+        self._value: object = None
+        self._failure: Failure | None = None
+        self._anywhere: list[partial[None]] | None = None
+        self._waiters: list[Task] | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+        self._threads: dict[threading.Lock, None] | None = None
+
+    @property
+    def done(self) -> Flag:
+        """Whether the operation has ended, well or badly; `done()` says the same."""
+        return _YES if self.state >= DONE else _NO
+
+    @property
+    def label(self) -> str:
+        """Its name in messages."""
+        return "result"
+
+    @property
+    def _present(self) -> State:
+        """The state as programs see it."""
+        return self.state
+
+    def _source(self) -> Settling:
+        """The future of the operation that settles this one."""
+        return self
+
+    def _claim(self) -> None:
+        """Note that the program asks for it, or gives it to another operation; any thread."""
+
+    def _await_cancelled_elsewhere(self) -> None:
+        """Note that a task of another thread's loop that awaited it was cancelled; any thread."""
+
+    def _enter(self, state: State) -> None:
+        """Move on to another state; for ends see `_settle`."""
+        if not FOLLOWS[self.state][state]:
+            self._refuse(state)
+        self.state = state
+
+    def _refuse(self, state: State) -> NoReturn:
+        """Raise the error of a state that may not follow the present one."""
+        error = TransitionError(self.state, state)
+        self._report(error)
+        raise error
+
+    def _settle(self, value: object, failure: Failure | None = None, before: State = DONE, alone: bool = False) -> bool:
+        """Set its outcome, any thread; `_deliver` must follow on the loop's thread, or in its place.
+
+        Args:
+            value: The result.
+            failure: The error, in place of a result.
+            before: Only in a state that comes before this one.
+            alone: Whether no other thread can settle it: a lock takes as long as all else here.
+
+        Returns:
+            Whether it has this outcome; False if it is further on.
+        """
+        state = DONE
+        if failure is not None:
+            state = CANCELLED if isinstance(failure.error, FutureCancelledError) else FAILED
+        if not alone:
+            LOCK.acquire()
+        try:
+            if self.state >= before:
+                return False
+            self._value, self._failure = value, failure
+            if self.state is not MATCHING and not FOLLOWS[self.state][state]:  # most come from there; see `_enter`
+                self._refuse(state)
+            self.state = state
+        finally:
+            if not alone:
+                LOCK.release()
+        if self._threads is not None:
+            self._wake_threads()
+        if self._anywhere is not None:
+            self._call_anywhere()
+        return True
+
+    def _report(self, error: TransitionError) -> None:
+        """Name itself in an error about its own states."""
+        error.operation = self.label
+
+    def _deliver(self) -> None:
+        """Tell whoever waits on the loop that it has been settled; the loop's thread, or one in its place."""
+        self._tell()
+
+    def _wake_threads(self) -> None:
+        with LOCK:
+            waiting = list(self._threads or ())
+        for ended in waiting:
+            ended.release()
+
+    def _call_anywhere(self) -> None:
+        """Run the callbacks that any thread may run; the thread that has ended it does."""
+        with LOCK:
+            callbacks, self._anywhere = self._anywhere, None
+        for callback in callbacks or ():
+            callback()
+
+    def _tell(self) -> None:
+        if self._failure is not None and has_failed_nursery(self):
+            self._failure.note_seen()
+        waiters, self._waiters = self._waiters, None
+        if waiters is not None:
+            for task in waiters:
+                reschedule(task)
+        if self._callbacks is not None:
+            self._taken = self._taken or self._has_callers()
+            with LOCK:
+                callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks or ():
+                callback()
+
+    def _add_callback(self, callback: Callable[[], None]) -> None:
+        if self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    def _has_callers(self) -> bool:
+        """Whether anything is called at its end that does not only look on."""
+        return any(type(callback) is not Onlooker for callback in self._callbacks or ())
+
+    def _take_callback(self, callback: Callable[[], None]) -> bool:
+        with LOCK:
+            if self._callbacks is None or callback not in self._callbacks:
+                return False
+            self._callbacks.remove(callback)
+            return True
+
+    def _block(self, timeout: float | None = None) -> bool:
+        ended = threading.Lock()  # which is released in the end: nothing that threads can wait for costs less
+        ended.acquire()
+        with LOCK:
+            self._threads = {**(self._threads or {}), ended: None}
+        longest = -1 if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
+        # Settled before the lock was among them: nobody would release it.
+        self._claim()  # from here on it has a user
+        if self.state < DONE:
+            ended.acquire(timeout=longest)
+        with LOCK:
+            self._threads.pop(ended, None)
+        return self.state >= DONE
+
+
+settle = Settling._settle
+"""Function that gives a future its outcome: see there."""
+
+
+def deliver(future: Settling) -> None:
+    """Tell whoever waits for a settled future: its stream, tasks, callbacks; the loop's thread, or one in its place."""
+    future._deliver()
+
+
+def conclude(future: Settling, value: object, failure: Failure | None = None) -> bool:
+    """Settle a future, unless it has ended, and deliver its end; the loop's thread, or one that has its place."""
+    if not future._settle(value, failure, alone=True):
+        return False
+    future._deliver()
+    return True
+
+
+def take_back(future: Settling, state: State) -> bool:
+    """Move a future that has ended on to another state, unless its result was given to the program; any thread."""
+    with LOCK:
+        if not future._taken:
+            future._enter(state)
+        return not future._taken
+
+
+def advance(future: Settling, state: State) -> bool:
+    """Move a future on to another state that is no end, unless it has ended; any thread."""
+    with LOCK:
+        if future.state < DONE:
+            future._enter(state)
+            return True
+    return False
+
+
+def has_failed_nursery(future: Settling) -> bool:
+    """Whether the nursery of a task that awaited a future has failed, and cancelled the await."""
+    return getattr(future, "_nursery_failed", False)

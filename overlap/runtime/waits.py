@@ -1,0 +1,96 @@
+"""Waits for the ends of futures: callbacks on the event loop or in any thread, and tasks of asyncio."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import trio
+
+from .settling import LOCK, Settling
+from .state import DONE
+
+
+def call_back(callback: Callable[[Any], object], future: Settling) -> None:
+    """Call a callback; an error that it raises is logged, and changes nothing."""
+    try:
+        callback(future)
+    except BaseException as error:
+        if not isinstance(error, Exception) and not trio.lowlevel.in_trio_run():
+            raise  # the program's own thread calls: a Ctrl-C is the program's; a loop would not survive it
+        logging.getLogger("overlap").exception("a callback of %r raised", future)
+
+
+def call_when_done(future: Settling, callback: Callable[[], None]) -> None:
+    """Call `callback` on the loop's thread once a future is settled; at once if it is. The loop's thread only."""
+    future._claim()
+    if future.done:
+        callback()
+        return
+    with LOCK:
+        future._add_callback(callback)
+    future._claim()
+    if future.done and future._take_callback(callback):  # a compute's thread has settled it meanwhile
+        callback()
+
+
+def call_anywhere(future: Settling, callback: Callable[[Any], object]) -> None:
+    """Call `callback(future)` once a future is settled: at once if it is, else in the thread that settles it.
+
+    That may be a thread of the program, and then no loop has to be woken for it. The callback must neither block nor
+    touch what belongs to the loop. An error that it raises is logged, and changes nothing.
+    """
+    call = partial(call_back, callback, future)
+    with LOCK:
+        waits = future._present < DONE
+        if waits:
+            future._anywhere = [*(future._anywhere or ()), call]
+    future._claim()  # from here on it has a user
+    if not waits:
+        call()
+    elif future.done:  # it ended before it could know of the callback
+        future._call_anywhere()
+
+
+def await_in_asyncio(future: Settling) -> Generator[object, object, None]:
+    """Wait on a loop of asyncio, which another thread wakes."""
+    import asyncio  # a program that awaits there has it
+
+    loop, ended, source = asyncio.get_running_loop(), asyncio.Event(), future._source()
+
+    def wake(_: object) -> None:
+        with suppress(RuntimeError):  # that loop has been closed meanwhile
+            loop.call_soon_threadsafe(ended.set)
+
+    call_anywhere(source, wake)
+    try:
+        yield from ended.wait().__await__()
+    except BaseException:
+        with LOCK:
+            source._anywhere = [call for call in source._anywhere or () if call.args[0] is not wake] or None
+        source._await_cancelled_elsewhere()
+        raise
+
+
+def wait_in_thread(future: Settling, unless: Settling | None = None) -> None:
+    """Wait in a thread of ours that runs no event loop; not as the program does, see `is_waited_for`.
+
+    Args:
+        future: To be waited for.
+        unless: Its end ends the wait, too.
+    """
+    ended = threading.Lock()
+    ended.acquire()
+
+    def release(_: object) -> None:
+        with suppress(RuntimeError):  # the other one has released it
+            ended.release()
+
+    call_anywhere(future._source(), release)
+    if unless is not None:
+        call_anywhere(unless, release)
+    ended.acquire()
