@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from zlib import crc32
@@ -225,6 +226,9 @@ def _nothing_is_left() -> Iterator[None]:
     """Fail a test that leaves a thread or a socket behind."""
     threads, sockets = _threads(), _sockets()
     yield
+    until = time.monotonic() + 1.0
+    while _threads() - threads and time.monotonic() < until:  # one that has done its work may not have ended
+        time.sleep(0.001)
     left = sorted(thread.name for thread in _threads() - threads)
     assert not left, f"threads left behind: {', '.join(left)}"
     opened = len(_sockets() - sockets)

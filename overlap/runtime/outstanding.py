@@ -19,7 +19,7 @@ from ..timeline.recording import call_site
 from .failure import Cause, Failure
 from .future import Future, Loop, consumers, is_waited_for
 from .settling import has_failed_nursery, settle
-from .state import ADMITTED, BLOCKED, CANCELLING, QUEUED, STOPPING, UNWANTED, State, TransitionError
+from .state import ADMITTED, BLOCKED, CANCELLING, DONE, QUEUED, STOPPING, UNWANTED, State, TransitionError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -223,7 +223,9 @@ class Outstanding:
 
     def lines(self, now_ns: int | None = None) -> list[str]:
         """Name the unfinished operations, oldest first; given the time, also their states."""
-        operations = list(self.operations)
+        operations = [
+            operation for operation in list(self.operations) if operation.state < DONE
+        ]  # others are about to be told
         lines = []
         for operation in operations[:_LISTED]:
             state = "" if now_ns is None else operation.describe_state(now_ns)
