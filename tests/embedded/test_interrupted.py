@@ -17,11 +17,16 @@ ROUNDS = 600
 WHY = "rank 0 failed: KeyboardInterrupt"
 
 
-def answer(store: MemoryStore) -> int:
-    """Be rank 1, which answers every message of rank 0; return how many came."""
+def answer(store: MemoryStore, elements: int = 0) -> int:
+    """Be rank 1, which answers every message of rank 0, or adds numbers to its; return how many came."""
     came = 0
     with overlap.connect(1, 2, store=store) as world:
         for number in range(ROUNDS):
+            if elements:
+                total = world.rank.all_reduce(np.full(elements, number)).result(TIMEOUT_S)
+                assert (total == 2 * number).all()
+                came += 1
+                continue
             assert world.rank.recv(np.empty(1, int), 0).result(TIMEOUT_S)[0] == number
             world.rank.send(np.array([number]), 0).result(TIMEOUT_S)
             came += 1
@@ -67,7 +72,10 @@ def test_in_the_midst_of_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Where the interpreter is in a callback of its own, such as the collector's, an interrupt cannot be raised.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_anywhere() -> None:
+@pytest.mark.parametrize(
+    "elements", [0, 1, 20_000, 300_000], ids=["messages", "on the board", "in lent memory", "in private memory"]
+)
+def test_anywhere(elements: int) -> None:
     """A program that catches it and waits again either goes on, or hears that its own rank was interrupted."""
     store, over, waits = MemoryStore(), threading.Event(), [False]  # no event: an interrupt in one leaves it locked
 
@@ -89,12 +97,16 @@ def test_anywhere() -> None:
 
     told = ""
     with ThreadPoolExecutor(2) as pool:
-        other = pool.submit(answer, store)
+        other = pool.submit(answer, store, elements)
         try:
             with overlap.connect(0, 2, store=store) as world:
                 hitting = pool.submit(interrupt)
                 try:
                     for number in range(ROUNDS):
+                        if elements:
+                            future = world.rank.all_reduce(np.full(elements, number))
+                            assert (patiently(future) == 2 * number).all()
+                            continue
                         sent = world.rank.send(np.array([number]), 1)
                         came = world.rank.recv(np.empty(1, int), 1)
                         patiently(sent)

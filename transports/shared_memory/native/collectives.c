@@ -58,7 +58,7 @@ typedef struct Place { /* lent memory of this process */
     struct Place *next;
     uint64_t where, nbytes;
     uint64_t number, tag; /* of the operation that had it last */
-    int used;
+    int used, held;       /* ever; by a run under way here, whatever the rows say */
 } Place;
 
 typedef struct {
@@ -226,7 +226,7 @@ static void say(Engine *engine, Run *run, int phase, uint64_t result, int rings)
 
 static int is_idle(const Board *board, const Place *place)
 {
-    return !place->used || passed(board, place->number, place->tag, TAKEN);
+    return !place->used || (!place->held && passed(board, place->number, place->tag, TAKEN));
 }
 
 /* Return a place that nobody reads any more, and that is not much too large. */
@@ -255,6 +255,8 @@ static const char *found(const Run *run, int who, uint64_t at, uint64_t nbytes, 
     *there = 0;
     if (who == run->table->position && !collecting)
         return run->source + at;
+    if (who == run->table->position && run->place != NULL)
+        return seat->segment + run->place->where + at;
     switch (run->given[who].mode) {
     case MAPPED:
     case COMMON:
@@ -266,11 +268,17 @@ static const char *found(const Run *run, int who, uint64_t at, uint64_t nbytes, 
             return NULL;
         return payload_of(run->board, who, run->number, where) + at;
     case PRIVATE:
-        if (seat->pid == 0)
-            return (const char *)(uintptr_t)(where + at);
+        if (seat->pid == 0) /* an address of `local_given` */
+            return where == 0 ? NULL : (const char *)(uintptr_t)(where + at);
         *there = where + at;
     }
     return NULL;
+}
+
+/* Return a multiple of what the addresses of elements must be: 8 at most, as complex numbers are pairs. */
+static uintptr_t aligned_to(const Reducer *reducer)
+{
+    return reducer->itemsize < 8 ? (uintptr_t)reducer->itemsize : 8;
 }
 
 static int read_there(pid_t pid, uint64_t there, char *to, uint64_t nbytes)
@@ -285,14 +293,20 @@ static int read_there(pid_t pid, uint64_t there, char *to, uint64_t nbytes)
     return 0;
 }
 
-/* Bring a piece of an input within reach: in `room`, if it must be read. Return an error's number. */
+/* Bring a piece of an input within reach: in `room`, if it must be read, or lies where no element may lie, which loops
+   of numpy need not bear. Return an error's number. */
 static int fetch(const Run *run, const Pull *pull, int index, uint64_t at, uint64_t nbytes, char *room, const char **to)
 {
     uint64_t there;
     const Source *source = &pull->sources[index];
     *to = found(run, source->who, source->at + at, nbytes, run->phase == COLLECTING, &there);
-    if (*to != NULL)
+    if (*to != NULL && (pull->count == 1 || (uintptr_t)*to % aligned_to(&run->table->reducer) == 0))
         return 0;
+    if (*to != NULL) {
+        memmove(room, *to, nbytes);
+        *to = room;
+        return 0;
+    }
     *to = room;
     return there == 0 ? EPROTO : read_there(run->board->seats[source->who].pid, there, room, nbytes);
 }
@@ -372,6 +386,8 @@ static void end_run(Engine *engine, Run *run, int state)
     engine->rowless -= run->rowless;
     engine->heavy -= run->table->heavy;
     run->rowless = 0, run->over = 1, run->ended_ns = now_ns();
+    if (run->place != NULL)
+        run->place->held = 0;
     atomic_store(&run->end.state, state);
     if (run->submitting) {
         run->submitting = ENDED_AT_ONCE;
@@ -477,10 +493,29 @@ static int find_shared(Run *run)
     int owner = run->number % run->table->size;
     uint64_t home = atomic_load(&row_of(run->board, owner, run->number)->result);
     const Seat *seat = &run->board->seats[owner];
-    if (home > seat->nbytes || run->table->result_bytes > seat->nbytes - home)
+    if (home % LINE || home > seat->nbytes || run->table->result_bytes > seat->nbytes - home)
         return 0;
     run->target = seat->segment + home, run->home = home;
     return 1;
+}
+
+/* Return the end of another rank of this process in the same operation; NULL: there is none under way. */
+static const Run *local_run(const Engine *engine, const Run *run, int who)
+{
+    for (const Run *other = engine->runs; other != NULL; other = other->next)
+        if (other->board == run->board && other->table->position == who && other->tag == run->tag)
+            return other;
+    return NULL;
+}
+
+/* Return what a rank has given; addresses in this process are not taken from a row, which others can write over. */
+static Given local_given(const Engine *engine, const Run *run, int who, uint64_t where, int mode, int slice)
+{
+    if (mode == PRIVATE && run->board->seats[who].pid == 0) {
+        const Run *other = local_run(engine, run, who);
+        where = other == NULL ? 0 : (uintptr_t)(slice ? other->target : other->source);
+    }
+    return (Given){where, mode};
 }
 
 /* Read what those have posted who are needed, and begin to take it. */
@@ -490,7 +525,7 @@ static void begin_taking(Engine *engine, Run *run)
     int modes = 1 << run->mode;
     for (int i = 0; i < table->size; i++) {
         const Row *row = row_of(run->board, i, run->number);
-        run->given[i].where = atomic_load(&row->where), run->given[i].mode = atomic_load(&row->number_mode) & 255;
+        run->given[i] = local_given(engine, run, i, atomic_load(&row->where), atomic_load(&row->number_mode) & 255, 0);
         if ((run->all || table->needed[i]) && run->given[i].mode <= COMMON)
             modes |= 1 << run->given[i].mode;
     }
@@ -501,7 +536,7 @@ static void begin_taking(Engine *engine, Run *run)
     }
     run->private = (modes & (1 << PRIVATE | 1 << COMMON)) != 0, run->lent = (modes & 1 << MAPPED) != 0;
     if (table->flags & SHARED && table->result_bytes && !find_shared(run))
-        end_run(engine, run, CORRUPT);
+        run->error = EPROTO;
     else if (table->flags & SLICES && (run->private || (table->size > 2 && table->nbytes >= SLICED_BYTES)))
         begin_work(engine, run, REDUCING, table->reduce.pulls, table->reduce.count);
     else
@@ -521,7 +556,7 @@ static void begin_collecting(Engine *engine, Run *run)
 {
     for (int i = 0; i < run->table->size; i++) {
         uint64_t result = atomic_load(&row_of(run->board, i, run->number)->result);
-        run->given[i].where = result & ~PRIVATE_BIT, run->given[i].mode = result & PRIVATE_BIT ? PRIVATE : MAPPED;
+        run->given[i] = local_given(engine, run, i, result & ~PRIVATE_BIT, result & PRIVATE_BIT ? PRIVATE : MAPPED, 1);
     }
     begin_work(engine, run, COLLECTING, run->table->collect.pulls, run->table->collect.count);
 }
@@ -541,11 +576,9 @@ static void leave(Engine *engine, Run *run)
 
 static void after_work(Engine *engine, Run *run)
 {
-    if (run->cancelled)
-        end_run(engine, run, CANCELLED);
-    else if (run->error)
-        end_run(engine, run, run->error == ENOMEM ? NO_MEMORY : run->error == EPROTO ? CORRUPT : LOST);
-    else if (run->phase == COPYING)
+    if (run->cancelled || run->error)
+        return; /* `advance` ends it, once nobody reads what it has given */
+    if (run->phase == COPYING)
         post(engine, run);
     else if (run->phase == REDUCING)
         say_slice(engine, run);
@@ -556,6 +589,16 @@ static void after_work(Engine *engine, Run *run)
 static int works(const Run *run)
 {
     return run->phase == COPYING || run->phase == TAKING || run->phase == REDUCING || run->phase == COLLECTING;
+}
+
+/* Whether another rank of this process may read memory that is this rank's own: it is read until its work is done. */
+static int is_read_here(const Engine *engine, const Run *run)
+{
+    for (const Run *other = engine->runs; other != NULL; other = other->next)
+        if (other != run && other->board == run->board && other->tag == run->tag && works(other) &&
+            (other->out || !(other->cancelled || other->error)))
+            return 1;
+    return 0;
 }
 
 /* Whether an earlier operation of the same rank waits for a row, too. */
@@ -571,8 +614,17 @@ static int is_behind(const Engine *engine, const Run *run)
 static int advance(Engine *engine, Run *run)
 {
     int moved = 0;
-    for (; !run->over && !works(run); moved = 1) {
+    for (; !run->over; moved = 1) {
         const Table *table = run->table;
+        int failed = run->cancelled || run->error, state = run->cancelled ? CANCELLED : LOST;
+        if (run->error && !run->cancelled)
+            state = run->error == ENOMEM ? NO_MEMORY : run->error == EPROTO ? CORRUPT : LOST;
+        if (failed ? run->out || is_read_here(engine, run) : works(run))
+            return moved;
+        if (failed) {
+            end_run(engine, run, state);
+            return 1;
+        }
         if (run->phase == ROW) {
             if (run->board->lost || (!is_behind(engine, run) && row_is_free(run))) {
                 engine->rowless -= run->rowless, run->rowless = 0;
@@ -596,7 +648,7 @@ static int advance(Engine *engine, Run *run)
             say(engine, run, LAST, 0, 0);
             end_run(engine, run, DONE);
         } else {
-            if (run->board->lost)
+            if (run->board->lost && !is_read_here(engine, run))
                 end_run(engine, run, LOST);
             return moved;
         }
@@ -650,6 +702,7 @@ void work(Engine *engine)
     if (run->out == 0 && (run->left == 0 || run->error || run->cancelled)) {
         long pending = engine->pending;
         after_work(engine, run);
+        advance(engine, run);
         if (engine->pending != pending && atomic_load(&engine->sleepers))
             ring_threads(engine->bells);
     }
@@ -765,7 +818,7 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
         run->mode = NO_HOME; /* there is no room for the result */
     if (!refused) {
         if (place != NULL)
-            place->used = 1, place->number = number, place->tag = tag, run->place = place;
+            place->used = place->held = 1, place->number = number, place->tag = tag, run->place = place;
         /* without common reading another rank may be homeless: then all must know */
         run->all = table->flags & NEEDS_ALL ||
                    (run->mode != ON_BOARD && !board->reads && !(table->flags & FROM_ONE));
@@ -807,8 +860,7 @@ PyObject *Engine_cancel(Engine *engine, PyObject *given)
     Py_BEGIN_ALLOW_THREADS
     lock(engine);
     run->cancelled = 1;
-    if (!run->over && run->out == 0)
-        end_run(engine, run, CANCELLED);
+    advance(engine, run);
     over = run->over;
     if (atomic_load(&engine->sleepers))
         ring_threads(engine->bells);
@@ -966,7 +1018,7 @@ static PyObject *Board_take_places(Board *board, PyObject *all)
     lock(board->engine);
     for (Place **at = &board->places; *at != NULL && found != NULL;) {
         Place *place = *at;
-        if (all != Py_True && !is_idle(board, place)) {
+        if (place->held || (all != Py_True && !is_idle(board, place))) {
             at = &place->next;
             continue;
         }
