@@ -261,7 +261,11 @@ def _of_gloo(job: Job) -> list[str]:
 def _waits(job: Job, rank: int) -> str:
     call = job.last(rank)
     others = job.awaits()[rank]
-    return f"rank {rank} for rank {listed(others)} in {call} of {job.name(call)}{call.place}" if call else ""
+    return (
+        f"rank {rank} for rank{'s' * (len(others) > 1)} {listed(others)} in {call} of {job.name(call)}{call.place}"
+        if call
+        else ""
+    )
 
 
 def _table(job: Job, first: Sequence[int]) -> list[str]:
