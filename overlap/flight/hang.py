@@ -33,6 +33,7 @@ class Hang:
     calls: Sequence[Call] = ()  # The operations of the sentence
     notes: Sequence[str] = ()
     evidence: Sequence[str] = ()  # A table: a line of heads, and a line for each rank
+    footer: Sequence[str] = ()
     also: Sequence[Hang] = field(default=())  # What files of another kind say
 
     def page(self, *, whole: bool = False) -> list[str]:
@@ -44,11 +45,11 @@ class Hang:
         if self.verdict == "ended":
             head = list(self.notes)
         head = head if whole else head[: PAGE_LINES - 4]
-        room = len(self.evidence) if whole else PAGE_LINES - len(head) - 1
+        room = len(self.evidence) if whole else PAGE_LINES - len(head) - len(self.footer) - 1
         rest = list(self.evidence[:room])
         if len(self.evidence) > room:
             rest[-1] = f"and {len(self.evidence) - room + 1} ranks more (--all)"
-        return [*head, "", *rest] if rest else head
+        return [*head, *([""] if rest else []), *rest, *self.footer]
 
     def as_dict(self) -> dict[str, object]:
         """Return the verdict as data: keys are added in later versions of the schema, never changed."""
@@ -89,10 +90,15 @@ def judge(paths: Sequence[Path]) -> Hang:
     Raises:
         UsageError: If no file can be read.
     """
-    files = [file for path in paths for file in (sorted(_dumps_in(path)) if path.is_dir() else [path])]
-    records = [str(file) for file in files if file.suffix == ENDING]
-    dumps = [file for file in files if file.suffix != ENDING]
-    if paths and not files:
+    dumps: list[Path] = []
+    records: list[str] = []
+    for path in paths:
+        files = sorted(_dumps_in(path)) if path.is_dir() else [path]
+        dumps += [file for file in files if file.suffix != ENDING]
+        inside = [file for file in files if file.suffix == ENDING]
+        # A folder stays one: its run may remove records meanwhile.
+        records += dict.fromkeys(str(file.parent if path.is_dir() else file) for file in inside)
+    if paths and not dumps and not records:
         raise UsageError(f"why: neither dumps nor flight records in {', '.join(map(str, paths))}")
     verdicts = [_of_records(records)] if records or not paths else []
     verdicts += [_of_dumps(dumps)] if dumps else []
@@ -109,7 +115,7 @@ def _of_records(files: Sequence[str]) -> Hang:
     who, where, waited = (line.partition(":")[2].strip() for line in lines)
     sentence = f"{who}; it was {where}; it waited for {waited}"
     rows = table(world, most_rows=1 << 30)
-    return Hang(sentence=sentence, verdict="ended", notes=[job, *lines, *more], evidence=rows)
+    return Hang(sentence=sentence, verdict="ended", notes=[job, *lines], evidence=rows, footer=more)
 
 
 def _of_dumps(files: Sequence[Path]) -> Hang:
@@ -261,11 +267,8 @@ def _of_gloo(job: Job) -> list[str]:
 def _waits(job: Job, rank: int) -> str:
     call = job.last(rank)
     others = job.awaits()[rank]
-    return (
-        f"rank {rank} for rank{'s' * (len(others) > 1)} {listed(others)} in {call} of {job.name(call)}{call.place}"
-        if call
-        else ""
-    )
+    ranks = f"rank{'s' * (len(others) > 1)} {listed(others)}"
+    return f"rank {rank} for {ranks} in {call} of {job.name(call)}{call.place}" if call else f"rank {rank}"
 
 
 def _table(job: Job, first: Sequence[int]) -> list[str]:

@@ -75,13 +75,13 @@ def test_a_rank_that_is_behind(tmp_path, version, form):
          "called all_reduce #2 of float [8] at train.py:33 in main, in group 'default_pg' (sizes differ)"),
         (entry(2, dtype="Half", line=9), "all_reduce #2 of half [8] at train.py:9 in main, where ranks 0, 2 "
          "called all_reduce #2 of float [8] at train.py:33 in main, in group 'default_pg' (dtypes differ)"),
-        (entry(2, "barrier", sizes=[], line=9), "barrier #2 of float at train.py:9 in main, where ranks 0, 2 "
+        (entry(2, "barrier", sizes=[], line=9), "barrier #2 at train.py:9 in main, where ranks 0, 2 "
          "called all_reduce #2 of float [8] at train.py:33 in main, in group 'default_pg' (operations differ)"),
     ],
 )  # fmt: skip
 def test_a_rank_that_differs(tmp_path, other, expected):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], [FIRST, other], [FIRST, entry(2)]])
-    assert sentence(folder).replace("of float at", "of float at") == f"rank 1 differs: it called {expected}"
+    assert sentence(folder) == f"rank 1 differs: it called {expected}"
 
 
 def test_shapes_of_one_size_are_no_mismatch(tmp_path):
@@ -169,11 +169,14 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, protocol):
 @pytest.mark.parametrize("depth", [60, 5000])
 def test_lists_that_contain_each_other_end(tmp_path, depth):
     """They would make an endless text, or an endless hash."""
-    content = b"\x80\x02}(X\x07\x00\x00\x00versionX\x03\x00\x00\x002.9X\x07\x00\x00\x00entries](}X\x0d\x00\x00\x00process_group"
-    content += b"K\x01\x85q\x00" + b"h\x00h\x00\x86q\x00" * depth
-    for end in (b"s", b"0"):
-        with pytest.raises(ValueError):
-            plain(content + end + b"e.")
+    head = pickle.dumps({"version": "2.10", "pg_config": {}, "entries": []}, 2)
+    text = b"X\x07\x00\x00\x00entries"
+    nest = b"]q\x63" + b"](h\x63h\x63eq\x63" * depth + b"h\x63"  # a list of twice the list before, and so on
+    key = b"X\x0d\x00\x00\x00process_group"
+    path = tmp_path / "dump_0"
+    path.write_bytes(head[:-1] + text + b"]}" + key + b"(" + nest + b"tsas.")
+    with pytest.raises(UsageError, match="dump_0: is damaged, or no dump"):
+        read_dump(path)
     nested = b"\x80\x02}K\x01" + b"q\x00h\x00\x86" * depth + b"K\x01s."
     with pytest.raises(ValueError, match="a key that is neither text nor number"):
         plain(nested)
@@ -194,9 +197,8 @@ def test_damaged_dumps_cost_a_sentence(tmp_path):
             read_dump(path)
             outcomes.add("read")
         except UsageError as error:
-            assert str(path) in str(error)
-            outcomes.add("refused")
-    assert outcomes == {"read", "refused"}
+            outcomes.add(str(error).partition(":")[0])
+    assert outcomes == {"read", str(path)}
 
 
 def test_a_dump_of_another_version(tmp_path):
@@ -261,7 +263,7 @@ def test_a_planted_hang_is_named(planted, case):
 
 @pytest.mark.torch
 def test_torchs_own_analysis_says_no_more(planted, tmp_path):
-    """Gloo lists no members, without which it fails: they are added for it. Each rank that it names is in our verdict."""
+    """Gloo lists no members, without which it fails: they are added for it. Each rank that it names is on our page."""
     for case in CASES:
         (tmp_path / case).mkdir()
         for path in (planted / case).glob("trace_*"):
