@@ -175,7 +175,7 @@ def test_lists_that_contain_each_other_end(tmp_path, depth):
     key = b"X\x0d\x00\x00\x00process_group"
     path = tmp_path / "dump_0"
     path.write_bytes(head[:-1] + text + b"]}" + key + b"(" + nest + b"tsas.")
-    with pytest.raises(UsageError, match="dump_0: is damaged, or no dump"):
+    with pytest.raises(UsageError, match="dump_0: is damaged, or no dump: TypeError: text expected, got list"):
         read_dump(path)
     nested = b"\x80\x02}K\x01" + b"q\x00h\x00\x86" * depth + b"K\x01s."
     with pytest.raises(ValueError, match="a key that is neither text nor number"):
