@@ -72,7 +72,14 @@ class Job:
 
     def pending(self, rank: int) -> list[Call]:
         """Return the operations of a rank that have not ended, in order."""
-        return sorted((call for call in self.dumps[rank].calls if not call.done), key=lambda call: call.created_ns)
+        return self._pending[rank]
+
+    @cached_property
+    def _pending(self) -> dict[int, list[Call]]:
+        return {
+            rank: sorted((call for call in dump.calls if not call.done), key=lambda call: call.created_ns)
+            for rank, dump in self.dumps.items()
+        }
 
     def absent(self, call: Call) -> list[int]:
         """Return the members of an operation's group that have not called it, ascending."""
@@ -108,8 +115,9 @@ class Job:
         place = own.index(call)
         return there[place] if place < len(there) else None
 
+    @cached_property
     def awaits(self) -> dict[int, list[int]]:
-        """Return for each rank the ranks that it waits for, in its first operation that has not all of its members."""
+        """The ranks that each rank waits for, in its first operation that has not all of its members."""
         waits: dict[int, list[int]] = {rank: [] for rank in self.missing}
         for rank in self.dumps:
             absences = (self.absent(call) for call in self.pending(rank))
@@ -120,7 +128,7 @@ class Job:
         """Return ranks that wait for each other and for nobody else."""
         stall = find_stall({
             rank: Standing(rank=rank, lines=(), awaits=tuple(others), busy="" if others else "elsewhere")
-            for rank, others in self.awaits().items()
+            for rank, others in self.awaits.items()
         })  # fmt: skip
         return stall.circle if stall is not None else []
 

@@ -12,7 +12,7 @@ import math
 import pickletools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,8 @@ def read_dump(path: Path) -> Dump:
         if version.partition(".")[0] != "2":
             raise UsageError(f"{path}: is of version {version} of the flight recorder; versions 2.x are read")
         groups, names = _groups(root.get("pg_config") or {})
-        calls = tuple(_call(entry, named[1], names, groups) for entry in root.get("entries", []))
+        entries = root.get("entries", [])
+        calls = _with_batches(entries, [_call(entry, named[1], names, groups) for entry in entries])
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except _DAMAGE as error:
@@ -122,6 +123,25 @@ def read_dump(path: Path) -> Dump:
     return Dump(
         path=path, prefix=named[0], rank=named[1], version=version, calls=calls, groups=groups, names=names
     )  # fmt: skip
+
+
+def _with_batches(entries: Sequence[Any], calls: Sequence[Call]) -> tuple[Call, ...]:
+    """Return the operations with the states of their batches.
+
+    Only the end of a batch, which follows its operations under their number, has a state that changes.
+    """
+    ends: dict[tuple[str, bool, int], Call] = {}
+    complete: list[Call] = []
+    for entry, call in zip(reversed(entries), reversed(calls), strict=True):
+        message = bool(entry.get("is_p2p"))
+        key = (call.group, message, int(entry["p2p_seq_id" if message else "collective_seq_id"]))
+        if call.kind.endswith("coalesced"):
+            ends.setdefault(key, call)
+        elif (end := ends.get(key)) is not None:
+            call = replace(call, state=end.state, done=end.done)
+        if not (message and call.kind == "coalesced"):  # ranks of other messages have no such end
+            complete.append(call)
+    return tuple(reversed(complete))
 
 
 def _groups(table: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:

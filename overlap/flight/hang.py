@@ -166,7 +166,7 @@ def _judged(job: Job) -> Hang:
         calls = [call for rank in circle if (call := job.last(rank)) is not None]
         return Hang(sentence=f"ranks {listed(circle)} wait for each other: {waits}", verdict="circle",
                     ranks=circle, calls=calls)  # fmt: skip
-    awaits = job.awaits()
+    awaits = job.awaits
     last = sorted({other for others in awaits.values() for other in others if not awaits.get(other)})
     if last:
         return _behind(job, [rank for rank in last if rank in job.dumps] or last)
@@ -197,7 +197,7 @@ def _differs(job: Job, found: Mismatch) -> Hang:
 
 def _behind(job: Job, culprits: Sequence[int]) -> Hang:
     rank = culprits[0]
-    waiters = [other for other, others in job.awaits().items() if rank in others]
+    waiters = [other for other, others in job.awaits.items() if rank in others]
     blocking = {other: call for other in waiters if (call := job.last(other)) is not None}
     waited = min(blocking.values(), key=lambda call: call.created_ns)
     waiters = [r for r, call in blocking.items() if (call.group, call.number) == (waited.group, waited.number)]
@@ -239,7 +239,8 @@ def _unexplained(job: Job) -> Hang:
         if not job.group(first)[1]:
             why = f"no dump lists the members of {job.name(first)}, where rank {first.rank} is in {first}{first.place}"
         return Hang(sentence=_UNTOLD + why, verdict="unknown", calls=[first], notes=_of_gloo(job))
-    ends = [(job.absent(call), call) for dump in job.dumps.values() for call in dump.calls]
+    newest = {(job.group(c), c.rank): c for d in job.dumps.values() for c in d.calls if c.kind not in ("send", "recv")}
+    ends = [(job.absent(call), call) for call in newest.values()]
     late = min((end for end in ends if end[0]), key=lambda end: end[1].created_ns, default=None)
     if late is not None:
         absent, call = late
@@ -266,13 +267,13 @@ def _of_gloo(job: Job) -> list[str]:
 
 def _waits(job: Job, rank: int) -> str:
     call = job.last(rank)
-    others = job.awaits()[rank]
+    others = job.awaits[rank]
     ranks = f"rank{'s' * (len(others) > 1)} {listed(others)}"
     return f"rank {rank} for {ranks} in {call} of {job.name(call)}{call.place}" if call else f"rank {rank}"
 
 
 def _table(job: Job, first: Sequence[int]) -> list[str]:
-    awaits = job.awaits()
+    awaits = job.awaits
     rows = []
     for rank in sorted([*job.dumps, *job.missing], key=lambda rank: (rank not in first, rank)):
         call = job.last(rank)

@@ -123,6 +123,21 @@ def test_a_send_without_a_receive(tmp_path):
     assert "(sizes differ)" in sentence(write(tmp_path / "e", met))
 
 
+@pytest.mark.parametrize("done", [True, False])
+def test_operations_of_a_batch_end_with_it(tmp_path, done):
+    """The recorder leaves them scheduled: only the entry at the end of the batch has a state."""
+    batches = []
+    for own, peer in ((0, 1), (1, 0)):
+        parts = [entry(5, name, done=False) for name in (f"send {own}->{peer}", f"recv {own}<-{peer}")]
+        end = entry(5, "coalesced", sizes=[], done=done) | {"is_p2p": True, "p2p_seq_id": 5, "collective_seq_id": 0}
+        batches.append([FIRST, *parts, end])
+    hang = judge([write(tmp_path / "d", [*batches, [FIRST]])])
+    assert hang.verdict == ("none" if done else "unknown")
+    batches[1] = [FIRST]
+    hang = judge([write(tmp_path / "e", [*batches, [FIRST]])])
+    assert (hang.verdict, list(hang.ranks)) == (("none", []) if done else ("behind", [1]))
+
+
 def test_a_missing_dump(tmp_path):
     folder = write(tmp_path / "d", [[FIRST, entry(2)], None, [FIRST, entry(2)], None])
     hang = judge([folder])
