@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..errors import UsageError
@@ -158,9 +158,17 @@ def _newest_run(dumps: Sequence[Dump]) -> tuple[Mapping[int, Dump], list[str]]:
 
 
 def _judged(job: Job) -> Hang:
-    mismatches = job.mismatches()
-    if mismatches:
-        return _differs(job, mismatches[0])
+    differs = next((_differs(job, mismatch) for mismatch in job.mismatches()), None)
+    if differs is not None and not differs.notes:
+        return differs
+    stuck = _stuck(job)
+    if stuck is None or differs is None:  # a mismatch that has ended may have stopped no rank
+        return stuck or differs or _unexplained(job)
+    return replace(stuck, notes=[*stuck.notes, f"before it: {differs.sentence}; {differs.notes[0]}"])
+
+
+def _stuck(job: Job) -> Hang | None:
+    """Return the verdict on ranks that wait for others; None if no rank does."""
     if circle := job.circle():
         waits = "; ".join(_waits(job, rank) for rank in circle)
         calls = [call for rank in circle if (call := job.last(rank)) is not None]
@@ -168,9 +176,7 @@ def _judged(job: Job) -> Hang:
                     ranks=circle, calls=calls)  # fmt: skip
     awaits = job.awaits
     last = sorted({other for others in awaits.values() for other in others if not awaits.get(other)})
-    if last:
-        return _behind(job, [rank for rank in last if rank in job.dumps] or last)
-    return _unexplained(job)
+    return _behind(job, [rank for rank in last if rank in job.dumps] or last) if last else None
 
 
 def _differs(job: Job, found: Mismatch) -> Hang:

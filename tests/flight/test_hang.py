@@ -89,6 +89,13 @@ def test_shapes_of_one_size_are_no_mismatch(tmp_path):
     assert sentence(folder).startswith("cannot be told, because all known members have called all_reduce #2")
 
 
+def test_a_mismatch_that_has_ended_is_not_the_reason_why_a_rank_waits(tmp_path):
+    wrong = entry(1, sizes=[(9,)], done=True)
+    hang = judge([write(tmp_path / "d", [[FIRST, entry(2)], [wrong], [FIRST, entry(2)]])])
+    assert (hang.verdict, hang.ranks) == ("behind", [1])
+    assert hang.notes[-1].startswith("before it: rank 1 differs: it called all_reduce #1 of float [9]")
+
+
 def test_uneven_all_to_alls_are_no_mismatch(tmp_path):
     ranks = [[entry(1, "all_to_all", sizes=[(size,)], done=True), entry(2)] for size in (3, 5)]
     assert judge([write(tmp_path / "d", ranks)]).verdict == "unknown"
