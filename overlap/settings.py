@@ -429,7 +429,7 @@ class Settings:
     flight_dir: str | None = option(
         rare=True,
         default="in the temporary folder",
-        read=str, metavar="DIR", help="where the flight records of a run that fails are (see `overlap autopsy`)",
+        read=str, metavar="DIR", help="where the flight records of a run that fails are (see `overlap why`)",
         check=partial(check_folder, "flight_dir"),
     )  # fmt: skip
     state_dir: str | None = option(

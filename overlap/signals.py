@@ -78,7 +78,7 @@ class Life:
         told = ["the processes have not met"]
         if self.world is not None:
             told = [*self.world.reports.lines_now(), "tasks:", *self.world.reports.tasks()]
-            told += [f"flight record: {path} (`overlap autopsy` reads it)" for path in open_records()]
+            told += [f"flight record: {path} (`overlap why` reads it)" for path in open_records()]
         _say([f"asked by {ASKING.name}, process {os.getpid()}:", *told])
 
 

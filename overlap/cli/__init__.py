@@ -32,7 +32,7 @@ GROUPS = {
         "run": "run a program's ranks, with settings and a trace from the command line",
         "test": "run a PyTorch program with many ranks in one process, by seeds, and say what is wrong with it",
         "top": "list the jobs that run, and show the work of their ranks: compute, communication, who is late",
-        "autopsy": "say which rank ended a run, where it was, and what it waited for",
+        "why": "say why a job is stuck or how it ended: the rank, its operation, its line",
     },
     "see where its time goes": {
         "timeline": "draw a trace: what was hidden, what was exposed, and what to change",
@@ -51,6 +51,7 @@ COMMANDS = {name: line for commands in GROUPS.values() for name, line in command
 """Every command and its line of help."""
 
 SUCCESSORS: dict[str, tuple[str, ...]] = {
+    "autopsy": ("why",),
     "advise": ("timeline", "--advise"),
     "ls": ("top", "--list"),
     "topology": ("plan",),

@@ -99,7 +99,7 @@ def _brought_home(outcome: GangOutcome, wanted: RunConfig) -> list[Path]:
 def _with_records(error: OverlapError, records: Sequence[Path]) -> OverlapError:
     if records:
         error.add_note(
-            f"flight records of {len(records)} processes are in {records[0].parent}: `overlap autopsy` reads them"
+            f"flight records of {len(records)} processes are in {records[0].parent}: `overlap why` reads them"
         )
     return error
 

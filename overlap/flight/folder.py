@@ -73,7 +73,7 @@ class FlightFile:
 
 
 def open_records() -> list[Path]:
-    """Return the records of the worlds that live in this process: `overlap autopsy` reads them at any moment."""
+    """Return the records of the worlds that live in this process: `overlap why` reads them at any moment."""
     return sorted(_open)
 
 

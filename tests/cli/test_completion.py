@@ -24,7 +24,7 @@ def script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["overlap", "aut"], {"autopsy"}),
+        (["overlap", "wh"], {"why"}),
         (["overlap", "run", "--trace-s"], {"--trace-steps"}),
         (["overlap", "run", "--checks"], {"--checksums"}),
         (["overlap", "timeline", "--what"], {"--what-if"}),

@@ -154,6 +154,6 @@ def test_a_record_that_goes_while_it_is_looked_at_is_none(tmp_path, monkeypatch)
 
 
 def test_an_option_that_only_the_help_of_another_word_names_is_not_what_was_meant(overlap):
-    """The help of autopsy names `--flight-dir` of `overlap run`."""
-    code, _, err = overlap("autopsy", "--flight-dir", "x")
+    """The help of why named `--flight-dir` of `overlap run`."""
+    code, _, err = overlap("why", "--flight-dir", "x")
     assert (code, "did you mean --flight-dir" in err) == (2, False)

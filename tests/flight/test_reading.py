@@ -17,6 +17,7 @@ import overlap
 from overlap import UsageError
 from overlap.cli import main as command
 from overlap.flight.folder import born, runs
+from overlap.flight.hang import PAGE_LINES, judge
 from overlap.flight.layout import START_AT, TEXT_LIMIT_BYTES, read_text, write_text
 from overlap.flight.reading import read_flight
 from tests import interpreters
@@ -101,7 +102,7 @@ def test_the_files_of_two_nodes_tell_which_was_killed(tmp_path, capsys):
     command_line = ["run", "--nnodes", "2", "--flight-dir", "records", "--job-id", "j", "train.py"]
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     interpreters.run("-m", "overlap", *command_line, cwd=tmp_path, env=environ, timeout=120)
-    assert command(["autopsy", str(tmp_path / "records")]) == 0
+    assert command(["why", str(tmp_path / "records")]) == 0
     head, who, where, waited, _, _, first, second = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"job j: 2 ranks, 2 nodes, \S*train.py, begun \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", head)
     told = r"who:        node 1 \(rank 1, pid \d+ on .+\) ended without a word: killed, or by os._exit"
@@ -125,7 +126,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_the_last_run_is_judged(folder, sample, capsys):
     (folder / "a.flight").write_bytes(sample)
-    assert command(["autopsy"]) == 0
+    assert command(["why"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("job process-")
     assert ": 1 rank, 1 node, " in out[0]
@@ -137,10 +138,10 @@ def test_files_that_cannot_be_read_cost_one_line_each(folder, sample, capsys):
     (folder / "a.flight").write_bytes(sample)
     (folder / "b.flight").write_bytes(sample[:100])
     (folder / "c.flight").write_text("hello")
-    assert command(["autopsy", str(folder)]) == 0
+    assert command(["why", str(folder)]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        f"overlap: autopsy: {folder / 'b.flight'}: is cut off: it has 100 of {len(sample)} bytes",
-        f"overlap: autopsy: {folder / 'c.flight'}: is no flight record",
+        f"overlap: why: {folder / 'b.flight'}: is cut off: it has 100 of {len(sample)} bytes",
+        f"overlap: why: {folder / 'c.flight'}: is no flight record",
     ]
 
 
@@ -148,18 +149,18 @@ def test_many_files_that_cannot_be_read_are_counted(folder, sample, capsys):
     (folder / "a.flight").write_bytes(sample)
     for index in range(10):
         (folder / f"b{index}.flight").write_text("hello")
-    assert command(["autopsy"]) == 0
+    assert command(["why"]) == 0
     told = capsys.readouterr().err.splitlines()
     assert told[7:] == [
-        f"overlap: autopsy: {folder / 'b7.flight'}: is no flight record",
-        "overlap: autopsy: and 2 files more that cannot be read",
+        f"overlap: why: {folder / 'b7.flight'}: is no flight record",
+        "overlap: why: and 2 files more that cannot be read",
     ]
 
 
 def test_without_any_record_it_says_so(folder, capsys):
-    assert command(["autopsy"]) == 2
+    assert command(["why"]) == 2
     assert capsys.readouterr().err == (
-        f"overlap: autopsy: no flight records in {folder}: no run has failed here, or they are elsewhere\n"
+        f"overlap: why: no flight records in {folder}: no run has failed here, or they are elsewhere\n"
     )
 
 
@@ -170,20 +171,20 @@ def test_a_record_that_its_run_removes_meanwhile_costs_no_line(folder, sample, c
             os.unlink(file)
         return read_flight(file)
 
-    monkeypatch.setattr("overlap.cli.autopsy.read_flight", vanishing)
+    monkeypatch.setattr("overlap.flight.records.read_flight", vanishing)
     (folder / "b.flight").write_bytes(sample)
     if kept:
         (folder / "a.flight").write_bytes(sample)
-    assert command(["autopsy", str(folder)]) == (0 if kept else 2)
+    assert command(["why", str(folder)]) == (0 if kept else 2)
     err = capsys.readouterr().err
-    none = f"overlap: autopsy: no flight records in {folder}: no run has failed here, or they are elsewhere\n"
+    none = f"overlap: why: no flight records in {folder}: no run has failed here, or they are elsewhere\n"
     assert err == ("" if kept else none)
 
 
 def test_with_foreign_files_only_it_names_them(folder, capsys):
     (folder / "c.flight").write_text("hello")
-    assert command(["autopsy", str(folder / "c.flight")]) == 2
-    assert capsys.readouterr().err == f"overlap: autopsy: {folder / 'c.flight'}: is no flight record\n"
+    assert command(["why", str(folder / "c.flight")]) == 2
+    assert capsys.readouterr().err == f"overlap: why: {folder / 'c.flight'}: is no flight record\n"
 
 
 def renamed(sample, job, folder):
@@ -196,7 +197,7 @@ def renamed(sample, job, folder):
 
 def judged(capsys, *words):
     """Return the job that is judged, and the reason for it."""
-    assert command(["autopsy", *words]) == 0
+    assert command(["why", *words]) == 0
     out = capsys.readouterr().out.splitlines()
     return out[0].partition(":")[0], out[-1]
 
@@ -254,3 +255,22 @@ def test_a_process_id_that_is_used_again_is_no_running_job() -> None:
     assert not runs(host, pid, str(int(born(pid)) + 1))
     assert not runs(f"{host}-other", pid, born(pid))
     assert not runs(host, pid, "")
+
+
+def test_the_old_word_of_the_command_says_the_new_one(folder, sample, capsys):
+    (folder / "a.flight").write_bytes(sample)
+    assert command(["why", str(folder)]) == 0
+    output = capsys.readouterr().out
+    assert command(["autopsy", str(folder)]) == 0
+    again = capsys.readouterr()
+    assert again.out == output
+    assert again.err.startswith("overlap: `overlap autopsy` is now `overlap why`")
+
+
+def test_a_folder_with_records_and_dumps_of_torch_has_both_verdicts(folder, sample):
+    (folder / "a.flight").write_bytes(sample)
+    (folder / "dump_0").write_text(json.dumps({"version": "2.10", "pg_config": {}, "entries": []}))
+    hang = judge([folder])
+    assert [each.verdict for each in hang.also] == ["ended", "none"]
+    assert "; torch: cannot be told, because no rank is in a recorded operation" in hang.sentence
+    assert len(hang.page()) <= PAGE_LINES

@@ -114,7 +114,7 @@ def records(folder: Path) -> Iterator[Finding]:
                 sizes.append(path.stat().st_size)
     if sizes:
         size = format_bytes(sum(sizes))
-        text = f"{len(sizes)} of runs that failed, {size}: `overlap autopsy` explains the last"
+        text = f"{len(sizes)} of runs that failed, {size}: `overlap why` explains the last"
         yield Finding(subject="flight records", state="note", text=text, mend=f"rm -r {folder}")
     else:
         yield Finding(subject="flight records", state="good", text="none of failed runs")

@@ -1,8 +1,7 @@
-"""`overlap autopsy FILE ...`: reads from flight records which rank ended a run, where, and what it waited for."""
+"""Choice of flight records: the run that is meant, of all that lie in a folder."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -10,56 +9,33 @@ from datetime import datetime
 from pathlib import Path
 
 from ..errors import UsageError
-from ..flight.autopsy import MOST_ROWS, World, newest_world, table, verdict
-from ..flight.folder import ENDING, default_folder, runs, working_folder
-from ..flight.reading import Flight, read_flight
 from ..notice import notify
+from .autopsy import World, newest_world
+from .folder import ENDING, default_folder, runs, working_folder
+from .reading import Flight, read_flight
 
-_NONE = "autopsy: no flight records in {}: no run has failed here, or they are elsewhere"
+_NONE = "why: no flight records in {}: no run has failed here, or they are elsewhere"
 _TOLD = 8  # unreadable files that are named
 
-_DESCRIPTION = """\
-Say which rank ended a run, where it was, and what it waited for; then show every rank.
 
-Every process keeps a flight record: the last operations of its ranks, in a file that outlives it however it ends. It
-is removed when its world ends well; those of attempts that were started again stay. Of several machines, bring the
-files together first. A run that still goes on, or hangs, can be looked at as well: reading disturbs nobody.
-"""
+def recent_world(named: Sequence[str]) -> tuple[World, str, list[str]]:
+    """Return the world of some records that began last, a line on its job, and lines on other worlds.
 
-_EPILOG = """\
-examples:
-  overlap autopsy                        your last run in this directory that failed, or that still goes on;
-                                         without one there, your last run on this machine
-  overlap autopsy records/               what is in a folder, such as that of --flight-dir
-  overlap autopsy a.flight b.flight      these files
-"""
-
-
-def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the options of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("files", nargs="*", metavar="FILE", help="flight records, or folders with such")
-    parser.add_argument("--all", action="store_true", help=f"every rank, not only the first {MOST_ROWS}")
-
-
-def main(args: argparse.Namespace) -> int:
-    """Run the command and return the exit code.
+    Args:
+        named: Flight records, or folders of these; without any, the default folder.
 
     Raises:
         UsageError: If no record can be read.
     """
-    flights = _readable(args.files)
-    nearness = (lambda flight: 0) if args.files else _nearness
+    flights = _readable(named)
+    nearness = (lambda flight: 0) if named else _nearness
     world, others = newest_world(flights, lambda flight: runs(flight.host, flight.pid, flight.born), nearness)
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
     ranks, nodes = _counted(first.world_size, "rank"), _counted(first.processes, "node")
-    print(", ".join([f"job {first.job}{attempt}: {ranks}", nodes, *_origin(first)]))
-    print("\n".join([*verdict(world), "", *table(world, most_rows=1 << 30 if args.all else MOST_ROWS)]))
-    if others:
-        last = "the last" if args.files else _last(world)
-        print(f"(of {others + 1} runs in these files this is {last}; name the files of another to see that)")
-    return 0
+    last = "the last" if named else _last(world)
+    more = [f"(of {others + 1} runs in these files this is {last}; name the files of another to see that)"]
+    return world, ", ".join([f"job {first.job}{attempt}: {ranks}", nodes, *_origin(first)]), more if others else []
 
 
 def _nearness(flight: Flight) -> int:
@@ -115,8 +91,8 @@ def _readable(named: Sequence[str]) -> list[Flight]:
             flights.append(read_flight(file))
         except UsageError as error:
             if file in named or Path(file).exists():
-                refusals.append(f"autopsy: {error}")
-    more = [f"autopsy: and {len(refusals) - _TOLD} files more that cannot be read"] if len(refusals) > _TOLD else []
+                refusals.append(f"why: {error}")
+    more = [f"why: and {len(refusals) - _TOLD} files more that cannot be read"] if len(refusals) > _TOLD else []
     if not flights:
         raise UsageError("\n".join([*refusals[:_TOLD], *more]) or _NONE.format(", ".join(named) or _default()))
     for line in [*refusals[:_TOLD], *more]:

@@ -1,0 +1,200 @@
+"""Desynchronised ranks in dumps: operations that differ, ranks that are behind, ranks that wait in a circle. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..runtime.blame.standing import Standing, find_stall
+from .dumps import Call, Dump
+
+Group = tuple[str, tuple[int, ...]]
+"""Name and members: groups that were split off have one name on all ranks. Without members where no dump has them."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """An operation of a group that some ranks called differently."""
+
+    calls: Mapping[int, Call]  # By rank
+    odd: Sequence[int]  # The minority; all ranks if there is none
+    differs: str  # "operations", "sizes" or "dtypes"
+    swapped: bool  # Whether both sides call both operations, in different orders
+
+
+@dataclass(frozen=True)
+class Job:
+    """The dumps of one run, by rank."""
+
+    dumps: Mapping[int, Dump]
+
+    @cached_property
+    def missing(self) -> list[int]:
+        """Ranks without a dump: ranks are numbered from 0, and groups list their members."""
+        known = {rank for dump in self.dumps.values() for ranks in dump.groups.values() for rank in ranks}
+        return sorted((known | set(range(max(self.dumps) + 1))) - set(self.dumps))
+
+    @cached_property
+    def calls(self) -> dict[Group, dict[int, dict[int, list[Call]]]]:
+        """Collectives by group, number and rank: of one number are several where they were coalesced."""
+        table: dict[Group, dict[int, dict[int, list[Call]]]] = defaultdict(
+            lambda: defaultdict(lambda: defaultdict(list))
+        )
+        for dump in self.dumps.values():
+            for call in dump.calls:
+                if call.peer is None and call.kind not in ("send", "recv"):
+                    numbers = table.setdefault(self.group(call), {})
+                    numbers.setdefault(call.number, {}).setdefault(call.rank, []).append(call)
+        return table
+
+    def group(self, call: Call) -> Group:
+        """Return the group of an operation."""
+        dump = self.dumps[call.rank]
+        listed = dump.groups.get(call.group, ())
+        if not listed and (call.group == "0" or dump.names.get(call.group) == "default_pg"):
+            listed = tuple(sorted({*self.dumps, *self.missing}))
+        return call.group, listed
+
+    def name(self, call: Call) -> str:
+        """Return the name of an operation's group for people."""
+        description = self.dumps[call.rank].names.get(call.group, "")
+        return f"group {description if description not in ('', 'undefined') else call.group!r}"
+
+    def last(self, rank: int) -> Call | None:
+        """Return the operation of a rank that it waits in, else the last one that it issued."""
+        if rank not in self.dumps:
+            return None
+        pending = self.pending(rank)
+        blocking = next((call for call in pending if self.absent(call)), pending[0] if pending else None)
+        return blocking or max(self.dumps[rank].calls, key=lambda call: call.created_ns, default=None)
+
+    def pending(self, rank: int) -> list[Call]:
+        """Return the operations of a rank that have not ended, in order."""
+        return self._pending[rank]
+
+    @cached_property
+    def _pending(self) -> dict[int, list[Call]]:
+        return {
+            rank: sorted((call for call in dump.calls if not call.done), key=lambda call: call.created_ns)
+            for rank, dump in self.dumps.items()
+        }
+
+    def absent(self, call: Call) -> list[int]:
+        """Return the members of an operation's group that have not called it, ascending."""
+        if call.kind in ("send", "recv"):
+            return [] if call.peer is None or self._answered(call) else [call.peer]
+        group = self.group(call)
+        members = group[1] or {rank for by_rank in self.calls.get(group, {}).values() for rank in by_rank}
+        return [rank for rank in sorted(members) if self._newest(group, rank) < call.number]
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[Group, int], int]:
+        newest: dict[tuple[Group, int], int] = {}
+        for group, numbers in self.calls.items():
+            for number, by_rank in numbers.items():
+                for rank in by_rank:
+                    newest[group, rank] = max(number, newest.get((group, rank), -1))
+        return newest
+
+    def _newest(self, group: Group, rank: int) -> int:
+        return self._numbers.get((group, rank), -1)
+
+    def _answered(self, call: Call) -> bool:
+        """Whether the peer has an unfinished message for each that this rank has up to this one."""
+        return self.counterpart(call) is not None
+
+    def counterpart(self, call: Call) -> Call | None:
+        """Return the other end of an unfinished message, by order."""
+        peer = self.dumps.get(-1 if call.peer is None else call.peer)
+        own = [each for each in self.pending(call.rank) if (each.kind, each.peer) == (call.kind, call.peer)]
+        kind = "recv" if call.kind == "send" else "send"
+        others = self.pending(peer.rank) if peer is not None else []
+        there = [each for each in others if (each.kind, each.peer) == (kind, call.rank) and each.group == call.group]
+        place = own.index(call)
+        return there[place] if place < len(there) else None
+
+    @cached_property
+    def awaits(self) -> dict[int, list[int]]:
+        """The ranks that each rank waits for, in its first operation that has not all of its members."""
+        waits: dict[int, list[int]] = {rank: [] for rank in self.missing}
+        for rank in self.dumps:
+            absences = (self.absent(call) for call in self.pending(rank))
+            waits[rank] = next(([other for other in ranks if other != rank] for ranks in absences if ranks), [])
+        return waits
+
+    def circle(self) -> list[int]:
+        """Return ranks that wait for each other and for nobody else."""
+        stall = find_stall({
+            rank: Standing(rank=rank, lines=(), awaits=tuple(others), busy="" if others else "elsewhere")
+            for rank, others in self.awaits.items()
+        })  # fmt: skip
+        return stall.circle if stall is not None else []
+
+    def mismatches(self) -> list[Mismatch]:
+        """Return the first mismatch of each group; those that have not ended come first, then the oldest."""
+        found = [*filter(None, map(self._mismatch, self.calls)), *self._messages()]
+        return sorted(found, key=_order)
+
+    def _mismatch(self, group: Group) -> Mismatch | None:
+        for number in sorted(self.calls[group]):
+            for calls in _each_position(self.calls[group][number]):
+                if (differs := _difference(list(calls.values()))) and (mismatch := self._judged(group, calls, differs)):
+                    return mismatch
+        return None
+
+    def _judged(self, group: Group, calls: Mapping[int, Call], differs: str) -> Mismatch:
+        camps: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for rank, call in calls.items():
+            camps[_signature(call)].append(rank)
+        largest = max(camps.values(), key=len)
+        ties = sum(len(camp) == len(largest) for camp in camps.values()) > 1
+        odd = sorted(calls if ties else set(calls) - set(largest))
+        first, second = (calls[min(camp)] for camp in list(camps.values())[:2])
+        swapped = self._calls_later(group, first, second) and self._calls_later(group, second, first)
+        return Mismatch(calls, odd, differs, swapped)
+
+    def _calls_later(self, group: Group, call: Call, other: Call) -> bool:
+        """Whether the rank of one call later does that of the other."""
+        numbers = self.calls[group]
+        later = (each for number in numbers if number > call.number for each in numbers[number].get(call.rank, ()))
+        return any(_signature(each) == _signature(other) for each in later)
+
+    def _messages(self) -> Iterator[Mismatch]:
+        for rank in self.dumps:
+            for call in self.pending(rank):
+                if call.kind == "send" and (other := self.counterpart(call)) is not None:
+                    differs = "sizes" if call.counts[0] != other.counts[1] else ""
+                    differs = differs or ("dtypes" if call.dtypes[0] != other.dtypes[1] else "")
+                    if differs:
+                        yield Mismatch({rank: call, other.rank: other}, sorted((rank, other.rank)), differs, False)
+
+
+def _each_position(by_rank: Mapping[int, list[Call]]) -> Iterator[dict[int, Call]]:
+    """Yield the calls of all ranks that belong together: of coalesced ones, those of one position."""
+    for position in range(max(map(len, by_rank.values()))):
+        yield {rank: calls[position] for rank, calls in by_rank.items() if position < len(calls)}
+
+
+def _order(mismatch: Mismatch) -> tuple[bool, int]:
+    calls = mismatch.calls.values()
+    return all(call.done for call in calls), min(call.created_ns for call in calls)
+
+
+def _signature(call: Call) -> tuple[object, ...]:
+    """Return the properties that must be equal on all ranks: those that may differ are left out."""
+    uneven = call.kind.startswith(("all_to_all", "alltoall")) or "_v" in call.kind
+    given = None if uneven or call.kind == "scatter" else call.counts[0]
+    made = None if uneven or call.kind == "gather" else call.counts[1]
+    types = "" if call.kind in ("scatter", "gather") else call.dtypes[1] or call.dtypes[0]
+    return call.kind, given, made, types
+
+
+def _difference(calls: Sequence[Call]) -> str:
+    signatures = [_signature(call) for call in calls]
+    if len({kind for kind, *_ in signatures}) > 1:
+        return "operations"
+    if len({(given, made) for _, given, made, _ in signatures}) > 1:
+        return "sizes"
+    return "dtypes" if len({types for *_, types in signatures}) > 1 else ""

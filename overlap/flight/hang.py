@@ -1,0 +1,291 @@
+"""The verdict on a stuck job from the dumps of its ranks and from flight records: a sentence, a page, and data."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from ..errors import UsageError
+from ..timeline.ranklist import listed
+from ..units import columns, wrapped
+from .autopsy import table, verdict
+from .desync import Job, Mismatch
+from .dumps import Call, Dump, looks_like_dump, read_dump
+from .folder import ENDING
+from .records import recent_world
+
+SCHEMA_VERSION = 1
+PAGE_LINES, _WIDTH = 24, 110
+_MOST_FILES = 20_000
+_UNTOLD = "cannot be told, because "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A verdict, with the evidence for it."""
+
+    sentence: str
+    verdict: str  # differs, circle, behind, missing, unknown, none, ended
+    ranks: Sequence[int] = ()  # The ranks that the sentence blames
+    missing: Sequence[int] = ()  # Ranks without a dump
+    calls: Sequence[Call] = ()  # The operations of the sentence
+    notes: Sequence[str] = ()
+    evidence: Sequence[str] = ()  # A table: a line of heads, and a line for each rank
+    footer: Sequence[str] = ()
+    also: Sequence[Hang] = field(default=())  # What files of another kind say
+
+    def page(self, *, whole: bool = False) -> list[str]:
+        """Return the sentence and the evidence in at most `PAGE_LINES` lines, or all of it."""
+        if self.also:
+            lines = [line for each in self.also for line in [*each.page(whole=whole)[: PAGE_LINES // 2 - 1], ""]][:-1]
+            return lines if whole else lines[:PAGE_LINES]
+        head = [*wrapped(self.sentence, _WIDTH), *(line for note in self.notes for line in wrapped(note, _WIDTH))]
+        if self.verdict == "ended":
+            head = list(self.notes)
+        head = head if whole else head[: PAGE_LINES - 4]
+        room = len(self.evidence) if whole else PAGE_LINES - len(head) - len(self.footer) - 1
+        rest = list(self.evidence[:room])
+        if len(self.evidence) > room:
+            rest[-1] = f"and {len(self.evidence) - room + 1} ranks more (--all)"
+        return [*head, *([""] if rest else []), *rest, *self.footer]
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the verdict as data: keys are added in later versions of the schema, never changed."""
+        return {
+            "schema": "overlap.hang",
+            "version": SCHEMA_VERSION,
+            "sentence": self.sentence,
+            "verdict": self.verdict,
+            "ranks": list(self.ranks),
+            "missing": list(self.missing),
+            "operations": [asdict(call) for call in self.calls],
+            "notes": list(self.notes),
+            "also": [each.as_dict() for each in self.also],
+        }
+
+
+def is_dump(path: Path) -> bool:
+    """Whether a path is a dump or a flight record, or a folder with some."""
+    if path.is_dir():
+        return next(_dumps_in(path), None) is not None
+    return path.suffix == ENDING or looks_like_dump(path)
+
+
+def _dumps_in(folder: Path) -> Iterator[Path]:
+    for count, path in enumerate(folder.rglob("*")):
+        if count >= _MOST_FILES:
+            return
+        if path.is_file() and (path.suffix == ENDING or looks_like_dump(path)):
+            yield path
+
+
+def judge(paths: Sequence[Path]) -> Hang:
+    """Return the verdict on dumps and flight records.
+
+    Args:
+        paths: Files, or folders with some; without any, the folder where this machine's flight records lie.
+
+    Raises:
+        UsageError: If no file can be read.
+    """
+    dumps: list[Path] = []
+    records: list[str] = []
+    for path in paths:
+        files = sorted(_dumps_in(path)) if path.is_dir() else [path]
+        dumps += [file for file in files if file.suffix != ENDING]
+        inside = [file for file in files if file.suffix == ENDING]
+        # A folder stays one: its run may remove records meanwhile.
+        records += dict.fromkeys(str(file.parent if path.is_dir() else file) for file in inside)
+    if paths and not dumps and not records:
+        raise UsageError(f"why: neither dumps nor flight records in {', '.join(map(str, paths))}")
+    verdicts = [_of_records(records)] if records or not paths else []
+    verdicts += [_of_dumps(dumps)] if dumps else []
+    if len(verdicts) == 1:
+        return verdicts[0]
+    sentence = f"{verdicts[0].sentence}; torch: {verdicts[1].sentence}"
+    ranks, missing = ([rank for each in verdicts for rank in getattr(each, name)] for name in ("ranks", "missing"))
+    return Hang(sentence=sentence, verdict=verdicts[1].verdict, ranks=ranks, missing=missing, also=verdicts)
+
+
+def _of_records(files: Sequence[str]) -> Hang:
+    world, job, more = recent_world(files)
+    lines = verdict(world)
+    who, where, waited = (line.partition(":")[2].strip() for line in lines)
+    sentence = f"{who}; it was {where}; it waited for {waited}"
+    rows = table(world, most_rows=1 << 30)
+    return Hang(sentence=sentence, verdict="ended", notes=[job, *lines], evidence=rows, footer=more)
+
+
+def _of_dumps(files: Sequence[Path]) -> Hang:
+    dumps, notes = [], []
+    for file in files:
+        try:
+            dumps.append(read_dump(file))
+        except UsageError as error:
+            notes.append(f"not read: {error}")
+    if not dumps:
+        raise UsageError("\n".join(notes[:8]))
+    run, more = _newest_run(dumps)
+    job = Job(run)
+    if len(versions := sorted({dump.version for dump in run.values()})) > 1:
+        notes.append(f"the dumps are of different versions of the recorder: {', '.join(versions)}")
+    found = _judged(job)
+    behind = f"; the dump{'s' * (len(job.missing) > 1)} of rank{'s' * (len(job.missing) > 1)} {listed(job.missing)} "
+    suffix = f"{behind}{'are' if len(job.missing) > 1 else 'is'} missing" if job.missing else ""
+    sentence = found.sentence + (suffix if found.verdict != "missing" else "")
+    return Hang(
+        sentence=sentence, verdict=found.verdict, ranks=found.ranks, missing=job.missing, calls=found.calls,
+        notes=[*found.notes, *more, *notes[:4]], evidence=_table(job, found.ranks),
+    )  # fmt: skip
+
+
+def _newest_run(dumps: Sequence[Dump]) -> tuple[Mapping[int, Dump], list[str]]:
+    """Return the dumps of one run: where ranks occur twice, files of one folder and one prefix belong together."""
+    best: dict[tuple[str, str, int], Dump] = {}
+    for dump in dumps:  # a rank may have written both a pickle, which has stacks, and JSON
+        key = (str(dump.path.parent), dump.prefix, dump.rank)
+        if key not in best or any(call.line for call in dump.calls):
+            best[key] = dump
+    if len({rank for *_, rank in best}) == len(best):
+        return {dump.rank: dump for dump in sorted(best.values(), key=lambda dump: dump.rank)}, []
+    runs: dict[tuple[str, str], dict[int, Dump]] = defaultdict(dict)
+    for (folder, prefix, rank), dump in sorted(best.items()):
+        runs[folder, prefix][rank] = dump
+    newest = max(runs, key=lambda run: max((c.created_ns for d in runs[run].values() for c in d.calls), default=0))
+    return runs[newest], [f"of {len(runs)} runs in these files this is the last ({newest[1]})"]
+
+
+def _judged(job: Job) -> Hang:
+    differs = next((_differs(job, mismatch) for mismatch in job.mismatches()), None)
+    if differs is not None and not differs.notes:
+        return differs
+    stuck = _stuck(job)
+    if stuck is None or differs is None:  # a mismatch that has ended may have stopped no rank
+        return stuck or differs or _unexplained(job)
+    return replace(stuck, notes=[*stuck.notes, f"before it: {differs.sentence}; {differs.notes[0]}"])
+
+
+def _stuck(job: Job) -> Hang | None:
+    """Return the verdict on ranks that wait for others; None if no rank does."""
+    if circle := job.circle():
+        waits = "; ".join(_waits(job, rank) for rank in circle)
+        calls = [call for rank in circle if (call := job.last(rank)) is not None]
+        return Hang(sentence=f"ranks {listed(circle)} wait for each other: {waits}", verdict="circle",
+                    ranks=circle, calls=calls)  # fmt: skip
+    awaits = job.awaits
+    last = sorted({other for others in awaits.values() for other in others if not awaits.get(other)})
+    return _behind(job, [rank for rank in last if rank in job.dumps] or last) if last else None
+
+
+def _differs(job: Job, found: Mismatch) -> Hang:
+    rest = [rank for rank in found.calls if rank not in found.odd]
+    kinds = "in another order" if found.swapped else f"{found.differs} differ"
+    if rest:
+        own = found.calls[found.odd[0]]
+        other = found.calls[rest[0]]
+        verb = "differs: it" if len(found.odd) == 1 else "differ: they"
+        sentence = (
+            f"rank{'s' * (len(found.odd) > 1)} {listed(found.odd)} {verb} called {own}{own.place}, where "
+            f"rank{'s' * (len(rest) > 1)} {listed(sorted(rest))} called {other}{other.place}, in {job.name(own)} "
+            f"({kinds})"
+        )
+        calls = [own, other]
+    else:
+        calls = [found.calls[rank] for rank in found.odd]
+        sides = " and ".join(f"rank {call.rank} called {call}{call.place}" for call in calls[:4])
+        sentence = f"ranks {listed(found.odd)} differ in {job.name(calls[0])}: {sides} ({kinds})"
+    ended = ["this operation has ended on all ranks, with an error or with wrong values"]
+    return Hang(sentence=sentence, verdict="differs", ranks=found.odd, calls=calls,
+                notes=ended if all(call.done for call in found.calls.values()) else [])  # fmt: skip
+
+
+def _behind(job: Job, culprits: Sequence[int]) -> Hang:
+    rank = culprits[0]
+    waiters = [other for other, others in job.awaits.items() if rank in others]
+    blocking = {other: call for other in waiters if (call := job.last(other)) is not None}
+    waited = min(blocking.values(), key=lambda call: call.created_ns)
+    waiters = [r for r, call in blocking.items() if (call.group, call.number) == (waited.group, waited.number)]
+    who = f"rank{'s' * (len(waiters) > 1)} {listed(sorted(waiters))} wait{'s' * (len(waiters) == 1)} for it"
+    operation = f"{waited} of {job.name(waited)}{waited.place}"
+    if rank not in job.dumps:
+        names = f"rank{'s' * (len(culprits) > 1)} {listed(culprits)}"
+        who = who.replace("for it", "for it" if len(culprits) == 1 else "for them")
+        sentence = f"the dump of {names} is missing, and {who} in {operation}: {_UNTOLD}no file says what it did"
+        return Hang(sentence=sentence, verdict="missing", ranks=culprits, calls=[waited])
+    own = job.last(rank)
+    notes = _of_gloo(job)
+    message = " or in a message" if notes else ""
+    names = f"rank {rank} is" if len(culprits) == 1 else f"ranks {listed(culprits)} are"
+    if own is None:
+        state = "it has issued nothing"
+    elif own.done:
+        state = (
+            f"its last operation, {own}{own.place}, has ended: it is in its own code{message}, or its program has ended"
+        )
+    else:
+        state = f"it is still in {own} of {job.name(own)}{own.place}, which all of its members have called"
+    missing = waited.kind in ("send", "recv")
+    called = f"the other end of {operation}" if missing else operation
+    first = f"rank {rank}: " if len(culprits) > 1 else ""
+    sentence = f"{names} behind: {first}it has not called {called}, where {who}; {state}"
+    return Hang(sentence=sentence, verdict="behind", ranks=culprits, calls=[waited, *([own] if own else [])],
+                notes=notes)  # fmt: skip
+
+
+def _unexplained(job: Job) -> Hang:
+    pending = [call for rank in job.dumps for call in job.pending(rank)]
+    if pending:
+        first = min(pending, key=lambda call: call.created_ns)
+        why = (
+            f"all known members have called {first} of {job.name(first)}{first.place}, and it has not ended: "
+            "the network, a device, or a rank whose dump is not here"
+        )
+        if not job.group(first)[1]:
+            why = f"no dump lists the members of {job.name(first)}, where rank {first.rank} is in {first}{first.place}"
+        return Hang(sentence=_UNTOLD + why, verdict="unknown", calls=[first], notes=_of_gloo(job))
+    newest = {(job.group(c), c.rank): c for d in job.dumps.values() for c in d.calls if c.kind not in ("send", "recv")}
+    ends = [(job.absent(call), call) for call in newest.values()]
+    late = min((end for end in ends if end[0]), key=lambda end: end[1].created_ns, default=None)
+    if late is not None:
+        absent, call = late
+        gone = [rank for rank in absent if rank not in job.dumps]
+        own = job.last(absent[0])
+        state = f"; the last of rank {absent[0]} was {own}{own.place}" if own else ""
+        sentence = (
+            f"rank{'s' * (len(absent) > 1)} {listed(absent)} {'is' if len(absent) == 1 else 'are'} behind: {call} of "
+            f"{job.name(call)}{call.place} has ended on rank {call.rank}, by a time-out or alone, without a call of "
+            f"{'its' if len(absent) == 1 else 'their'} own{state}"
+        )
+        return Hang(sentence=sentence, verdict="missing" if gone == absent else "behind", ranks=absent,
+                    calls=[call], notes=_of_gloo(job))  # fmt: skip
+    why = "no rank is in a recorded operation: the job is in its own code, or had ended its communication"
+    return Hang(sentence=_UNTOLD + why, verdict="none", notes=_of_gloo(job))
+
+
+def _of_gloo(job: Job) -> list[str]:
+    calls = [call for dump in job.dumps.values() for call in dump.calls]
+    if any(call.state in ("started", "completed") for call in calls) or not calls:
+        return []
+    return ["gloo's recorder has neither sends nor receives, nor the members of groups: a rank may wait in these"]
+
+
+def _waits(job: Job, rank: int) -> str:
+    call = job.last(rank)
+    others = job.awaits[rank]
+    ranks = f"rank{'s' * (len(others) > 1)} {listed(others)}"
+    return f"rank {rank} for {ranks} in {call} of {job.name(call)}{call.place}" if call else f"rank {rank}"
+
+
+def _table(job: Job, first: Sequence[int]) -> list[str]:
+    awaits = job.awaits
+    rows = []
+    for rank in sorted([*job.dumps, *job.missing], key=lambda rank: (rank not in first, rank)):
+        call = job.last(rank)
+        if call is None:
+            rows.append((str(rank), "no dump" if rank in job.missing else "nothing issued", "", "", ""))
+        else:
+            state = "ended" if call.done else call.state
+            rows.append((str(rank), f"{call} ({job.name(call)})", state, call.line or "-", listed(awaits[rank])))
+    return columns(("rank", "operation", "state", "line", "waits for"), rows[: 1 << 16], words=[1, 2, 3, 4])
