@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import overload
 
 import numpy as np
@@ -30,12 +32,6 @@ class Sources(Sequence[Array]):
         return self._reads[index]() if isinstance(index, int) else Sources(self._reads[index])
 
 
-def do_all(work: Sequence[Callable[[], None]]) -> None:
-    """Run functions one after the other."""
-    for one in work:
-        one()
-
-
 def bytes_of(array: Array) -> memoryview:
     """Return the bytes of a contiguous array."""
     return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
@@ -45,6 +41,13 @@ def address_of(array: Array) -> int:
     """Return the address of an array in this process."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def array_at(address: int, shape: Sequence[int], dtype: np.dtype[np.generic] | None) -> Array:
+    """Return the array that lies at an address of this process, whose memory the caller keeps."""
+    assert dtype is not None, "what lies there has a dtype"
+    memory = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(address)
+    return typed(memoryview(memory).cast("B"), dtype).reshape(shape)
 
 
 def typed(view: memoryview, dtype: np.dtype[np.generic]) -> Array:

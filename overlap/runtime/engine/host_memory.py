@@ -32,7 +32,7 @@ from ..handover import Handover, Run
 from ..match import Match
 from ..memory.arrays import held
 from ..operation import Operation
-from .host_bytes import address_of
+from .host_bytes import address_of, array_at
 from .pulls import Pull, collected, gives, laid, needed, pulls, reduced, rings, unread
 from .workers import Workers
 
@@ -176,7 +176,7 @@ class HostRun(Run):
         operation: As given.
     """
 
-    __slots__ = ("_executor", "_match", "_memory", "_over", "_run", "operation")
+    __slots__ = ("_addresses", "_executor", "_match", "_memory", "_over", "_run", "operation")
 
     operation: Operation
 
@@ -186,6 +186,7 @@ class HostRun(Run):
         self._run: engine.Run | None = None
         self._over = False
         self._memory: object = None  # kept as long as the engine may touch it
+        self._addresses = 0, 0  # of the input and of the result
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class HostRun(Run):
             waited_for: Whether this thread waits for it at once.
         """
         executor, operation = self._executor, self.operation
-        number, self._memory = operation.seq, memory
+        number, self._memory, self._addresses = operation.seq, memory, (source, target)
         self._run = executor.board.submit(
             executor.table, self, number, executor.communicator.tag(executor.call, number), source, target,
             operation.priority, executor.input_bytes, home, waited_for=waited_for,
@@ -350,12 +351,25 @@ class HostRun(Run):
             return
         if self._over:
             return
+        if self.operation.source is None and self.operation.target is None:
+            self._use_arrays()
         self._close()
         self.operation.scope = None
         if not self.operation.done:
             assert self._match is not None, "it has begun to wait"
             executor = self._executor.memory.program(communicator, self._executor.call, self.operation)
             communicator.start_end(self._match, self.operation, executor)
+
+    def _use_arrays(self) -> None:
+        """Give the operation arrays, which a program needs, of memory that was submitted without any."""
+        (source, target), call, operation = self._addresses, self._executor.call, self.operation
+        operation.given = self._memory  # as long as the operation may touch it
+        if source:
+            operation.input = operation.source = array_at(source, call.shape or (), call.dtype)
+        if target:
+            same = target == source and call.kind is Collective.ALL_REDUCE
+            out = operation.source if same else array_at(target, call.result_at(self._executor.position), call.dtype)
+            operation.out = out
 
     def cancel(self) -> None:
         """End, once nothing of this rank's is touched any more."""

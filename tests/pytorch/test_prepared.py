@@ -1,0 +1,169 @@
+"""Calls of torch that were made before: in few steps, and like all others in what they give, show and refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
+
+import torch.distributed as dist  # noqa: E402
+
+from overlap import Connection  # noqa: E402
+from overlap.runtime.prepared import PreparedCall  # noqa: E402
+from overlap.torch import ProcessGroup  # noqa: E402
+from transports.shared_memory.joining import Joining  # noqa: E402
+from transports.shared_memory.segment import Shelf  # noqa: E402
+
+from .pairs import connected, do  # noqa: E402
+
+ROUNDS = 12
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the operations that were issued in few steps."""
+    names: list[str] = []
+    issue = PreparedCall.issue
+
+    def issued(prepared: PreparedCall, *args: Any, **more: Any) -> Any:
+        operation = issue(prepared, *args, **more)
+        if operation is not None:
+            names.append(operation.op)
+        return operation
+
+    monkeypatch.setattr(PreparedCall, "issue", issued)
+    return names
+
+
+@pytest.fixture
+def worlds(again: list[str]) -> Iterator[list[Connection]]:
+    with connected(2, dist.HashStore()) as both:
+        yield both
+
+
+def on(world: Connection) -> ProcessGroup:
+    return ProcessGroup(dist.HashStore(), world.rank.world, dist.default_pg_timeout)
+
+
+def each(worlds: list[Connection], program: Callable[[ProcessGroup], Any]) -> list[Any]:
+    groups = [on(world) for world in worlds]
+    return do([lambda group=group: program(group) for group in groups])
+
+
+def options(make: Any, **more: Any) -> Any:
+    made = make()
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize("count", [2, 4_000, 100_000, 400_000])
+def test_every_form_that_is_kept(count: int, worlds: list[Connection], again: list[str]) -> None:
+    def program(group: ProcessGroup) -> list[Any]:
+        rank, found = group.rank(), []
+        for turn in range(ROUNDS):
+            x = torch.full((count,), float(turn + rank))
+            both, half = torch.zeros(2 * count), torch.zeros(count // 2)
+            group.allreduce([x], options(dist.AllreduceOptions, asyncOp=turn % 2 == 0)).wait()
+            largest = torch.full((count,), float(rank))
+            group.allreduce([largest], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX)).wait()
+            group.all_gather_single(both, torch.full((count,), float(rank + turn))).wait()
+            group.reduce_scatter_single(half, torch.full((count,), 1.0 + rank), dist.ReduceScatterOptions()).wait()
+            swapped = torch.zeros(count)
+            group.all_to_all_single(swapped, torch.full((count,), float(rank)), [], []).wait()
+            root = torch.full((count,), float(turn if rank == 1 else -1))
+            group.broadcast([root], options(dist.BroadcastOptions, rootRank=1)).wait()
+            group.barrier().wait()
+            parts = [x, largest, both[:count], both[count:], half, swapped[: count // 2], swapped[count // 2 :], root]
+            assert all((part == part[0]).all() for part in parts)
+            found.append([float(part[0]) for part in parts])
+        return found
+
+    expected = [[2 * turn + 1, 1, turn, turn + 1, 3, 0, 1, turn] for turn in range(ROUNDS)]
+    assert each(worlds, program) == [expected] * 2
+    assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"} <= set(again)
+
+
+def test_a_rank_may_issue_from_the_start_what_another_repeats(
+    worlds: list[Connection], again: list[str]
+) -> None:
+    def program(group: ProcessGroup) -> list[float]:
+        found = []
+        for turn in range(ROUNDS):
+            apart = group.rank() == 1 and turn % 2
+            x = torch.ones(3000, 2).t() if apart else torch.ones(2, 3000)
+            group.allreduce([x], dist.AllreduceOptions()).wait()
+            found.append(float(x.sum()))
+        return found
+
+    assert each(worlds, program) == [[12_000.0] * ROUNDS] * 2
+    assert again
+
+
+def test_each_is_in_the_timeline(worlds: list[Connection], again: list[str]) -> None:
+    def program(group: ProcessGroup) -> None:
+        for _ in range(ROUNDS):
+            group.allreduce([torch.ones(5)], dist.AllreduceOptions()).wait()
+
+    each(worlds, program)
+    assert again
+    for world in worlds:
+        spans = [span for span in world.rank.recorder.spans() if span.name == "all_reduce"]
+        assert [span.info.seq for span in spans] == [*range(ROUNDS)]
+        assert {(span.info.op, span.info.nbytes, span.info.dtype) for span in spans} == {("all_reduce", 20, "float32")}
+        assert all("test_prepared.py:" in span.info.call_site for span in spans)
+
+
+def test_ranks_that_differ_are_told_so(worlds: list[Connection], again: list[str]) -> None:
+    def program(group: ProcessGroup) -> str:
+        for count in (*[5] * ROUNDS, *[7] * ROUNDS):
+            group.allreduce([torch.ones(count)], dist.AllreduceOptions()).wait()
+        with pytest.raises(dist.DistBackendError) as caught:
+            group.allreduce([torch.ones(5 + 2 * group.rank())], dist.AllreduceOptions()).wait()
+        return str(caught.value)
+
+    for text in each(worlds, program):
+        assert f"#{2 * ROUNDS} on group" in text
+        assert "float32 (5,)" in text
+        assert "float32 (7,)" in text
+    assert again
+
+
+def test_without_a_place_a_program_does_it(
+    worlds: list[Connection], again: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(group: ProcessGroup) -> list[float]:
+        found = []
+        for turn in range(ROUNDS):
+            x = torch.full((40_000,), 1.0 + group.rank())
+            out = torch.zeros(80_000)
+            group.allreduce([x], dist.AllreduceOptions()).wait()
+            group.all_gather_single(out, x * turn).wait()
+            found.append(float(x[-1] + out[0] + out[-1]))
+        return found
+
+    monkeypatch.setattr(Joining, "_can_read", lambda *_: False)
+    take = Shelf.take
+    monkeypatch.setattr(Shelf, "take", lambda shelf, nbytes: None if nbytes == 160_000 else take(shelf, nbytes))
+    with connected(2, dist.HashStore()) as both:
+        assert each(both, program) == [[3.0 + 6.0 * turn for turn in range(ROUNDS)]] * 2
+    assert again
+
+
+def test_after_an_abort_nothing_is_issued(worlds: list[Connection], again: list[str]) -> None:
+    groups = [ProcessGroup(dist.HashStore(), w.rank.world, dist.default_pg_timeout, abort=lambda: None) for w in worlds]
+
+    def turns(group: ProcessGroup) -> None:
+        for _ in range(ROUNDS):
+            group.allreduce([torch.ones(5)], dist.AllreduceOptions()).wait()
+
+    do([lambda group=group: turns(group) for group in groups])
+    groups[0].abort()
+    for group in groups:
+        with pytest.raises(dist.DistBackendError, match="aborted"):
+            group.allreduce([torch.ones(5)], dist.AllreduceOptions()).wait()
+    assert again
