@@ -9,7 +9,7 @@ Why a window also has a span: an operation starts only if fewer than `SPAN` (or 
 since the oldest unfinished one. The shared memory that operation n posts to is overwritten by operation n + 2 * SPAN. A
 rank that posts operation n + 2 * SPAN has finished n + SPAN, so every rank had started n + SPAN, and therefore finished
 n: no rank reads the memory of operation n any more. Where operation n + SPAN did not go by shared memory, and a rank
-has finished it by sending, it looks whether the others are done with n (`engine.meeting`).
+has finished it by sending, it looks whether the others are done with n (`row_is_free` in native/collectives.c).
 """
 
 from __future__ import annotations

@@ -15,9 +15,12 @@ from overlap.runtime.match import Match
 from overlap.runtime.operation import Operation
 from overlap.simulation.simulated_engine import Modelled
 from transports.common import PAYLOAD_BYTES
+from transports.shared_memory.engine import BUILT
 
 from .companies import by_shared_memory, by_sockets, run_far
 from .worlds import run
+
+pytestmark = pytest.mark.skipif(not BUILT, reason="it was not compiled")
 
 Issue = Callable[[overlap.Rank], Any]
 Made = list[tuple[int, Executor]]

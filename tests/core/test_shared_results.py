@@ -14,10 +14,13 @@ import overlap
 from overlap import CollectiveMismatchError, RemoteError, UsageError
 from overlap.parallel import Adam, Sharded
 from overlap.runtime.memory.arrays import held, read_only
+from transports.shared_memory.engine import BUILT
 
 from .cases import Case, whole_numbers
 from .companies import Wires, by_shared_memory, by_sockets, in_memory, run_far
 from .worlds import failing, run
+
+pytestmark = pytest.mark.skipif(not BUILT, reason="it was not compiled")
 
 WIRES: dict[str, Wires] = {
     "shared memory": by_shared_memory,

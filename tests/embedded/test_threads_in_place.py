@@ -18,9 +18,11 @@ from overlap.runtime.operation import CollectiveFuture
 from overlap.runtime.stream import activate_late
 from overlap.runtime.waits import call_anywhere
 from transports.patience import Patience
-from transports.shared_memory.engine import DONE
+from transports.shared_memory.engine import BUILT, DONE
 
 from .connecting import TIMEOUT_S, connected
+
+needs_engine = pytest.mark.skipif(not BUILT, reason="it was not compiled")
 
 ROUNDS = 60
 POOL = "ThreadPoolExecutor"  # as threads are called in which programs run
@@ -133,6 +135,7 @@ def test_a_loop_that_lets_nobody_in() -> None:
     assert not trio.run(main)
 
 
+@needs_engine
 def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ended_by = set[int]()
     finishes = HostRun.finish_at_once
@@ -155,6 +158,7 @@ def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.Monkey
     assert ended_by
 
 
+@needs_engine
 def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -223,6 +227,7 @@ def test_a_callback_for_any_thread_keeps_no_thread_from_ending_it() -> None:
     assert called_in
 
 
+@needs_engine
 def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it gives something to all others or takes something from one of them."""
     begun_by = dict[Collective, set[str]]()

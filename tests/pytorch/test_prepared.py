@@ -88,9 +88,7 @@ def test_every_form_that_is_kept(count: int, worlds: list[Connection], again: li
     assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"} <= set(again)
 
 
-def test_a_rank_may_issue_from_the_start_what_another_repeats(
-    worlds: list[Connection], again: list[str]
-) -> None:
+def test_a_rank_may_issue_from_the_start_what_another_repeats(worlds: list[Connection], again: list[str]) -> None:
     def program(group: ProcessGroup) -> list[float]:
         found = []
         for turn in range(ROUNDS):

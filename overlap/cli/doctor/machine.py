@@ -120,12 +120,13 @@ def _between_processes() -> Iterator[Finding]:
 
 
 def mail(built: bool) -> Finding:
-    """Return the finding about the mailbox."""
+    """Return the finding about the engine of this host."""
     if built:
-        return Finding(subject="mail", state="good", text="is compiled: threads carry messages of PyTorch themselves")
-    text = "is not compiled; event loops carry messages of PyTorch between processes of this host"
+        text = "is compiled: it carries collectives between processes of this host, and messages of PyTorch"
+        return Finding(subject="host engine", state="good", text=text)
+    text = "is not compiled; collectives and messages between processes of this host take 2 to 10 times as long"
     mend = "install a C compiler and the headers of Python, then install overlap again"
-    return Finding(subject="mail", state="slow", text=text, mend=mend)
+    return Finding(subject="host engine", state="slow", text=text, mend=mend)
 
 
 def _yama() -> int:
