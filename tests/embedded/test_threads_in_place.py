@@ -18,12 +18,13 @@ from overlap.runtime.operation import CollectiveFuture
 from overlap.runtime.stream import activate_late
 from overlap.runtime.waits import call_anywhere
 from transports.patience import Patience
-from transports.shared_memory.engine import DONE
+from transports.shared_memory.engine import BUILT, DONE
 
 from .connecting import TIMEOUT_S, connected
 
 ROUNDS = 60
 POOL = "ThreadPoolExecutor"  # as threads are called in which programs run
+compiled = pytest.mark.skipif(not BUILT, reason="the engine was not compiled")
 
 
 # On the board, in memory that all map, and where they are read: elements of float64, with what threads may do of them.
@@ -133,6 +134,7 @@ def test_a_loop_that_lets_nobody_in() -> None:
     assert not trio.run(main)
 
 
+@compiled
 def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ended_by = set[int]()
     finishes = HostRun.finish_at_once
@@ -155,6 +157,7 @@ def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.Monkey
     assert ended_by
 
 
+@compiled
 def test_a_thread_that_came_first_ends_the_operation_itself_when_the_other_has_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -223,6 +226,7 @@ def test_a_callback_for_any_thread_keeps_no_thread_from_ending_it() -> None:
     assert called_in
 
 
+@compiled
 def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it gives something to all others or takes something from one of them."""
     begun_by = dict[Collective, set[str]]()
