@@ -46,7 +46,8 @@
 #               autopsy finds in the files of dead processes which rank and line failed
 #   live/       jobs that run now, seen through the same files
 #   state/      what a rank must find again after a restart
-#   timeline/   spans: recorded, as columns; measure/ (times), files/ (bytes), draw/ (pictures), replay/ (what-ifs)
+#   timeline/   spans: recorded, as columns; measure/ (times), files/ (bytes), draw/ (pictures), replay/ (what-ifs),
+#               why/ (causes of slow steps, from profiles of PyTorch too)
 #   parallel/   training strategies, built on nothing but what is public
 #   engines/, ray/, dask/   worlds on clusters of Ray and Dask: what both share, and each of them
 #   torch/      the backend of `torch.distributed`, and those strategies for its modules
@@ -160,6 +161,7 @@ if TYPE_CHECKING:
     from .embedded.door import connect
     from .simulation import Conditions, Faults, Interference
     from .simulation.simulated_backend import Virtual
+    from .timeline.why.folder import why
 
 __all__ = [
     "OPS",
@@ -199,6 +201,7 @@ __all__ = [
     "run",
     "run_async",
     "shape_only",
+    "why",
 ]
 
 _LOADED_WHEN_USED = {
@@ -209,6 +212,7 @@ _LOADED_WHEN_USED = {
     "Startup": "cost.parameters",
     "Virtual": "simulation.simulated_backend",
     "connect": "embedded.door",
+    "why": "timeline.why.folder",
 }
 
 

@@ -35,6 +35,7 @@ GROUPS = {
         "autopsy": "say which rank ended a run, where it was, and what it waited for",
     },
     "see where its time goes": {
+        "why": "say in one sentence why a job is slow or stuck, from its traces or dumps, and what to try",
         "timeline": "draw a trace: what was hidden, what was exposed, and what to change",
         "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
     },

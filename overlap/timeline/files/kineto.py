@@ -18,7 +18,7 @@ from ..span import CollectiveInfo, Kind, Span
 from ..spans import LEFT_OUT, ORIGIN, Timeline
 from .events import Event, Json
 
-_COMM_KERNEL = re.compile(  # the last two names are those of PyTorch's symmetric memory
+COMM_KERNEL = re.compile(  # the last two names are those of PyTorch's symmetric memory
     r"nccl|rccl|hccl|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce)", re.IGNORECASE
 )
 _ON_CPU = re.compile(r"(?:gloo|overlap):(\w+)")
@@ -33,6 +33,11 @@ _OPS = {
     "reduce_scatter": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter", "alltoall": "all_to_all",
     "all_to_all": "all_to_all",
 }  # fmt: skip
+
+
+def collective_name(name: str) -> str:
+    """Return the usual name of a collective that a library names in its own way."""
+    return _OPS.get(name.lower(), name)
 
 
 def is_kineto(document: Mapping[str, Json]) -> bool:
@@ -118,7 +123,7 @@ class _Reader:
             op = cpu[1] if cpu else str(given.get("Collective name", event.get("name", "")))
             # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
             span = self._span(event, "comm", "comm", op if cpu else str(event.get("name", "")))
-            yield self._described(span, _OPS.get(op.lower(), op), given)
+            yield self._described(span, collective_name(op), given)
 
     def _described(self, span: Span, op: str, args: Mapping[str, Json]) -> Span:
         group = str(args.get("Process Group Name", "world"))
@@ -126,7 +131,7 @@ class _Reader:
         seq, dtype = args.get("Seq"), str(args.get("dtype", ""))
         info = CollectiveInfo(
             op=op, algorithm="", group=group, seq=seq if isinstance(seq, int) else number,
-            nbytes=_nbytes(args), dtype=dtype, issued_ns=span.start_ns, met_ns=span.start_ns, priority=0, call_site="",
+            nbytes=bytes_of(args), dtype=dtype, issued_ns=span.start_ns, met_ns=span.start_ns, priority=0, call_site="",
             start_ns=span.start_ns, end_ns=span.end_ns, ranks=self._ranks(args),
         )  # fmt: skip
         return replace(span, info=info)
@@ -217,10 +222,10 @@ def _communicates(event: Event) -> bool:
     if category == "user_annotation":  # nccl's are the time to enqueue; those of gloo and ours are the transfer
         return bool(_ON_CPU.fullmatch(str(event.get("name", ""))))
     named = isinstance(args, Mapping) and "Collective name" in args
-    return category in ("kernel", "collective_comm") and bool(named or _COMM_KERNEL.match(str(event.get("name", ""))))
+    return category in ("kernel", "collective_comm") and bool(named or COMM_KERNEL.match(str(event.get("name", ""))))
 
 
-def _nbytes(args: Mapping[str, Json]) -> int:
+def bytes_of(args: Mapping[str, Json]) -> int:
     """Return the larger of the bytes that go in and that come out."""
     counts = [n for name in ("In msg nelems", "Out msg nelems") if isinstance(n := args.get(name), int)]
     if counts:

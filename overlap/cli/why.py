@@ -1,0 +1,121 @@
+"""`overlap why PATH ...`: says in one sentence why a job is slow or stuck, with its causes and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+
+from ..errors import UsageError
+from ..launch.report import EXIT_FAILED
+from ..notice import notify
+from ..timeline.why.against import Comparison, compare
+from ..timeline.why.causes import WORDING
+from ..timeline.why.folder import explain
+from ..timeline.why.page import markdown, text
+from ..timeline.why.report import SCHEMA_VERSION, Why
+from ..units import format_ns
+from .output import as_json
+
+_DESCRIPTION = """\
+Say in one sentence why a job is slow or stuck, on which line, and what to try.
+
+It reads traces of PyTorch's profiler (Kineto; packed or not, one file of each rank), traces of ours, and dumps of
+flight recorders; PATH is a file, or a folder of one job. Every nanosecond of a step has one cause, and the causes add
+up. What a trace cannot show is said: "cannot be told", and why.
+"""
+
+_EPILOG = """\
+examples:
+  overlap why rank0.json.gz                      a trace of PyTorch's profiler
+  overlap why traces/                            the traces of several ranks of one job
+  overlap why new/ --against old/                regression or noise, from the steps of both
+  overlap why new/ --against old.json --fail-if regression --fail-if "sync > 5%"
+  overlap why traces/ --json > why.json          as data; `overlap why why.json` shows it again
+"""
+
+_UNITS_NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+_TEST = re.compile(r"\s*([a-z]+)\s*(<|>)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%|[a-z]+)\s*")
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the options of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="traces or dumps of one job, or a folder with them")
+    parser.add_argument("--step", type=int, metavar="N", help="step to show; default: the median one")
+    parser.add_argument("--against", metavar="OTHER", help="say whether the steps are longer than those of another job")
+    parser.add_argument(
+        "--fail-if", action="append", metavar="TEST",
+        help="exit with 1 if so: 'regression' (needs --against), 'step > 40ms', 'launch > 20%%'; names are the causes'",
+    )  # fmt: skip
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the report as JSON, of a versioned schema")
+    form.add_argument("--markdown", action="store_true", help="print it as Markdown, for a pull request")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code.
+
+    Raises:
+        UsageError: A file cannot be read, files are not of one job, or a test is none.
+    """
+    tests = [_checked(test, against=args.against is not None) for test in args.fail_if or ()]
+    found = explain(args.paths, step=args.step, progress=_progress)
+    comparison = None if args.against is None else compare(found, explain([args.against], progress=_progress))
+    if args.json:
+        told = found.as_dict()
+        if comparison is not None:
+            told["against"] = {"judgement": comparison.judgement, "sentence": comparison.sentence}
+        print(as_json(told, version=SCHEMA_VERSION), end="")
+    elif args.markdown:
+        print(*([f"**{comparison.sentence}**", ""] if comparison else []), markdown(found), sep="\n", end="")
+    else:
+        print(*([comparison.sentence, ""] if comparison else []), *text(found), sep="\n")
+    failed = [sentence for test in tests if (sentence := _failure(test, found, comparison))]
+    for sentence in failed:
+        notify(f"why: --fail-if: {sentence}")
+    return EXIT_FAILED if failed else 0
+
+
+def _progress(done: int, count: int) -> None:
+    """Show on a terminal how many files are read."""
+    if sys.stderr.isatty() and count > 1:
+        end = "\r" if done < count else "\n"
+        print(f"reading file {done + 1} of {count}", end=end, file=sys.stderr, flush=True)
+
+
+def _checked(test: str, *, against: bool) -> str:
+    """Return a test.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if test.strip() == "regression":
+        if not against:
+            raise UsageError("--fail-if: regression needs --against OTHER")
+        return "regression"
+    match = _TEST.fullmatch(test)
+    names = ("step", *WORDING)
+    if match is None or match[1] not in names or match[4] not in ("%", *_UNITS_NS) or (match[1], match[4]) == ("step", "%"):
+        raise UsageError(
+            f"--fail-if: {test!r} is no condition; write 'regression', or one of {', '.join(names)}, then < or >, then "
+            "a number with %, ns, us, ms or s: 'launch > 20%'; step takes no %"
+        )
+    return test
+
+
+def _failure(test: str, found: Why, comparison: Comparison | None) -> str:
+    """Return how a test is met; "" if it is not."""
+    if test == "regression":
+        return comparison.sentence if comparison and comparison.judgement == "regression" else ""
+    match = _TEST.fullmatch(test)
+    assert match is not None  # it was checked
+    name, sign, number, unit = match.groups()
+    value_ns = found.step_ns if name == "step" else found.cost_ns(name)
+    if unit == "%":
+        share = 100 * value_ns / (sum(cause.duration_ns for cause in found.causes) or 1)
+        value, bound, shown = share, float(number), f"{share:.3g}%"
+    else:
+        value, bound, shown = float(value_ns), float(number) * _UNITS_NS[unit], format_ns(value_ns)
+    is_met = value > bound if sign == ">" else value < bound
+    return f"{name} is {shown}, {'above' if sign == '>' else 'below'} {number}{unit}" if is_met else ""
