@@ -45,6 +45,7 @@
 #   flight/     the flight record: a file of each process with the last operations of its ranks; reading reads it, and
 #               autopsy finds in the files of dead processes which rank and line failed
 #   live/       jobs that run now, seen through the same files
+#   explanation  why a job is slow or stuck: asks timeline/why and flight/
 #   state/      what a rank must find again after a restart
 #   timeline/   spans: recorded, as columns; measure/ (times), files/ (bytes), draw/ (pictures), replay/ (what-ifs),
 #               why/ (causes of slow steps, from profiles of PyTorch too)
@@ -159,9 +160,9 @@ if TYPE_CHECKING:
     from .cost.parameters import Startup
     from .embedded.connection import Connection
     from .embedded.door import connect
+    from .explanation import why
     from .simulation import Conditions, Faults, Interference
     from .simulation.simulated_backend import Virtual
-    from .timeline.why.folder import why
 
 __all__ = [
     "OPS",
@@ -212,7 +213,7 @@ _LOADED_WHEN_USED = {
     "Startup": "cost.parameters",
     "Virtual": "simulation.simulated_backend",
     "connect": "embedded.door",
-    "why": "timeline.why.folder",
+    "why": "explanation",
 }
 
 

@@ -32,7 +32,7 @@ HOUSE = (
     ("overlap.timeline", "overlap.trace_files"),
     ("overlap.runtime.blame.standing",),
     ("overlap.flight",),
-    ("overlap.live",),
+    ("overlap.live", "overlap.explanation"),
     # one process's ranks
     ("overlap.runtime.state",),
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.trio_private"),

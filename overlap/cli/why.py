@@ -7,11 +7,11 @@ import re
 import sys
 
 from ..errors import UsageError
+from ..explanation import explanation
 from ..launch.report import EXIT_FAILED
 from ..notice import notify
 from ..timeline.why.against import Comparison, compare
 from ..timeline.why.causes import WORDING
-from ..timeline.why.folder import explain
 from ..timeline.why.page import markdown, text
 from ..timeline.why.report import SCHEMA_VERSION, Why
 from ..units import format_ns
@@ -60,8 +60,8 @@ def main(args: argparse.Namespace) -> int:
         UsageError: A file cannot be read, files are not of one job, or a test is none.
     """
     tests = [_checked(test, against=args.against is not None) for test in args.fail_if or ()]
-    found = explain(args.paths, step=args.step, progress=_progress)
-    comparison = None if args.against is None else compare(found, explain([args.against], progress=_progress))
+    found = explanation(args.paths, step=args.step, progress=_progress)
+    comparison = None if args.against is None else compare(found, explanation([args.against], progress=_progress))
     if args.json:
         told = found.as_dict()
         if comparison is not None:
@@ -96,7 +96,12 @@ def _checked(test: str, *, against: bool) -> str:
         return "regression"
     match = _TEST.fullmatch(test)
     names = ("step", *WORDING)
-    if match is None or match[1] not in names or match[4] not in ("%", *_UNITS_NS) or (match[1], match[4]) == ("step", "%"):
+    if (
+        match is None
+        or match[1] not in names
+        or match[4] not in ("%", *_UNITS_NS)
+        or (match[1], match[4]) == ("step", "%")
+    ):
         raise UsageError(
             f"--fail-if: {test!r} is no condition; write 'regression', or one of {', '.join(names)}, then < or >, then "
             "a number with %, ns, us, ms or s: 'launch > 20%'; step takes no %"

@@ -19,7 +19,7 @@ from ..spans import LEFT_OUT, ORIGIN, Timeline
 from .events import Event, Json
 
 COMM_KERNEL = re.compile(  # the last two names are those of PyTorch's symmetric memory
-    r"nccl|rccl|hccl|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce)", re.IGNORECASE
+    r"(void )?(nccl|rccl|hccl)|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce)", re.IGNORECASE
 )
 _ON_CPU = re.compile(r"(?:gloo|overlap):(\w+)")
 _STEP = re.compile(r"ProfilerStep#(\d+)")

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -146,18 +146,20 @@ class _Columns:
         names, threads = self.names, self.threads
         floats = np.array([[event.ts for event in forwards], [event.dur for event in forwards]], np.float64)
         start_ns = np.rint(floats[0] * 1000).astype(np.int64)
-        self.pieces.append([
-            np.array([_kind(event) for event in forwards], np.int8),
-            np.array([names[event.name[:MOST_NAME]] for event in forwards], np.int32),
-            start_ns,
-            start_ns + np.rint(floats[1] * 1000).astype(np.int64),
-            np.array([threads[event.pid, event.tid] for event in forwards], np.int32),
-            _numbers([each.correlation for each in args]),
-            _numbers([each.sequence for each in args]),
-            np.array([each.bytes or 0 for each in args], np.int64),
-        ])
+        self.pieces.append(
+            [
+                np.array([_kind(event) for event in forwards], np.int8),
+                np.array([names[event.name[:MOST_NAME]] for event in forwards], np.int32),
+                start_ns,
+                start_ns + np.rint(floats[1] * 1000).astype(np.int64),
+                np.array([threads[event.pid, event.tid] for event in forwards], np.int32),
+                _numbers([each.correlation for each in args]),
+                _numbers([each.sequence for each in args]),
+                np.array([each.bytes or 0 for each in args], np.int64),
+            ]
+        )
         for row, (event, each) in enumerate(zip(forwards, args, strict=True), self.count):
-            if each.op is not None or each.dims and event.name.startswith(("gloo:", "overlap:")):
+            if each.op is not None or (each.dims and event.name.startswith(("gloo:", "overlap:"))):
                 self.messages[row] = _message(event.name, each)
         self.count += len(forwards)
 
@@ -203,10 +205,7 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
     """
     try:
         with open(path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            text: BinaryIO = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
-            return _read(str(path), text, progress or (lambda _: None))
+            return _read(str(path), _unpacked(raw), progress or (lambda _: None))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (OverflowError, FloatingPointError) as error:
@@ -226,10 +225,7 @@ class _Text:
 
     def more(self) -> bool:
         """Read a piece; False at the end of the file, also if the file was cut off there."""
-        try:
-            piece = self._file.read(PIECE_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            piece, self.cut = b"", True
+        piece, self.cut = _piece(self._file, PIECE_BYTES)
         self.data += piece
         self.bytes_read += len(piece)
         self.ended = not piece
@@ -351,19 +347,35 @@ def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool
 
 def is_profile(path: Path) -> bool:
     """Whether a file begins as PyTorch's profiler writes it, packed or not."""
-    for begin in _beginnings(path):
-        return b'"traceEvents"' in begin and b'"overlap"' not in begin and any(mark in begin for mark in _MARKS)
-    return False
+    try:
+        with open(path, "rb") as raw:
+            begin, _ = _piece(_unpacked(raw), _BEGIN_BYTES)
+    except OSError:
+        return False
+    return b'"traceEvents"' in begin and b'"overlap"' not in begin and any(mark in begin for mark in _MARKS)
 
 
+def _unpacked(raw: BinaryIO) -> BinaryIO:
+    """Return a file's text, if it is packed unpacked."""
+    packed = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    return gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[return-value]
+
+
+_BEGIN_BYTES = 1 << 18
 _MARKS = (b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"', b'"cat"')
 
 
-def _beginnings(path: Path) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            yield (gzip.GzipFile(fileobj=raw) if packed else raw).read(1 << 18)
-    except (OSError, EOFError, zlib.error):
-        return
+def _piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
+    """Return the next bytes of a file, and whether a packed file was cut off or damaged after them."""
+    pieces: list[bytes] = []
+    while most_bytes > 0:
+        try:
+            piece = file.read1(most_bytes) if isinstance(file, gzip.GzipFile) else file.read(most_bytes)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return b"".join(pieces), True
+        if not piece:
+            break
+        pieces.append(piece)
+        most_bytes -= len(piece)
+    return b"".join(pieces), False

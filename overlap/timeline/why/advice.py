@@ -49,17 +49,17 @@ class Facts:
 
     report: RankReport
     step: int | None
-    steps: Mapping[int | None, Mapping[str, float]]  # causes of each step, means of the ranks
+    steps: Mapping[int | None, Mapping[str, int]]  # causes of each step, means of the ranks
     places: Mapping[str, Sequence[tuple[Place, int, int]]]
     late: Sequence[Late]
     traffic: Sequence[Traffic]
 
     @property
-    def step_ns(self) -> float:
+    def step_ns(self) -> int:
         """Length of the shown step."""
         return sum(self.steps[self.step].values())
 
-    def cost_ns(self, *causes: str) -> float:
+    def cost_ns(self, *causes: str) -> int:
         """Return the time of some causes in the shown step."""
         return sum(self.steps[self.step].get(cause, 0) for cause in causes)
 
@@ -135,10 +135,19 @@ def _launch(facts: Facts) -> Found:
 
 
 _SYNC_CHANGES = (
-    (re.compile(r"item|_local_scalar_dense|is_nonzero"), "drop the .item(), float() or `if tensor` there, or read it a step later"),
-    (re.compile(r"nonzero|masked_select|unique|aten::index$"), "avoid shapes that depend on values: torch.where, or a mask that is multiplied"),
-    (re.compile(r"aten::(to|_to_copy|copy_)"), "copy with non_blocking=True from pinned memory, or keep the tensor on the device"),
-)  # fmt: skip
+    (
+        re.compile(r"item|_local_scalar_dense|is_nonzero"),
+        "drop the .item(), float() or `if tensor` there, or read it a step later",
+    ),
+    (
+        re.compile(r"nonzero|masked_select|unique|aten::index$"),
+        "avoid shapes that depend on values: torch.where, or a mask that is multiplied",
+    ),
+    (
+        re.compile(r"aten::(to|_to_copy|copy_)$"),
+        "copy with non_blocking=True from pinned memory, or keep the tensor on the device",
+    ),
+)
 
 
 def _sync(facts: Facts) -> Found:
@@ -181,14 +190,14 @@ def _start(facts: Facts) -> Found:
     most = max(_ONCE, key=facts.cost_ns)
     often = sum(costs.get(most, 0) >= WORTH * sum(costs.values()) for costs in facts.steps.values())
     if most == ALLOCATOR and often > 1:
-        change = 'PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop'
+        change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"
         yield _item(facts, [most], change, top_place(facts, most), f"memory is allocated in {often} steps")
     elif most == COMPILE and often > 1:
         change = "find what is compiled again: TORCH_LOGS=recompiles; mark sizes with torch._dynamo.mark_dynamic"
         yield _item(facts, [most], change, top_place(facts, most), f"{often} steps compile")
     else:
         change = "record later: torch.profiler.schedule(wait=1, warmup=3, active=3); a start says nothing of the rest"
-        yield _item(facts, _ONCE, change, top_place(facts, most), "the recording contains the start of the program")
+        yield _item(facts, sorted(_ONCE, key=facts.cost_ns, reverse=True), change, top_place(facts, most), "the recording contains the start of the program")
 
 
 def _copies(facts: Facts) -> Found:
@@ -231,7 +240,7 @@ def _communication(facts: Facts) -> Found:
     else:
         change = "issue it earlier with async_op=True, and wait where its result is used"
     where = next((str(call.place) for call in facts.report.calls if call.op == most.op and str(call.place)), "")
-    yield _item(facts, [COMM, WIRE], change, where, evidence)
+    yield _item(facts, sorted((COMM, WIRE), key=facts.cost_ns, reverse=True), change, where, evidence)
 
 
 def _is_small(each: Traffic) -> bool:
@@ -255,8 +264,9 @@ def _kernels(facts: Facts) -> Found:
         evidence = f"{share:.0%} of the kernels' time is in elementwise, reducing and concatenating kernels"
     else:
         return
-    yield share * facts.cost_ns(COMPUTE), Advice(
-        cause=COMPUTE, change=change, place="", evidence=evidence, gain_text=unknown
+    yield (
+        share * facts.cost_ns(COMPUTE),
+        Advice(cause=COMPUTE, change=change, place="", evidence=evidence, gain_text=unknown),
     )
 
 

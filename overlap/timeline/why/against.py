@@ -39,14 +39,17 @@ def compare(new: Why, old: Why) -> Comparison:
             sentence=f"cannot be told: a step takes {change}, but {counts} are too few: record {FEWEST} or more",
         )
     if ours[0] <= theirs[-1] and theirs[0] <= ours[-1]:
-        spread = f"{format_ns(theirs[0])} to {format_ns(theirs[-1])} before, {format_ns(ours[0])} to {format_ns(ours[-1])}"
+        spread = (
+            f"{format_ns(theirs[0])} to {format_ns(theirs[-1])} before, {format_ns(ours[0])} to {format_ns(ours[-1])}"
+        )
         return Comparison(
             judgement="noise", sentence=f"noise: a step takes {change}, and steps overlap ({spread} now; {counts})"
         )
     judgement = "regression" if after_ns > before_ns else "improvement"
     sign = 1 if after_ns > before_ns else -1
     return Comparison(
-        judgement=judgement, sentence=f"{judgement}: a step takes {change}{_most(new, old, sign)}; {counts}, none overlap"
+        judgement=judgement,
+        sentence=f"{judgement}: a step takes {change}{_most(new, old, sign)}; {counts}, none overlap",
     )
 
 

@@ -25,29 +25,15 @@ Progress = Callable[[int, int], None]
 """Called with how many files are read, and how many there are."""
 
 
-def why(path: str | os.PathLike[str], *more: str | os.PathLike[str], step: int | None = None) -> Why:
-    """Say why a job is slow or stuck, in one sentence, with its causes and what to change.
-
-    Args:
-        path: A trace of PyTorch's profiler (packed or not), of ours or of another tool, a dump of a flight recorder,
-            a report that `overlap why --json` printed, or a folder with such files, one of each rank.
-        more: More files of the same job.
-        step: The step to show; None for the median one.
+def explain(
+    paths: Sequence[str | os.PathLike[str]], *, step: int | None = None, progress: Progress | None = None
+) -> Why:
+    """Judge the traces of a job.
 
     Raises:
         UsageError: A file cannot be read, or files are not of one job.
     """
-    return explain([path, *more], step=step)
-
-
-def explain(
-    paths: Sequence[str | os.PathLike[str]], *, step: int | None = None, progress: Progress | None = None
-) -> Why:
-    """Judge the files of a job; as `why`, with progress."""
-    named = [Path(path) for path in paths]
-    if (hang := _hang(named)) is not None:
-        return hang
-    files = [file for path in named for file in _inside(path)]
+    files = [file for path in paths for file in _inside(Path(path))]
     if len(files) == 1 and (report := _report(files[0])) is not None:
         return report
     profiles = [file for file in files if is_profile(file)]
@@ -55,7 +41,9 @@ def explain(
         return judge(_measured(profiles, progress or (lambda done, count: None)), step=step)
     if profiles:
         other = next(file for file in files if file not in profiles)
-        raise UsageError(f"why: {other} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind")
+        raise UsageError(
+            f"why: {other} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
+        )
     from .recorded import judge_timeline
 
     return judge_timeline(files, step=step)
@@ -86,21 +74,6 @@ def _report(path: Path) -> Why | None:
     except OSError as error:
         raise UsageError(f"why: {path}: cannot be read: {error.strerror}") from error
     return from_json(data) if f'"schema": "{SCHEMA}"'.encode() in data and b'"traceEvents"' not in data else None
-
-
-def _hang(paths: Sequence[Path]) -> Why | None:
-    """Return the judgement on dumps of flight recorders, if that is what the paths are."""
-    try:
-        from ...flight import hang
-    except ImportError:
-        return None
-    if not all(hang.is_dump(path) for path in paths):
-        return None
-    found = hang.judge(paths)
-    return Why(
-        verdict=found.sentence, origin="flight recorder", ranks=(), world_size=0, step=None, step_ns=0, steps_ns={},
-        causes=(), advice=(), undecided=(), hang={"page": list(found.page()), **found.as_dict()},
-    )  # fmt: skip
 
 
 def _measured(files: Sequence[Path], progress: Progress) -> list[RankReport]:

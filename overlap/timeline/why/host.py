@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
 from ..measure.intervals import Merged, covered_ns, intersect, subtract, union
@@ -22,11 +23,13 @@ from .causes import (
     DATA,
     GC,
     LAUNCH,
-    PYTHON as PYTHON_CODE,
     QUEUE,
     STARTUP,
     SYNC,
     UNKNOWN,
+)
+from .causes import (
+    PYTHON as PYTHON_CODE,
 )
 from .windows import Rows, Work
 
@@ -44,7 +47,9 @@ BLOCKING_COPY_NS = 50_000
 
 _SYNC = re.compile(r"Synchronize|MemcpyWithStream|^(cuda|hip)Memcpy(_\w+)?$|^synchronize(Stream)?$")
 _ASYNC_COPY = re.compile(r"^(cuda|hip)Memcpy\w*Async|^cuMemcpy\w*Async")
-_ALLOCATOR = re.compile(r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|ExtMalloc)|^cuMem(Alloc|Free|Create|Map|Release|Add)")
+_ALLOCATOR = re.compile(
+    r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|ExtMalloc)|^cuMem(Alloc|Free|Create|Map|Release|Add)"
+)
 _LOADS = re.compile(r"ModuleLoad|LibraryLoad|ModuleGetFunction|LinkCreate|LinkComplete")
 _GC = re.compile(r"gc\.collect|built-in (function|method) collect|gc_callback|garbage", re.IGNORECASE)
 _COMPILE = re.compile(
@@ -52,7 +57,9 @@ _COMPILE = re.compile(
     r"triton/\S*\.py\(\d+\): (compile|_do_compile|make_\w+|_bench|do_bench\w*|_init_handles)$|"
     r"torch/_inductor/runtime/\S*\.py\(\d+\): (autotune|benchmark|bench)"
 )
-_DATA = re.compile(r"^enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoaderIter.*__next__")
+_DATA = re.compile(
+    r"^enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoaderIter.*__next__"
+)
 _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
 _INSTANTIATE = re.compile(r"GraphInstantiate")
@@ -118,7 +125,7 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     rows, found = work.rows, _Found()
     at = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
     ended = at < len(rows)
-    row = np.where(ended, rows[np.minimum(at, len(rows) - 1)], -1)
+    row: Wholes = np.where(ended, rows[np.minimum(at, len(rows) - 1)], -1).astype(np.int64)
     launch = np.where(ended, work.launch[row], -1)
     known = launch >= 0
     begin_ns = profile.start_ns[launch]
@@ -146,12 +153,12 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     for thread in launchers.tolist():
         mine = host & (profile.thread[launch] == thread)
         parts = Merged(gaps.start_ns[mine], until_ns[mine])
-        _divide(profile, work, found, parts, row[mine], thread, launchers, busy)
+        _divide(profile, work, found, parts, row[mine].astype(np.int64), thread, launchers, busy)
     return found.pieces()
 
 
 def _divide(
-    profile: Profile, work: Work, found: _Found, parts: Merged, row: Rows, thread: int,
+    profile: Profile, work: Work, found: _Found, parts: Merged, row: Wholes, thread: int,
     launchers: Wholes, busy: Merged,
 ) -> None:  # fmt: skip
     """Divide the host's parts of gaps that a thread ended; what comes first in the list of classes has precedence."""
@@ -182,7 +189,8 @@ def _divide(
 
 def _home(parts: Merged, pieces: Merged) -> Rows:
     """Return the part in which each piece is."""
-    return np.searchsorted(parts.start_ns, pieces.start_ns, "right") - 1
+    found: Rows = np.searchsorted(parts.start_ns, pieces.start_ns, "right") - 1
+    return found
 
 
 def _on(profile: Profile, rows: Rows, thread: int) -> Rows:
@@ -194,7 +202,7 @@ def merged_of(profile: Profile, rows: Rows) -> Merged:
     return union(profile.start_ns[rows], profile.end_ns[rows])
 
 
-def _waits(profile: Profile, work: Work, calls: Rows) -> np.ndarray:  # type: ignore[type-arg]
+def _waits(profile: Profile, work: Work, calls: Rows) -> NDArray[np.bool_]:
     """Return which calls wait for the device: synchronisations, and long copies to the host."""
     sync = profile.matching(_SYNC)[profile.name[calls]]
     copy = profile.matching(_ASYNC_COPY)[profile.name[calls]]
@@ -202,7 +210,7 @@ def _waits(profile: Profile, work: Work, calls: Rows) -> np.ndarray:  # type: ig
     copies = work.copies[to_host[profile.name[work.copies]]]
     launches = work.launch[copies]
     is_long = profile.end_ns[calls] - profile.start_ns[calls] >= BLOCKING_COPY_NS
-    found: np.ndarray = sync | (copy & is_long & np.isin(calls, launches))  # type: ignore[type-arg]
+    found: NDArray[np.bool_] = sync | (copy & is_long & np.isin(calls, launches))
     return found
 
 

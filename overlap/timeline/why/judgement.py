@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 
 from ...errors import UsageError
 from ...units import figure, figure_unit, format_bytes, format_ns
@@ -70,7 +71,7 @@ def _name(step: int | None) -> str:
 
 
 def _check(reports: Sequence[RankReport]) -> None:
-    for one, other in zip(reports, reports[1:], strict=False):
+    for one, other in pairwise(reports):
         if one.rank == other.rank:
             raise UsageError(
                 f"why: {one.path} and {other.path} are both of rank {one.rank}: name the files of one run, or give "
@@ -99,7 +100,7 @@ def _lost(report: RankReport, step: int | None) -> int:
     return sum(ns for cause, ns in report.costs_ns[step].items() if cause not in (COMPUTE, COMM, WAIT))
 
 
-def _causes(reports: Sequence[RankReport], facts: Facts, costs: dict[str, int]) -> list[Cause]:  # type: ignore[type-arg]
+def _causes(reports: Sequence[RankReport], facts: Facts, costs: Mapping[str, int]) -> list[Cause]:
     total_ns = sum(costs.values()) or 1
     found = []
     for cause, ns in sorted(costs.items(), key=lambda each: -each[1]):
@@ -150,11 +151,8 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
     if loss.cause in (LAUNCH, SYNC, DATA, PYTHON):
         idle = "the device is idle: " if facts.report.on_device else ""
         return head + f"for {lost} {idle}{loss.text}{where}{change}"
-    if loss.cause in (STARTUP, ALLOCATOR):
-        both_ns = facts.cost_ns(STARTUP, ALLOCATOR)
-        lost = f"{figure(both_ns, unit_ns)} {name} ({both_ns / total_ns:.0%})"
-        change = next((f"; {item.change}" for item in advice(facts) if item.cause in (STARTUP, ALLOCATOR)), "")
-        return head + f"{lost} are start-up of the device's library and allocation{where}{change}"
+    if loss.cause == STARTUP and (rest_ns := facts.cost_ns(ALLOCATOR)):
+        lost += f", and {figure(rest_ns, unit_ns)} {name} of allocation,"
     return head + f"{lost} are {loss.text}{where}{change}"
 
 

@@ -6,8 +6,10 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..files.profile import NOTE, OPERATOR, PYTHON, Profile, Wholes
 from ..measure.intervals import counted
@@ -71,7 +73,8 @@ class Places:
 
     def _forwards(self) -> dict[int, int]:
         """Return the row of the outermost forward operator of each sequence number."""
-        profile, found = self._profile, {}
+        profile = self._profile
+        found: dict[int, int] = {}
         rows = self._rows[(profile.sequence[self._rows] >= 0) & (profile.kind[self._rows] == OPERATOR)]
         backward = re.compile(r"Backward\d*$|^autograd::")
         is_backward = profile.matching(backward)
@@ -89,9 +92,7 @@ class Places:
         around = self._chains(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
         for at, chain in zip(known, around, strict=True):
             forward = self._place(chain)
-            places[at] = Place(
-                operator=forward.operator, module=forward.module, frame=forward.frame, phase=BACKWARD
-            )
+            places[at] = Place(operator=forward.operator, module=forward.module, frame=forward.frame, phase=BACKWARD)
         return places
 
     def _forward_of(self, chain: list[int]) -> int | None:
@@ -100,9 +101,10 @@ class Places:
                 return self._forward.get(int(self._profile.sequence[row]))
         return None
 
-    def _chains(self, threads: Wholes | np.ndarray, instants_ns: Wholes) -> list[list[int]]:  # type: ignore[type-arg]
+    def _chains(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[list[int]]:
         """Return the rows that are around each instant, the outermost first."""
-        profile, found = self._profile, [[] for _ in instants_ns]
+        profile = self._profile
+        found: list[list[int]] = [[] for _ in instants_ns]
         for thread in np.unique(threads).tolist():
             asked = np.flatnonzero(threads == thread)
             asked = asked[np.argsort(instants_ns[asked], kind="stable")]
@@ -130,6 +132,7 @@ class Places:
         return Place(operator=operator, module=module, frame=frame, phase=phase)
 
 
+@lru_cache(maxsize=1 << 16)
 def _frame(name: str) -> re.Match[str] | None:
     """Return the parts of the name of a Python function of the program; None for a library's, or a mere protocol's."""
     match = _FRAME.match(name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..files.profile import Profile, Wholes, read_profile
-from ..measure.intervals import Interval, Merged, clip, covered_ns, intersect, length, subtract, union
+from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COMPUTE, COPY
 from .host import Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of

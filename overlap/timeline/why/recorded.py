@@ -43,7 +43,7 @@ def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
 def report_of(timeline: Timeline, *, step: int | None) -> Why:
     """Return the report on a step of a timeline, or on the whole run."""
     verdict = verdict_of(timeline, step=step)
-    steps = timeline.steps() or [None]
+    steps: list[int | None] = [*timeline.steps()] or [None]
     rows = {at: breakdowns(timeline, step=at) for at in steps}
     costs = {at: [(row.rank, _costs(row, verdict)) for row in found if row.wall_ns] for at, found in rows.items()}
     shown = shares([cost for _, cost in costs.get(step, [])])
@@ -56,7 +56,9 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
             for at, found in rows.items()
         },
         causes=tuple(
-            Cause(cause=cause, text=_WORDING[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause))
+            Cause(
+                cause=cause, text=_WORDING[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause)
+            )
             for cause, ns in sorted(shown.items(), key=lambda each: -each[1]) if ns
         ),
         advice=tuple(_advice(timeline, verdict)),

@@ -13,7 +13,7 @@ import msgspec
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
 SCHEMA = "overlap.why"
 SCHEMA_VERSION = 1
@@ -73,7 +73,7 @@ class Why:
         return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain data: `schema`, `schema_version`, and the fields; times are integers of nanoseconds."""
+        """Return plain data: `schema`, `schema_version`, and the fields; times are integers of nanoseconds."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **fields}
 

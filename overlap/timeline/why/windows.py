@@ -93,9 +93,13 @@ def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
             where = host if profile.kind[row] == NOTE else device
             where[step] = int(profile.start_ns[row]), int(profile.end_ns[row])
     if not work.on_device:
-        return dict(host) or {None: _extent(profile, work.rows)}
+        return _numbered(host) or {None: _extent(profile, work.rows)}
     found = _increasing(device or _launched(profile, work, host))
-    return dict(found) if found else {None: _whole(profile, work)}
+    return _numbered(found) or {None: _whole(profile, work)}
+
+
+def _numbered(steps: dict[int, Interval]) -> dict[int | None, Interval]:
+    return {step: steps[step] for step in sorted(steps)}
 
 
 def _extent(profile: Profile, rows: Rows) -> Interval:
