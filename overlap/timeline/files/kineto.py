@@ -18,8 +18,10 @@ from ..span import CollectiveInfo, Kind, Span
 from ..spans import LEFT_OUT, ORIGIN, Timeline
 from .events import Event, Json
 
-COMM_KERNEL = re.compile(  # the last two names are those of PyTorch's symmetric memory
-    r"(void )?(nccl|rccl|hccl)|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce)", re.IGNORECASE
+COMM_KERNEL = re.compile(  # NCCL, RCCL, oneCCL; symmetric memory of PyTorch, NVSHMEM, DeepEP; kernels of vLLM, TensorRT
+    r"(void )?(nccl|rccl|hccl|oneccl|nvshmem|mscclpp)|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce|"
+    r"deep_ep::|nvshmem|cross_device_reduce|allreduce_fusion|quick_?reduce)",
+    re.IGNORECASE,
 )
 _ON_CPU = re.compile(r"(?:gloo|overlap):(\w+)")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -57,6 +59,8 @@ def from_kineto(events: Sequence[Event], document: Mapping[str, Json]) -> Timeli
     meta = {ORIGIN: "PyTorch profiler"}
     if not device and document.get("deviceProperties"):
         meta[LEFT_OUT] = "no kernel of its device is recorded: computes are operators of the host"
+    elif device and (copies := sum(event.get("cat") in ("gpu_memcpy", "gpu_memset") for event in events)):
+        meta[LEFT_OUT] = f"{copies} copies and sets of memory are not shown and count as idle: `overlap why` has them"
     return Timeline(spans=spans, world_size=world, meta=meta)
 
 
@@ -84,7 +88,9 @@ class _Reader:
             if match and event.get("cat") == "user_annotation":
                 host[int(match[1])] = event
             elif match and event.get("cat") == "gpu_user_annotation":
-                marked[int(match[1])] = _us(event, "ts"), _us(event, "ts") + _us(event, "dur")
+                start_us, end_us = _interval(event)  # a device has a mark on each stream
+                first_us, last_us = marked.get(int(match[1]), (start_us, end_us))
+                marked[int(match[1])] = min(first_us, start_us), max(last_us, end_us)
         found = _increasing(marked or _launched(host, events, device)) if device else {}
         for step, (start_us, end_us) in (found or {step: _interval(event) for step, event in host.items()}).items():
             event = {"ts": start_us, "dur": end_us - start_us}

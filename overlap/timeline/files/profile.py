@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..columnar import Table
+from .kineto import bytes_of, collective_name
 
 PIECE_BYTES = 4 << 20
 MOST_PIECE_BYTES = 256 << 20
@@ -177,8 +178,6 @@ def _numbers(found: list[int | None]) -> Wholes:
 
 
 def _message(name: str, args: _Args) -> Message:
-    from .kineto import bytes_of, collective_name
-
     ranks = args.ranks if isinstance(args.ranks, list) else re.findall(r"\d+", args.ranks or "")
     fields: dict[str, Any] = {"In msg nelems": args.in_count, "Out msg nelems": args.out_count, "dtype": args.dtype}
     if args.dims and args.types:

@@ -116,8 +116,8 @@ def top_places(places: Sequence[tuple[Place, int, int]], step_ns: float, most: i
 
 
 def is_launch_bound(facts: Facts) -> bool:
-    """Whether kernels are shorter than launches."""
-    return 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
+    """Whether kernels are shorter than launches, and are launched one by one."""
+    return facts.report.graph_share < 0.5 and 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
 
 
 def _launch(facts: Facts) -> Found:
@@ -125,7 +125,9 @@ def _launch(facts: Facts) -> Found:
         return
     count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
     evidence = f"{count} kernels, half of them shorter than {format_ns(median_ns)}; the queue of the device is empty"
-    if not is_launch_bound(facts):
+    if facts.report.graph_share >= 0.5:
+        change = "let graphs hold more of the step, and do less on the host between them (in serving: plan ahead)"
+    elif not is_launch_bound(facts):
         change = "give the host less to do between launches (profile it), or torch.compile the model"
     elif any("vllm/" in place.frame for place, _, _ in facts.places.get(LAUNCH, ())):
         change = "run with CUDA graphs: without --enforce-eager, and with cudagraph capture sizes that fit the batch"
@@ -172,7 +174,7 @@ def _python(facts: Facts) -> Found:
         change = "take the work out of the loop, or do it in another process"
         if not any(place.frame for place, _, _ in facts.places.get(PYTHON, ())):
             change = "record with with_stack=True to see which function it is; then take it out of the loop"
-        yield _item(facts, [PYTHON], change, where, "no operator runs on the thread that launches")
+        yield _item(facts, [PYTHON], change, where, "no operator runs in that time")
 
 
 def _collector(facts: Facts) -> Found:
@@ -197,7 +199,13 @@ def _start(facts: Facts) -> Found:
         yield _item(facts, [most], change, top_place(facts, most), f"{often} steps compile")
     else:
         change = "record later: torch.profiler.schedule(wait=1, warmup=3, active=3); a start says nothing of the rest"
-        yield _item(facts, sorted(_ONCE, key=facts.cost_ns, reverse=True), change, top_place(facts, most), "the recording contains the start of the program")
+        yield _item(
+            facts,
+            sorted(_ONCE, key=facts.cost_ns, reverse=True),
+            change,
+            top_place(facts, most),
+            "the recording contains the start of the program",
+        )
 
 
 def _copies(facts: Facts) -> Found:

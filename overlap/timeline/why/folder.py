@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -19,6 +21,7 @@ AT_ONCE = 2
 SMALL_BYTES = 32 << 20
 """Files that together have fewer bytes are read faster than a process starts."""
 MOST_REPORT_BYTES = 64 << 20
+_RANK = re.compile(r"(?:rank|worker|TP)[-_ ]?(\d+)", re.IGNORECASE)
 ENDINGS = (".json", ".json.gz", ".gz", ".pickle", ".pkl", ".et")
 
 Progress = Callable[[int, int], None]
@@ -38,7 +41,8 @@ def explain(
         return report
     profiles = [file for file in files if is_profile(file)]
     if profiles and len(profiles) == len(files):
-        return judge(_measured(profiles, progress or (lambda done, count: None)), step=step)
+        reports = _measured(profiles, progress or (lambda done, count: None))
+        return judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)
     if profiles:
         other = next(file for file in files if file not in profiles)
         raise UsageError(
@@ -74,6 +78,14 @@ def _report(path: Path) -> Why | None:
     except OSError as error:
         raise UsageError(f"why: {path}: cannot be read: {error.strerror}") from error
     return from_json(data) if f'"schema": "{SCHEMA}"'.encode() in data and b'"traceEvents"' not in data else None
+
+
+def _ranked(report: RankReport) -> RankReport:
+    """Return a report with the rank that the name of its file shows, if the file itself does not show it."""
+    found = _RANK.search(Path(report.path).name)
+    if report.has_rank or not found:
+        return report
+    return replace(report, rank=int(found[1]), world_size=max(report.world_size, int(found[1]) + 1))
 
 
 def _measured(files: Sequence[Path], progress: Progress) -> list[RankReport]:

@@ -52,9 +52,9 @@ _ALLOCATOR = re.compile(
 )
 _LOADS = re.compile(r"ModuleLoad|LibraryLoad|ModuleGetFunction|LinkCreate|LinkComplete")
 _GC = re.compile(r"gc\.collect|built-in (function|method) collect|gc_callback|garbage", re.IGNORECASE)
-_COMPILE = re.compile(
-    r"torch/_dynamo/convert_frame|torch/_inductor/(compile_fx|codecache|async_compile|graph)|^_compile\.|dynamo_timed|"
-    r"triton/\S*\.py\(\d+\): (compile|_do_compile|make_\w+|_bench|do_bench\w*|_init_handles)$|"
+_COMPILE = re.compile(  # names of functions, for other functions of these files run at every call
+    r"torch/_dynamo/convert_frame|torch/_inductor/\w+\.py\(\d+\): _?(compile|fx_codegen|codegen)|^_compile\.|"
+    r"dynamo_timed|triton/\S*\.py\(\d+\): (compile|_do_compile|make_\w+|_bench|do_bench\w*|_init_handles)$|"
     r"torch/_inductor/runtime/\S*\.py\(\d+\): (autotune|benchmark|bench)"
 )
 _DATA = re.compile(
@@ -63,7 +63,7 @@ _DATA = re.compile(
 _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
 _INSTANTIATE = re.compile(r"GraphInstantiate")
-_GRAPH = re.compile(r"GraphLaunch")
+GRAPH = re.compile(r"GraphLaunch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +75,13 @@ class Pieces:
     cause: list[str]
     thread: Wholes  # -1 without one
     instant_ns: Wholes
-    row: Wholes  # of the work that ends the gap; -1 if none does
 
     def order(self) -> Pieces:
         """Return the pieces in order of start."""
         order = np.argsort(self.start_ns, kind="stable")
         return Pieces(
             start_ns=self.start_ns[order], end_ns=self.end_ns[order], cause=[self.cause[at] for at in order.tolist()],
-            thread=self.thread[order], instant_ns=self.instant_ns[order], row=self.row[order],
+            thread=self.thread[order], instant_ns=self.instant_ns[order],
         )  # fmt: skip
 
 
@@ -90,14 +89,13 @@ class _Found:
     """Pieces as they are found."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Wholes, Wholes, Wholes, Wholes, Wholes]] = []
+        self._parts: list[tuple[Wholes, Wholes, Wholes, Wholes]] = []
         self._causes: list[str] = []
 
     def add(
         self,
         cause: str,
         where: Merged,
-        row: Wholes,
         *,
         thread: Wholes | int = -1,
         instant_ns: Wholes | None = None,
@@ -106,17 +104,17 @@ class _Found:
         middle_ns = (where.start_ns + where.end_ns) // 2
         self._parts.append((
             where.start_ns, where.end_ns, np.broadcast_to(thread, len(where)).astype(np.int64),
-            middle_ns if instant_ns is None else instant_ns, row,
+            middle_ns if instant_ns is None else instant_ns,
         ))  # fmt: skip
         self._causes += [cause] * len(where)
 
     def pieces(self) -> Pieces:
         """Return them in order."""
         empty = np.empty(0, np.int64)
-        joined = [np.concatenate(each) for each in zip(*self._parts, strict=True)] or [empty] * 5
-        start_ns, end_ns, thread, instant_ns, row = joined
+        joined = [np.concatenate(each) for each in zip(*self._parts, strict=True)] or [empty] * 4
+        start_ns, end_ns, thread, instant_ns = joined
         return Pieces(
-            start_ns=start_ns, end_ns=end_ns, cause=self._causes, thread=thread, instant_ns=instant_ns, row=row
+            start_ns=start_ns, end_ns=end_ns, cause=self._causes, thread=thread, instant_ns=instant_ns
         ).order()
 
 
@@ -136,7 +134,7 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     length_ns = rest.end_ns - rest.start_ns
     late = known & (begin_ns > gaps.start_ns)
     before = rows[np.maximum(np.minimum(at, len(rows)) - 1, 0)]
-    graphs = profile.matching(_GRAPH)[profile.name[launch]]
+    graphs = profile.matching(GRAPH)[profile.name[launch]]
     in_graph = known & graphs & (profile.correlation[before] == profile.correlation[row])
     limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
     is_short = known & (length_ns <= limit_ns)
@@ -147,18 +145,18 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
         where = Merged(rest.start_ns[chosen], rest.end_ns[chosen])
         mine = launch[chosen]
         thread = np.where(mine >= 0, profile.thread[mine], -1)
-        found.add(cause, where, row[chosen], thread=thread, instant_ns=profile.start_ns[mine])
+        found.add(cause, where, thread=thread, instant_ns=profile.start_ns[mine])
     host = known & (until_ns > gaps.start_ns)
-    launchers = np.unique(profile.thread[launch[host]])
+    launchers = np.unique(profile.thread[launch[host]]).astype(np.int64)
     for thread in launchers.tolist():
         mine = host & (profile.thread[launch] == thread)
         parts = Merged(gaps.start_ns[mine], until_ns[mine])
-        _divide(profile, work, found, parts, row[mine].astype(np.int64), thread, launchers, busy)
+        _divide(profile, work, found, parts, thread, launchers, busy)
     return found.pieces()
 
 
 def _divide(
-    profile: Profile, work: Work, found: _Found, parts: Merged, row: Wholes, thread: int,
+    profile: Profile, work: Work, found: _Found, parts: Merged, thread: int,
     launchers: Wholes, busy: Merged,
 ) -> None:  # fmt: skip
     """Divide the host's parts of gaps that a thread ended; what comes first in the list of classes has precedence."""
@@ -167,34 +165,26 @@ def _divide(
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
     for cause, cover in [*_classes(profile, thread, calls, syncs), (SYNC, _after(profile, syncs, blocked_ns))]:
         where = intersect(parts, cover)
-        at = np.searchsorted(parts.start_ns, where.start_ns, "right") - 1
         if cause == SYNC and len(syncs):
             last = np.maximum(np.searchsorted(profile.start_ns[syncs], where.end_ns, "left") - 1, 0)
-            found.add(cause, where, row[at], thread=thread, instant_ns=profile.start_ns[syncs][last])
+            found.add(cause, where, thread=thread, instant_ns=profile.start_ns[syncs][last])
         else:
-            found.add(cause, where, row[at], thread=thread)
-        rest = subtract(parts, cover)
-        parts, row = rest, row[_home(parts, rest)]
+            found.add(cause, where, thread=thread)
+        parts = subtract(parts, cover)
     operators = profile.rows(OPERATOR)
     if len(_on(profile, operators, thread)):
         others = operators[np.isin(profile.thread[operators], launchers)]
         idle = subtract(parts, merged_of(profile, np.concatenate([others, calls])))
         is_long = idle.end_ns - idle.start_ns >= PYTHON_NS
         idle = Merged(idle.start_ns[is_long], idle.end_ns[is_long])
-        found.add(PYTHON_CODE, idle, row[_home(parts, idle)], thread=thread)
-        rest = subtract(parts, idle)
-        parts, row = rest, row[_home(parts, rest)]
-    found.add(LAUNCH, parts, row, thread=thread)
-
-
-def _home(parts: Merged, pieces: Merged) -> Rows:
-    """Return the part in which each piece is."""
-    found: Rows = np.searchsorted(parts.start_ns, pieces.start_ns, "right") - 1
-    return found
+        found.add(PYTHON_CODE, idle, thread=thread)
+        parts = subtract(parts, idle)
+    found.add(LAUNCH, parts, thread=thread)
 
 
 def _on(profile: Profile, rows: Rows, thread: int) -> Rows:
-    return rows[profile.thread[rows] == thread]
+    found: Rows = rows[profile.thread[rows] == thread]
+    return found
 
 
 def merged_of(profile: Profile, rows: Rows) -> Merged:
@@ -278,8 +268,8 @@ def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -
     parts = gaps
     for cause, cover in classes:
         where = intersect(parts, cover)
-        found.add(cause, where, np.full(len(where), -1), thread=thread)
+        found.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
     rest = UNKNOWN if unknown or not has_frames else PYTHON_CODE
-    found.add(rest, parts, np.full(len(parts), -1), thread=thread)
+    found.add(rest, parts, thread=thread)
     return found.pieces()

@@ -149,8 +149,8 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
     if loss.cause == WAIT and facts.late:
         return head + f"{lost} are waiting for {_worst(facts.late)[0]}{change}"
     if loss.cause in (LAUNCH, SYNC, DATA, PYTHON):
-        idle = "the device is idle: " if facts.report.on_device else ""
-        return head + f"for {lost} {idle}{loss.text}{where}{change}"
+        idle = f"for {lost} the device is idle: " if facts.report.on_device else f"{lost} are "
+        return head + f"{idle}{loss.text}{where}{change}"
     if loss.cause == STARTUP and (rest_ns := facts.cost_ns(ALLOCATOR)):
         lost += f", and {figure(rest_ns, unit_ns)} {name} of allocation,"
     return head + f"{lost} are {loss.text}{where}{change}"
@@ -164,7 +164,7 @@ def _busy(facts: Facts, unit_ns: int, name: str) -> str:
     if facts.report.on_device and kind and (share := classes[kind] / sum(classes.values())) > 0.3:
         text += f", {share:.0%} of its kernels' time in {_CLASSES[kind]}"
     change = next((f"; try: {item.change}" for item in advice(facts) if item.cause == COMPUTE), "")
-    return text + (change or "; no cause outside its kernels takes a large part")
+    return text + (change or f"; nothing but its {'kernels' if facts.report.on_device else 'operators'} takes long")
 
 
 _CLASSES = {

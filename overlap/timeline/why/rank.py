@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..files.profile import Profile, Wholes, read_profile
+from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COMPUTE, COPY
-from .host import Pieces, device_gaps, host_gaps, loading
+from .host import GRAPH, Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
 from .windows import Rows, Work, merged, windows_of, work_of
 
@@ -57,6 +57,7 @@ class RankReport:
     rank: int
     world_size: int
     host: str
+    has_rank: bool  # whether the file names its rank
     on_device: bool
     device: str
     windows: dict[int | None, Interval]
@@ -68,8 +69,8 @@ class RankReport:
     pieces: list[tuple[int, int, str, Place]]  # the longest pieces of gaps
     kernels: dict[int | None, int]
     kernel_median_ns: dict[int | None, int]
+    graph_share: float  # of kernels that graphs launched
     kernel_classes_ns: dict[str, int]
-    copies_ns: dict[str, int]
     notes: list[str] = field(default_factory=list)
     has_python: bool = False
 
@@ -232,6 +233,7 @@ def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, world = info.get("rank"), info.get("world_size")
+    has_rank = isinstance(rank, int)
     rank = rank if isinstance(rank, int) and rank >= 0 else 0
     properties = header.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties else {}
@@ -244,10 +246,7 @@ def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]
         name = profile.names[number]
         kind = next((kind for kind, pattern in _KERNEL_CLASSES if pattern.search(name)), "other")
         classes[kind] = classes.get(kind, 0) + int(sums[number])
-    copies: dict[str, int] = {}
-    for row in work.copies.tolist():
-        name = profile.names[profile.name[row]]
-        copies[name] = copies.get(name, 0) + int(took_ns[row])
+    graphs = profile.matching(GRAPH)[profile.name[work.launch[rows]]] & (work.launch[rows] >= 0)
     counts, medians = {}, {}
     for step, (low, high) in windows.items():
         mine = rows[(profile.start_ns[rows] >= low) & (profile.start_ns[rows] < high)]
@@ -255,10 +254,10 @@ def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]
         medians[step] = int(np.median(took_ns[mine])) if len(mine) else 0
     return RankReport(
         path=profile.path, rank=rank, world_size=max(world if isinstance(world, int) else 1, rank + 1),
-        host=str(header.get("host_name", "")), on_device=work.on_device,
+        host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=has_rank,
         device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={}, comm_ns={},
-        places={}, calls=[], exposed=[], pieces=[], kernels=counts, kernel_median_ns=medians,
-        kernel_classes_ns=classes, copies_ns=copies,
+        graph_share=float(graphs.mean()) if len(rows) else 0.0, places={}, calls=[], exposed=[], pieces=[],
+        kernels=counts, kernel_median_ns=medians, kernel_classes_ns=classes,
     )  # fmt: skip
 
 
@@ -278,8 +277,3 @@ def _notes(profile: Profile, work: Work) -> list[str]:
         if orphans > len(rows) // 2:
             notes.append(f"{orphans} of {len(rows)} kernels and copies have no recorded launch: gaps have no cause")
     return notes
-
-
-def wholes(values: list[int]) -> Wholes:
-    """Return instants as a column."""
-    return np.array(values, np.int64)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -64,9 +65,8 @@ class Why:
     hang: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
-        from .page import text
-
-        return "\n".join(text(self))
+        lines: list[str] = import_module(".page", __package__).text(self)
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return the page as notebooks show it."""

@@ -15,6 +15,8 @@ from ..measure.intervals import Interval, Merged, union
 Rows = NDArray[np.intp]
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _HOST_COMM = re.compile(r"^(gloo|overlap):\w+$")
+_PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
+"""Copies between devices: collectives of copy engines have no kernel."""
 _ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
 _LONG_LEAD = 0.5
 """Without steps: the host's work before the first work of the device counts from this part of the latter's length."""
@@ -49,8 +51,9 @@ def work_of(profile: Profile) -> Work:
     comm_name = np.fromiter((bool(COMM_KERNEL.match(name)) for name in profile.names), bool, len(profile.names))
     is_comm = comm_name[profile.name[device]] | np.isin(device, list(profile.messages))
     is_kernel = profile.kind[device] == KERNEL
+    is_comm |= ~is_kernel & profile.matching(_PEER)[profile.name[device]]
     return Work(
-        compute=device[is_kernel & ~is_comm], comm=device[is_kernel & is_comm], copies=device[~is_kernel],
+        compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
         on_device=True, launch=launch,
     )  # fmt: skip
 
@@ -90,8 +93,10 @@ def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
     marks = {number: int(match[1]) for number, name in enumerate(profile.names) if (match := _STEP.match(name))}
     for row in profile.rows(NOTE, DEVICE_NOTE).tolist():
         if (step := marks.get(int(profile.name[row]))) is not None:
-            where = host if profile.kind[row] == NOTE else device
-            where[step] = int(profile.start_ns[row]), int(profile.end_ns[row])
+            where = host if profile.kind[row] == NOTE else device  # a device has a mark on each stream
+            start_ns, end_ns = int(profile.start_ns[row]), int(profile.end_ns[row])
+            first_ns, last_ns = where.get(step, (start_ns, end_ns))
+            where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
         return _numbered(host) or {None: _extent(profile, work.rows)}
     found = _increasing(device or _launched(profile, work, host))

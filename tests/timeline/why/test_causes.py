@@ -1,9 +1,9 @@
 """Planted causes in files of PyTorch's profiler: each is found, with its place, and all nanoseconds have one cause."""
 
 import pytest
-from tests.timeline.why.profiles import AUTOGRAD, Recording
 
 import overlap
+from tests.timeline.why.profiles import AUTOGRAD, Recording
 
 FILE = "train.py(12): step"
 LINE = "train.py:12 (step)"
@@ -268,4 +268,35 @@ def test_a_start_is_said_to_be_one(tmp_path):
     rec.kernel(6_000_000, 6_100_000)
     found = overlap.why(rec.write(tmp_path / "t.json"))
     assert costs(found)["startup"] == 4_999_900
-    assert "start-up" in found.verdict and "record later" in found.verdict
+    assert "start-up" in found.verdict
+    assert "record later" in found.verdict
+
+
+def test_graphs_that_are_launched_late_get_no_advice_to_use_graphs(tmp_path):
+    def plant(rec, start):
+        for at in range(start, start + 10_000, 1_000):
+            correlation = rec.call("cudaGraphLaunch", at + 480, at + 500)
+            for kernel in range(at + 500, at + 1_000, 50):
+                rec.add("kernel", "gemm", kernel, kernel + 50, pid=0, tid=7, correlation=correlation)
+            rec.op("aten::sample", at, at + 480)
+
+    found = recorded(tmp_path, plant)
+    assert costs(found) == {"compute": 5_000, "launch": 5_000}
+    assert "let graphs hold more of the step" in found.advice[0].change
+    assert "launch-bound" not in found.verdict
+
+
+def test_a_compiled_model_that_runs_is_not_compiling(tmp_path):
+    def plant(rec, start):
+        launch_bound(rec, start)
+        rec.frame("torch/_inductor/codecache.py(1132): __call__", start, start + 10_000)
+
+    assert "compile" not in costs(recorded(tmp_path, plant))
+
+
+def test_a_step_has_a_mark_on_each_stream(tmp_path):
+    rec = Recording()
+    rec.step(1, 0, 1_000)
+    rec.add("gpu_user_annotation", "ProfilerStep#1", 400, 600, pid=0, tid=20)
+    busy(rec, 0, 1_000)
+    assert overlap.why(rec.write(tmp_path / "t.json")).step_ns == 1_000_000

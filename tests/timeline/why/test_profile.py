@@ -16,7 +16,7 @@ from tests.timeline.why.profiles import Recording
 def recording():
     rec = Recording()
     for at in range(0, 4_000, 100):
-        rec.op("aten::odd } ] \" , {", at, at + 50, **{"Input Dims": [[1, 2], []], "nested": [{"a": 1}, {"b": [{}]}]})
+        rec.op('aten::odd } ] " , {', at, at + 50, **{"Input Dims": [[1, 2], []], "nested": [{"a": 1}, {"b": [{}]}]})
         rec.kernel(at + 40, at + 90, launch=at + 30)
     rec.collective(4_000, 4_100)
     rec.events.insert(3, {"ph": "s", "id": 1, "pid": 1, "tid": 1, "ts": 1.5, "cat": "ac2g", "name": "ac2g"})
@@ -87,14 +87,15 @@ def test_fields_of_other_types_cost_only_their_event(tmp_path):
     rec = recording()
     rec.events += [
         {"ph": "X", "cat": "cpu_op", "name": "bad", "ts": "soon", "dur": 1, "pid": 1, "tid": 1},
-        {"ph": "X", "cat": "kernel", "name": "odd", "ts": 5_000, "dur": 1, "pid": "Spans", "tid": None, "args": {"Seq": "x"}},
+        {"ph": "X", "cat": "kernel", "name": "odd", "ts": 5_000, "dur": 1, "pid": "Spans", "args": {"Seq": "x"}},
         7,
     ]  # fmt: skip
     path = tmp_path / "t.json"
     path.write_text(one_line(rec))
     found = read_profile(path)
     assert found.unreadable == 2
-    assert "odd" in found.names and "bad" not in found.names
+    assert "odd" in found.names
+    assert "bad" not in found.names
 
 
 def test_long_names_are_shortened(tmp_path):

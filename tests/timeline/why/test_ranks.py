@@ -1,10 +1,10 @@
 """Several ranks: the late one, what it did, clocks, and what one rank alone can show."""
 
 import pytest
-from tests.timeline.why.profiles import Recording
 
 import overlap
 from overlap.errors import UsageError
+from tests.timeline.why.profiles import Recording
 
 
 def write(tmp_path, recordings):
@@ -106,13 +106,28 @@ def test_two_files_of_one_rank_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "name",
     ["ncclDevKernel_AllReduce_Sum_f32_RING_LL()", "ncclSymkDevKernel_AllReduce", "multimem_all_reduce_kernel<bf16>",
-     "two_shot_all_reduce_kernel", "void rcclGenericKernel()"],
+     "two_shot_all_reduce_kernel", "void rcclGenericKernel()", "void vllm::cross_device_reduce_1stage<bf16, 8>",
+     "void deep_ep::intranode::dispatch<8>"],
 )  # fmt: skip
 def test_kernels_of_communication_libraries_are_no_compute(tmp_path, name):
     rec = Recording()
     rec.kernel(0, 100, launch=-5)
     rec.kernel(100, 200, launch=-4, name=name)
     assert by_rank(write(tmp_path, [rec]), None)[0] == {"compute": 100, "communication": 100}
+
+
+def test_copies_between_devices_are_communication(tmp_path):
+    rec = Recording()
+    rec.kernel(0, 100, launch=-5)
+    rec.copy(100, 200, launch=-4, kind="Memcpy PtoP (Device -> Device)")
+    assert by_rank(write(tmp_path, [rec]), None)[0] == {"compute": 100, "communication": 100}
+
+
+def test_files_without_a_rank_have_that_of_their_name(tmp_path):
+    recordings = two_ranks()
+    for rec in recordings:
+        del rec.header["distributedInfo"]
+    assert by_rank(write(tmp_path, recordings), 1)[0] == {"compute": 6_500, "waiting": 3_000, "wire": 500}
 
 
 def test_hidden_communication_costs_nothing(tmp_path):

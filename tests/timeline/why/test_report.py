@@ -33,9 +33,9 @@ def test_a_report_reads_back_from_its_json(tmp_path):
     assert from_json(json.dumps(found.as_dict())) == found
 
 
-VERSION_1 = """{"schema": "overlap.why", "schema_version": 1, "verdict": "slow", "origin": "PyTorch profiler", "ranks": [0],
-"world_size": 1, "step": 2, "step_ns": 7, "steps_ns": {"2": 7}, "causes": [{"cause": "launch", "text": "late",
-"duration_ns": 7, "share": 1.0, "places": ["aten::add (7 ns)"]}], "advice": [{"cause": "launch", "change": "compile",
+VERSION_1 = """{"schema": "overlap.why", "schema_version": 1, "verdict": "slow", "origin": "PyTorch profiler",
+"ranks": [0], "world_size": 1, "step": 2, "step_ns": 7, "steps_ns": {"2": 7}, "causes":
+[{"cause": "launch", "text": "late", "duration_ns": 7, "share": 1.0, "places": ["aten::add (7 ns)"]}], "advice": [{"cause": "launch", "change": "compile",
 "place": "", "evidence": "gaps", "gain_least_ns": 1, "gain_most_ns": 2, "gain_text": "1 to 2 ns"}], "undecided": [],
 "notes": [], "traffic": [], "costs": [[0, 2, "launch", 7]], "hang": null}"""
 
@@ -110,8 +110,8 @@ def test_a_difference_counts_if_no_steps_overlap(tmp_path, new, old, judgement):
 def test_a_regression_names_the_cause_that_grew(tmp_path):
     new, old = profile(tmp_path, [12_000] * 3, "new.json"), profile(tmp_path, [10_000] * 3, "old.json")
     assert compare(overlap.why(new), overlap.why(old)).sentence == (
-        "regression: a step takes 10 ms before, 12 ms now (+20.0%), of which 1.8 ms more is the host launches too slowly "
-        "at aten::add in train.py:12 (step) (10.8 ms); 3 and 3 steps, none overlap"
+        "regression: a step takes 10 ms before, 12 ms now (+20.0%), of which 1.8 ms more is the host launches too "
+        "slowly at aten::add in train.py:12 (step) (10.8 ms); 3 and 3 steps, none overlap"
     )
 
 
