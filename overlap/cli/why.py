@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 
 from ..errors import UsageError
 from ..explanation import explanation
 from ..launch.report import EXIT_FAILED
 from ..notice import notify
+from ..timeline.measure.verdict import Limit, parse_limit
 from ..timeline.why.against import Comparison, compare
 from ..timeline.why.causes import WORDING
 from ..timeline.why.page import markdown, text
 from ..timeline.why.report import SCHEMA_VERSION, Why
-from ..units import format_ns
 from .output import as_json
 
 _DESCRIPTION = """\
@@ -34,8 +33,7 @@ examples:
   overlap why traces/ --json > why.json          as data; `overlap why why.json` shows it again
 """
 
-_UNITS_NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
-_TEST = re.compile(r"\s*([a-z]+)\s*(<|>)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%|[a-z]+)\s*")
+REGRESSION = "regression"
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: A file cannot be read, files are not of one job, or a test is none.
     """
-    tests = [_checked(test, against=args.against is not None) for test in args.fail_if or ()]
+    tests = [_parsed(test, against=args.against is not None) for test in args.fail_if or ()]
     found = explanation(args.paths, step=args.step, progress=_progress)
     comparison = None if args.against is None else compare(found, explanation([args.against], progress=_progress))
     if args.json:
@@ -84,43 +82,24 @@ def _progress(done: int, count: int) -> None:
         print(f"reading file {done + 1} of {count}", end=end, file=sys.stderr, flush=True)
 
 
-def _checked(test: str, *, against: bool) -> str:
-    """Return a test.
+def _parsed(test: str, *, against: bool) -> Limit | None:
+    """Return a condition on a figure; None for `regression`.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is neither, or nothing is compared.
     """
-    if test.strip() == "regression":
-        if not against:
-            raise UsageError("--fail-if: regression needs --against OTHER")
-        return "regression"
-    match = _TEST.fullmatch(test)
-    names = ("step", *WORDING)
-    if (
-        match is None
-        or match[1] not in names
-        or match[4] not in ("%", *_UNITS_NS)
-        or (match[1], match[4]) == ("step", "%")
-    ):
-        raise UsageError(
-            f"--fail-if: {test!r} is no condition; write 'regression', or one of {', '.join(names)}, then < or >, then "
-            "a number with %, ns, us, ms or s: 'launch > 20%'; step takes no %"
-        )
-    return test
+    if test.strip() != REGRESSION:
+        return parse_limit(test, ("step", *WORDING))
+    if not against:
+        raise UsageError("--fail-if: regression needs --against OTHER")
+    return None
 
 
-def _failure(test: str, found: Why, comparison: Comparison | None) -> str:
-    """Return how a test is met; "" if it is not."""
-    if test == "regression":
-        return comparison.sentence if comparison and comparison.judgement == "regression" else ""
-    match = _TEST.fullmatch(test)
-    assert match is not None  # it was checked
-    name, sign, number, unit = match.groups()
-    value_ns = found.step_ns if name == "step" else found.cost_ns(name)
-    if unit == "%":
-        share = 100 * value_ns / (sum(cause.duration_ns for cause in found.causes) or 1)
-        value, bound, shown = share, float(number), f"{share:.3g}%"
-    else:
-        value, bound, shown = float(value_ns), float(number) * _UNITS_NS[unit], format_ns(value_ns)
-    is_met = value > bound if sign == ">" else value < bound
-    return f"{name} is {shown}, {'above' if sign == '>' else 'below'} {number}{unit}" if is_met else ""
+def _failure(limit: Limit | None, found: Why, comparison: Comparison | None) -> str:
+    """Return how a condition is met; "" if it is not."""
+    if limit is None:
+        return comparison.sentence if comparison and comparison.judgement == REGRESSION else ""
+    value: float = found.step_ns if limit.name == "step" else found.cost_ns(limit.name)
+    if limit.unit == "%":
+        value = 100 * value / (sum(cause.duration_ns for cause in found.causes) or 1)
+    return limit.described(value) if limit.is_met(value) else ""

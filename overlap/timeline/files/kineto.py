@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ..span import CollectiveInfo, Kind, Span
 from ..spans import LEFT_OUT, ORIGIN, Timeline
@@ -91,7 +92,7 @@ class _Reader:
                 start_us, end_us = _interval(event)  # a device has a mark on each stream
                 first_us, last_us = marked.get(int(match[1]), (start_us, end_us))
                 marked[int(match[1])] = min(first_us, start_us), max(last_us, end_us)
-        found = _increasing(marked or _launched(host, events, device)) if device else {}
+        found = increasing(marked or _launched(host, events, device)) if device else {}
         for step, (start_us, end_us) in (found or {step: _interval(event) for step, event in host.items()}).items():
             event = {"ts": start_us, "dur": end_us - start_us}
             yield self._span(event, "step", "step", f"ProfilerStep#{step}", step=step)
@@ -175,7 +176,10 @@ def _launched(
     return found
 
 
-def _increasing(steps: Mapping[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
+T = TypeVar("T", int, float)
+
+
+def increasing(steps: Mapping[int, tuple[T, T]]) -> dict[int, tuple[T, T]]:
     """Return intervals of steps, each of which ends where the next begins; none if they are out of order."""
     numbers = sorted(steps)
     begins = [steps[number][0] for number in numbers]

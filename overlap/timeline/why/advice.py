@@ -11,22 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...units import format_bytes, format_ns
-from .causes import (
-    ALLOCATOR,
-    CAPTURE,
-    COMM,
-    COMPILE,
-    COMPUTE,
-    COPY,
-    DATA,
-    GC,
-    LAUNCH,
-    PYTHON,
-    STARTUP,
-    SYNC,
-    WAIT,
-    WIRE,
-)
+from . import causes
 from .places import BACKWARD, Place, common
 from .rank import TINY_NS, RankReport
 from .ranks import Late, Traffic
@@ -59,9 +44,9 @@ class Facts:
         """Length of the shown step."""
         return sum(self.steps[self.step].values())
 
-    def cost_ns(self, *causes: str) -> int:
+    def cost_ns(self, *names: str) -> int:
         """Return the time of some causes in the shown step."""
-        return sum(self.steps[self.step].get(cause, 0) for cause in causes)
+        return sum(self.steps[self.step].get(cause, 0) for cause in names)
 
 
 def advice(facts: Facts) -> list[Advice]:
@@ -70,9 +55,9 @@ def advice(facts: Facts) -> list[Advice]:
     return [item for _, item in sorted(found, key=lambda each: -each[0])[:MOST]]
 
 
-def gain(facts: Facts, *causes: str) -> tuple[int | None, int | None, str]:
+def gain(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
     """Return the bounds of a gain and their text; None and a reason where they cannot be told."""
-    gains = [sum(costs.get(cause, 0) for cause in causes) for costs in facts.steps.values()]
+    gains = [sum(costs.get(cause, 0) for cause in names) for costs in facts.steps.values()]
     walls = [sum(costs.values()) for costs in facts.steps.values()]
     if len(walls) < FEW_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
@@ -87,16 +72,16 @@ Found = Iterator[tuple[float, Advice]]
 Rule = Callable[[Facts], Found]
 
 
-def _item(facts: Facts, causes: Sequence[str], change: str, place: str, evidence: str) -> tuple[float, Advice]:
-    least, most, text = gain(facts, *causes)
-    return facts.cost_ns(*causes), Advice(
-        cause=causes[0], change=change, place=place, evidence=evidence, gain_least_ns=least, gain_most_ns=most,
+def _item(facts: Facts, names: Sequence[str], change: str, place: str, evidence: str) -> tuple[float, Advice]:
+    least, most, text = gain(facts, *names)
+    return facts.cost_ns(*names), Advice(
+        cause=names[0], change=change, place=place, evidence=evidence, gain_least_ns=least, gain_most_ns=most,
         gain_text=text,
     )  # fmt: skip
 
 
-def _is_worth(facts: Facts, *causes: str) -> bool:
-    return facts.cost_ns(*causes) >= WORTH * facts.step_ns
+def _is_worth(facts: Facts, *names: str) -> bool:
+    return facts.cost_ns(*names) >= WORTH * facts.step_ns
 
 
 def top_place(facts: Facts, cause: str) -> str:
@@ -121,7 +106,7 @@ def is_launch_bound(facts: Facts) -> bool:
 
 
 def _launch(facts: Facts) -> Found:
-    if not _is_worth(facts, LAUNCH):
+    if not _is_worth(facts, causes.LAUNCH):
         return
     count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
     evidence = f"{count} kernels, half of them shorter than {format_ns(median_ns)}; the queue of the device is empty"
@@ -129,11 +114,11 @@ def _launch(facts: Facts) -> Found:
         change = "let graphs hold more of the step, and do less on the host between them (in serving: plan ahead)"
     elif not is_launch_bound(facts):
         change = "give the host less to do between launches (profile it), or torch.compile the model"
-    elif any("vllm/" in place.frame for place, _, _ in facts.places.get(LAUNCH, ())):
+    elif any("vllm/" in place.frame for place, _, _ in facts.places.get(causes.LAUNCH, ())):
         change = "run with CUDA graphs: without --enforce-eager, and with cudagraph capture sizes that fit the batch"
     else:
         change = 'torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch'
-    yield _item(facts, [LAUNCH], change, top_place(facts, LAUNCH), evidence)
+    yield _item(facts, [causes.LAUNCH], change, top_place(facts, causes.LAUNCH), evidence)
 
 
 _SYNC_CHANGES = (
@@ -153,37 +138,39 @@ _SYNC_CHANGES = (
 
 
 def _sync(facts: Facts) -> Found:
-    if not _is_worth(facts, SYNC):
+    if not _is_worth(facts, causes.SYNC):
         return
-    place, *_ = next(iter(facts.places.get(SYNC, ())), (Place(),))
+    place, *_ = next(iter(facts.places.get(causes.SYNC, ())), (Place(),))
     change = next((text for pattern, text in _SYNC_CHANGES if pattern.search(place.operator)), "")
     change = change or "do not wait for the device there (synchronize, .item(), .cpu()), or less often"
     evidence = "the device is idle after the host has waited for it, as nothing is queued by then"
-    yield _item(facts, [SYNC], change, top_place(facts, SYNC), evidence)
+    yield _item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
 
 
 def _data(facts: Facts) -> Found:
-    if _is_worth(facts, DATA):
+    if _is_worth(facts, causes.DATA):
         change = "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item"
-        yield _item(facts, [DATA], change, top_place(facts, DATA), "nothing runs while the next batch is made")
+        yield _item(
+            facts, [causes.DATA], change, top_place(facts, causes.DATA), "nothing runs while the next batch is made"
+        )
 
 
 def _python(facts: Facts) -> Found:
-    if _is_worth(facts, PYTHON):
-        where = top_place(facts, PYTHON)
+    if _is_worth(facts, causes.PYTHON):
+        where = top_place(facts, causes.PYTHON)
         change = "take the work out of the loop, or do it in another process"
-        if not any(place.frame for place, _, _ in facts.places.get(PYTHON, ())):
+        if not any(place.frame for place, _, _ in facts.places.get(causes.PYTHON, ())):
             change = "record with with_stack=True to see which function it is; then take it out of the loop"
-        yield _item(facts, [PYTHON], change, where, "no operator runs in that time")
+        yield _item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
 
 
 def _collector(facts: Facts) -> Found:
-    if _is_worth(facts, GC):
+    if _is_worth(facts, causes.GC):
         change = "gc.freeze() after the start, gc.disable(), and gc.collect() every some hundred steps on all ranks"
-        yield _item(facts, [GC], change, top_place(facts, GC), "the garbage collector runs")
+        yield _item(facts, [causes.GC], change, top_place(facts, causes.GC), "the garbage collector runs")
 
 
-_ONCE = (STARTUP, ALLOCATOR, COMPILE, CAPTURE)
+_ONCE = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
 
 
 def _start(facts: Facts) -> Found:
@@ -191,10 +178,10 @@ def _start(facts: Facts) -> Found:
         return
     most = max(_ONCE, key=facts.cost_ns)
     often = sum(costs.get(most, 0) >= WORTH * sum(costs.values()) for costs in facts.steps.values())
-    if most == ALLOCATOR and often > 1:
+    if most == causes.ALLOCATOR and often > 1:
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"
         yield _item(facts, [most], change, top_place(facts, most), f"memory is allocated in {often} steps")
-    elif most == COMPILE and often > 1:
+    elif most == causes.COMPILE and often > 1:
         change = "find what is compiled again: TORCH_LOGS=recompiles; mark sizes with torch._dynamo.mark_dynamic"
         yield _item(facts, [most], change, top_place(facts, most), f"{often} steps compile")
     else:
@@ -209,29 +196,29 @@ def _start(facts: Facts) -> Found:
 
 
 def _copies(facts: Facts) -> Found:
-    if not _is_worth(facts, COPY):
+    if not _is_worth(facts, causes.COPY):
         return
-    place, *_ = next(iter(facts.places.get(COPY, ())), (Place(),))
+    place, *_ = next(iter(facts.places.get(causes.COPY, ())), (Place(),))
     if "Pageable" in place.phase:
         change = "pin_memory() and non_blocking=True"
     elif place.phase.startswith("Device -> Device"):
         change = "avoid the copy: clone, contiguous, or another memory format (channels_last) for the whole model"
     else:
         change = "copy less, or on a stream of its own, with non_blocking=True"
-    yield _item(facts, [COPY], change, top_place(facts, COPY), "copies run with no kernel in parallel")
+    yield _item(facts, [causes.COPY], change, top_place(facts, causes.COPY), "copies run with no kernel in parallel")
 
 
 def _waiting(facts: Facts) -> Found:
-    if _is_worth(facts, WAIT) and facts.late:
+    if _is_worth(facts, causes.WAIT) and facts.late:
         worst = max(facts.late, key=lambda late: late.waited_ns)
         doing = worst.did.most_common(1)[0][0] if worst.did else "unknown"
         change = f"look at rank {worst.rank}: it comes last to {worst.ops.most_common(1)[0][0]}, and was {doing} before"
         evidence = f"other ranks wait {format_ns(worst.waited_ns)} for it in this step, added up"
-        yield _item(facts, [WAIT], change, f"rank {worst.rank}", evidence)
+        yield _item(facts, [causes.WAIT], change, f"rank {worst.rank}", evidence)
 
 
 def _communication(facts: Facts) -> Found:
-    if not _is_worth(facts, COMM, WIRE) or not facts.traffic:
+    if not _is_worth(facts, causes.COMM, causes.WIRE) or not facts.traffic:
         return
     small = [each for each in facts.traffic if each.calls >= MANY_CALLS and _is_small(each)]
     most = small[0] if small else facts.traffic[0]
@@ -248,7 +235,7 @@ def _communication(facts: Facts) -> Found:
     else:
         change = "issue it earlier with async_op=True, and wait where its result is used"
     where = next((str(call.place) for call in facts.report.calls if call.op == most.op and str(call.place)), "")
-    yield _item(facts, sorted((COMM, WIRE), key=facts.cost_ns, reverse=True), change, where, evidence)
+    yield _item(facts, sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True), change, where, evidence)
 
 
 def _is_small(each: Traffic) -> bool:
@@ -261,7 +248,7 @@ def _kernels(facts: Facts) -> Found:
     """Advise on kernels where the device is busy; a profile does not show how fast others would be."""
     classes = facts.report.kernel_classes_ns
     total_ns = sum(classes.values())
-    if not facts.report.on_device or not total_ns or facts.cost_ns(COMPUTE) < 0.6 * facts.step_ns:
+    if not facts.report.on_device or not total_ns or facts.cost_ns(causes.COMPUTE) < 0.6 * facts.step_ns:
         return
     unknown = "not decidable: a profile does not show how long the other kernels would take"
     if classes.get("softmax", 0) > 0.2 * total_ns and classes.get("matmul", 0):
@@ -273,8 +260,8 @@ def _kernels(facts: Facts) -> Found:
     else:
         return
     yield (
-        share * facts.cost_ns(COMPUTE),
-        Advice(cause=COMPUTE, change=change, place="", evidence=evidence, gain_text=unknown),
+        share * facts.cost_ns(causes.COMPUTE),
+        Advice(cause=causes.COMPUTE, change=change, place="", evidence=evidence, gain_text=unknown),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tarfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
@@ -39,6 +40,8 @@ def explain(
     files = [file for path in paths for file in _inside(Path(path))]
     if len(files) == 1 and (report := _report(files[0])) is not None:
         return report
+    if archive := next((file for file in files if tarfile.is_tarfile(file)), None):
+        raise UsageError(f"why: {archive} is a tar archive: unpack it, and name the folder")
     profiles = [file for file in files if is_profile(file)]
     if profiles and len(profiles) == len(files):
         reports = _measured(profiles, progress or (lambda done, count: None))

@@ -15,23 +15,8 @@ from numpy.typing import NDArray
 
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
 from ..measure.intervals import Merged, covered_ns, intersect, subtract, union
-from .causes import (
-    ALLOCATOR,
-    CAPTURE,
-    COMPILE,
-    COPY,
-    DATA,
-    GC,
-    LAUNCH,
-    QUEUE,
-    STARTUP,
-    SYNC,
-    UNKNOWN,
-)
-from .causes import (
-    PYTHON as PYTHON_CODE,
-)
-from .windows import Rows, Work
+from . import causes
+from .windows import Rows, Work, joined, merged
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -90,7 +75,7 @@ class _Found:
 
     def __init__(self) -> None:
         self._parts: list[tuple[Wholes, Wholes, Wholes, Wholes]] = []
-        self._causes: list[str] = []
+        self._codes: list[str] = []
 
     def add(
         self,
@@ -106,16 +91,14 @@ class _Found:
             where.start_ns, where.end_ns, np.broadcast_to(thread, len(where)).astype(np.int64),
             middle_ns if instant_ns is None else instant_ns,
         ))  # fmt: skip
-        self._causes += [cause] * len(where)
+        self._codes += [cause] * len(where)
 
     def pieces(self) -> Pieces:
         """Return them in order."""
         empty = np.empty(0, np.int64)
         joined = [np.concatenate(each) for each in zip(*self._parts, strict=True)] or [empty] * 4
         start_ns, end_ns, thread, instant_ns = joined
-        return Pieces(
-            start_ns=start_ns, end_ns=end_ns, cause=self._causes, thread=thread, instant_ns=instant_ns
-        ).order()
+        return Pieces(start_ns=start_ns, end_ns=end_ns, cause=self._codes, thread=thread, instant_ns=instant_ns).order()
 
 
 def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pieces:
@@ -139,7 +122,7 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
     is_short = known & (length_ns <= limit_ns)
     for cause, chosen in (
-        (LAUNCH, is_short & late), (QUEUE, is_short & ~late), (UNKNOWN, ~is_short),
+        (causes.LAUNCH, is_short & late), (causes.QUEUE, is_short & ~late), (causes.UNKNOWN, ~is_short),
     ):  # fmt: skip
         chosen = chosen & (length_ns > 0)
         where = Merged(rest.start_ns[chosen], rest.end_ns[chosen])
@@ -163,9 +146,9 @@ def _divide(
     calls = _on(profile, profile.rows(RUNTIME), thread)
     syncs = calls[_waits(profile, work, calls)]
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
-    for cause, cover in [*_classes(profile, thread, calls, syncs), (SYNC, _after(profile, syncs, blocked_ns))]:
+    for cause, cover in [*_classes(profile, thread, calls, syncs), (causes.SYNC, _after(profile, syncs, blocked_ns))]:
         where = intersect(parts, cover)
-        if cause == SYNC and len(syncs):
+        if cause == causes.SYNC and len(syncs):
             last = np.maximum(np.searchsorted(profile.start_ns[syncs], where.end_ns, "left") - 1, 0)
             found.add(cause, where, thread=thread, instant_ns=profile.start_ns[syncs][last])
         else:
@@ -174,22 +157,17 @@ def _divide(
     operators = profile.rows(OPERATOR)
     if len(_on(profile, operators, thread)):
         others = operators[np.isin(profile.thread[operators], launchers)]
-        idle = subtract(parts, merged_of(profile, np.concatenate([others, calls])))
+        idle = subtract(parts, merged(profile, np.concatenate([others, calls])))
         is_long = idle.end_ns - idle.start_ns >= PYTHON_NS
         idle = Merged(idle.start_ns[is_long], idle.end_ns[is_long])
-        found.add(PYTHON_CODE, idle, thread=thread)
+        found.add(causes.PYTHON, idle, thread=thread)
         parts = subtract(parts, idle)
-    found.add(LAUNCH, parts, thread=thread)
+    found.add(causes.LAUNCH, parts, thread=thread)
 
 
 def _on(profile: Profile, rows: Rows, thread: int) -> Rows:
     found: Rows = rows[profile.thread[rows] == thread]
     return found
-
-
-def merged_of(profile: Profile, rows: Rows) -> Merged:
-    """Return the union of the intervals of some rows."""
-    return union(profile.start_ns[rows], profile.end_ns[rows])
 
 
 def _waits(profile: Profile, work: Work, calls: Rows) -> NDArray[np.bool_]:
@@ -216,32 +194,28 @@ def _classes(profile: Profile, thread: int, calls: Rows, syncs: Rows) -> Iterato
     def chosen(rows: Rows, pattern: re.Pattern[str]) -> Rows:
         return rows[profile.matching(pattern)[profile.name[rows]]]
 
-    yield GC, merged_of(profile, chosen(around, _GC))
+    yield causes.GC, merged(profile, chosen(around, _GC))
     begins, ends = chosen(calls, _BEGIN_CAPTURE), chosen(calls, _END_CAPTURE)
     after = np.searchsorted(profile.start_ns[ends], profile.start_ns[begins], "left")
     whole = after < len(ends)
     captures = union(profile.start_ns[begins[whole]], profile.end_ns[ends[after[whole]]])
-    yield CAPTURE, _joined(captures, merged_of(profile, chosen(calls, _INSTANTIATE)))
-    yield COMPILE, merged_of(profile, chosen(around, _COMPILE))
+    yield causes.CAPTURE, joined(captures, merged(profile, chosen(calls, _INSTANTIATE)))
+    yield causes.COMPILE, merged(profile, chosen(around, _COMPILE))
     allocations = chosen(calls, _ALLOCATOR)
-    yield ALLOCATOR, merged_of(profile, allocations)
+    yield causes.ALLOCATOR, merged(profile, allocations)
     took_ns = profile.end_ns[calls] - profile.start_ns[calls]
     other = ~np.isin(calls, np.concatenate([allocations, syncs]))
     loads = profile.matching(_LOADS)[profile.name[calls]]
-    yield STARTUP, merged_of(profile, calls[other & (loads | (took_ns >= STARTUP_NS))])
-    yield DATA, merged_of(profile, chosen(around, _DATA))
+    yield causes.STARTUP, merged(profile, calls[other & (loads | (took_ns >= STARTUP_NS))])
+    yield causes.DATA, merged(profile, chosen(around, _DATA))
     copies = profile.matching(_ASYNC_COPY)[profile.name[calls]]
-    yield COPY, merged_of(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
-
-
-def _joined(left: Merged, right: Merged) -> Merged:
-    return union(np.concatenate([left.start_ns, right.start_ns]), np.concatenate([left.end_ns, right.end_ns]))
+    yield causes.COPY, merged(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
 
 
 def loading(profile: Profile) -> Merged:
     """Return when a data loader was asked for data, on any thread."""
     around = profile.rows(OPERATOR, NOTE, PYTHON)
-    return merged_of(profile, around[profile.matching(_DATA)[profile.name[around]]])
+    return merged(profile, around[profile.matching(_DATA)[profile.name[around]]])
 
 
 def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -> Pieces:
@@ -261,15 +235,15 @@ def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -
     names = profile.name[frames]
     has_frames = bool((profile.kind[frames] == PYTHON).any() or (profile.kind[frames] == OPERATOR).any())
     classes = [
-        (DATA, loads),
-        (GC, merged_of(profile, frames[profile.matching(_GC)[names]])),
-        (COMPILE, merged_of(profile, frames[profile.matching(_COMPILE)[names]])),
+        (causes.DATA, loads),
+        (causes.GC, merged(profile, frames[profile.matching(_GC)[names]])),
+        (causes.COMPILE, merged(profile, frames[profile.matching(_COMPILE)[names]])),
     ]
     parts = gaps
     for cause, cover in classes:
         where = intersect(parts, cover)
         found.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
-    rest = UNKNOWN if unknown or not has_frames else PYTHON_CODE
+    rest = causes.UNKNOWN if unknown or not has_frames else causes.PYTHON
     found.add(rest, parts, thread=thread)
     return found.pieces()

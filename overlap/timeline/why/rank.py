@@ -17,7 +17,7 @@ from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subt
 from .causes import COMM, COMPUTE, COPY
 from .host import GRAPH, Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
-from .windows import Rows, Work, merged, windows_of, work_of
+from .windows import Rows, Work, joined, merged, windows_of, work_of
 
 MOST_QUERIES = 3_000
 """Pieces whose places are looked up, the longest first: more change no sentence."""
@@ -95,7 +95,7 @@ def measure(profile: Profile) -> RankReport:
         compute = subtract(compute, loads)
     exposed = subtract(comm, compute)
     alone = subtract(subtract(copies, compute), comm)
-    busy = _joined(compute, comm, copies)
+    busy = joined(compute, comm, copies)
     every = union(np.array([low for low, _ in windows.values()]), np.array([high for _, high in windows.values()]))
     gaps = subtract(every, busy)
     if work.on_device:
@@ -126,10 +126,6 @@ def measure(profile: Profile) -> RankReport:
     report.notes += _notes(profile, work)
     report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
     return report
-
-
-def _joined(*parts: Merged) -> Merged:
-    return union(np.concatenate([each.start_ns for each in parts]), np.concatenate([each.end_ns for each in parts]))
 
 
 def _places_of(places: Places, pieces: Pieces) -> dict[int, Place]:

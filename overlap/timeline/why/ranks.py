@@ -121,8 +121,7 @@ class Ranks:
         off_ns = median(errors) if errors else 0
         why = "hosts are not named" if "" in hosts else f"{len(hosts)} hosts"
         self.notes.append(
-            f"clocks: {why}, so aligned on the ends of {len(matches)} collectives, which then agree within "
-            f"{format_ns(off_ns)} (median)"
+            f"clocks: {why}: aligned on the ends of {len(matches)} collectives, within {format_ns(off_ns)} (median)"
         )
         return offsets
 

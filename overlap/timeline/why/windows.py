@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.kineto import COMM_KERNEL
+from ..files.kineto import COMM_KERNEL, increasing
 from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Profile, Wholes
 from ..measure.intervals import Interval, Merged, union
 
@@ -99,7 +99,7 @@ def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
             where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
         return _numbered(host) or {None: _extent(profile, work.rows)}
-    found = _increasing(device or _launched(profile, work, host))
+    found = increasing(device or _launched(profile, work, host))
     return _numbered(found) or {None: _whole(profile, work)}
 
 
@@ -134,19 +134,11 @@ def _launched(profile: Profile, work: Work, host: dict[int, Interval]) -> dict[i
     return found
 
 
-def _increasing(steps: dict[int, Interval]) -> dict[int, Interval]:
-    """Return windows that end where the next begins; none if they are out of order."""
-    numbers = sorted(steps)
-    starts = [steps[number][0] for number in numbers]
-    if starts != sorted(starts):
-        return {}
-    ends = [*starts[1:], steps[numbers[-1]][1]] if numbers else []
-    return {
-        number: (start, end if number + 1 in steps or number == numbers[-1] else steps[number][1])
-        for number, start, end in zip(numbers, starts, ends, strict=True)
-    }
-
-
 def merged(profile: Profile, rows: Rows) -> Merged:
     """Return the union of the intervals of some rows."""
     return union(profile.start_ns[rows], profile.end_ns[rows])
+
+
+def joined(*parts: Merged) -> Merged:
+    """Return the union of unions."""
+    return union(np.concatenate([each.start_ns for each in parts]), np.concatenate([each.end_ns for each in parts]))

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tarfile
 
 import numpy as np
 import pytest
@@ -120,6 +121,14 @@ def test_what_is_no_trace_is_refused_in_a_sentence(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
         overlap.why(path)
+
+
+def test_an_archive_is_refused(tmp_path):
+    recording().write(tmp_path / "t.json")
+    with tarfile.open(tmp_path / "t.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "t.json")
+    with pytest.raises(UsageError, match="tar archive: unpack it"):
+        overlap.why(tmp_path / "t.tar.gz")
 
 
 def test_an_empty_folder_and_a_missing_file_are_refused(tmp_path):

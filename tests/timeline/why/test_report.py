@@ -35,7 +35,8 @@ def test_a_report_reads_back_from_its_json(tmp_path):
 
 VERSION_1 = """{"schema": "overlap.why", "schema_version": 1, "verdict": "slow", "origin": "PyTorch profiler",
 "ranks": [0], "world_size": 1, "step": 2, "step_ns": 7, "steps_ns": {"2": 7}, "causes":
-[{"cause": "launch", "text": "late", "duration_ns": 7, "share": 1.0, "places": ["aten::add (7 ns)"]}], "advice": [{"cause": "launch", "change": "compile",
+[{"cause": "launch", "text": "late", "duration_ns": 7, "share": 1.0, "places": ["aten::add (7 ns)"]}],
+"advice": [{"cause": "launch", "change": "compile",
 "place": "", "evidence": "gaps", "gain_least_ns": 1, "gain_most_ns": 2, "gain_text": "1 to 2 ns"}], "undecided": [],
 "notes": [], "traffic": [], "costs": [[0, 2, "launch", 7]], "hang": null}"""
 
