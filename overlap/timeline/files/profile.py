@@ -30,6 +30,7 @@ MOST_PIECE_BYTES = 256 << 20
 """Text without the end of an event in it: more than this is no trace."""
 MOST_NAME = 2_000
 """Characters of a name that are kept."""
+_MOST_US = 4e15  # the sum of two such times has 63 bits of nanoseconds
 _CUTS = 32  # places tried in a piece before it is decoded event by event
 _TRAILER_BYTES = 16 << 20
 
@@ -141,8 +142,9 @@ class _Columns:
     def add(self, events: list[_Event]) -> None:
         """Append the complete events of known kinds."""
         known = [event for event in events if event.ph == "X" and event.cat in _KINDS]
-        forwards = [event for event in known if event.dur >= 0]
-        self.backwards += sum(event.dur < 0 for event in known)
+        forwards = [event for event in known if 0 <= event.dur < _MOST_US and -_MOST_US < event.ts < _MOST_US]
+        self.backwards += (backwards := sum(event.dur < 0 for event in known))
+        self.unreadable += len(known) - len(forwards) - backwards
         args = [event.args or _NO_ARGS for event in forwards]
         names, threads = self.names, self.threads
         floats = np.array([[event.ts for event in forwards], [event.dur for event in forwards]], np.float64)
@@ -323,7 +325,7 @@ def _lenient(found: object) -> _Event | None:
         try:
             event = msgspec.convert(fields, _Event)
             return event if np.isfinite(event.ts) and np.isfinite(event.dur) else None
-        except (msgspec.MsgspecError, TypeError):
+        except (ValueError, TypeError):  # msgspec's errors of types, and halves of characters
             continue
     return None
 
@@ -344,13 +346,17 @@ def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool
     )  # fmt: skip
 
 
-def is_profile(path: Path) -> bool:
-    """Whether a file begins as PyTorch's profiler writes it, packed or not."""
+def beginning(path: Path) -> bytes:
+    """Return the first bytes of a file's text; nothing if it cannot be read."""
     try:
         with open(path, "rb") as raw:
-            begin, _ = _piece(_unpacked(raw), _BEGIN_BYTES)
+            return _piece(_unpacked(raw), _BEGIN_BYTES)[0]
     except OSError:
-        return False
+        return b""
+
+
+def is_profile(begin: bytes) -> bool:
+    """Whether a text begins as PyTorch's profiler writes it."""
     return b'"traceEvents"' in begin and b'"overlap"' not in begin and any(mark in begin for mark in _MARKS)
 
 

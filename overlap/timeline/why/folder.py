@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tarfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
@@ -12,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from ...errors import UsageError
-from ..files.profile import is_profile
+from ..files.profile import beginning, is_profile
 from .judgement import judge
 from .rank import RankReport, measure_file
 from .report import SCHEMA, Why, from_json
@@ -40,9 +39,12 @@ def explain(
     files = [file for path in paths for file in _inside(Path(path))]
     if len(files) == 1 and (report := _report(files[0])) is not None:
         return report
-    if archive := next((file for file in files if tarfile.is_tarfile(file)), None):
-        raise UsageError(f"why: {archive} is a tar archive: unpack it, and name the folder")
-    profiles = [file for file in files if is_profile(file)]
+    profiles = []
+    for file in files:
+        begin = beginning(file)
+        if begin[257:262] == b"ustar":
+            raise UsageError(f"why: {file} is a tar archive: unpack it, and name the folder")
+        profiles += [file] if is_profile(begin) else []
     if profiles and len(profiles) == len(files):
         reports = _measured(profiles, progress or (lambda done, count: None))
         return judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)

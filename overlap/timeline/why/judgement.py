@@ -42,6 +42,8 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
     shown = median_of(walls) if step is None else step
     if shown not in walls:
         raise UsageError(f"why: no step {step} is recorded; recorded are {listed(sorted(map(_number, walls)))}")
+    if not walls[shown]:
+        raise UsageError(f"why: {reports[0].path}: what it records takes no time")
     facts = _facts(reports, ranks, shown, sorted(walls, key=_number))
     costs = facts.steps[shown]
     causes = _causes(reports, facts, costs)

@@ -98,7 +98,7 @@ def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
             first_ns, last_ns = where.get(step, (start_ns, end_ns))
             where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
-        return _numbered(host) or {None: _extent(profile, work.rows)}
+        return _numbered(host) or {None: _extent(profile, work.rows if len(work.rows) else slice(None))}
     found = increasing(device or _launched(profile, work, host))
     return _numbered(found) or {None: _whole(profile, work)}
 
@@ -107,7 +107,7 @@ def _numbered(steps: dict[int, Interval]) -> dict[int | None, Interval]:
     return {step: steps[step] for step in sorted(steps)}
 
 
-def _extent(profile: Profile, rows: Rows) -> Interval:
+def _extent(profile: Profile, rows: Rows | slice) -> Interval:
     return int(profile.start_ns[rows].min()), int(profile.end_ns[rows].max())
 
 

@@ -136,3 +136,27 @@ def test_an_empty_folder_and_a_missing_file_are_refused(tmp_path):
         overlap.why(tmp_path)
     with pytest.raises(UsageError, match="no such file"):
         overlap.why(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "event", [{"ts": 1e300}, {"dur": 1e300}, {"name": "half \ud800"}, {"args": {"n": 1e999}}, {"ts": 1e999}]
+)
+def test_events_at_times_that_no_clock_shows_are_left_out(tmp_path, event):
+    rec = recording()
+    rec.events.append({"ph": "X", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 1, **event})
+    found = read_profile(rec.write(tmp_path / "t.json"))
+    assert found.unreadable == (1 if {"ts", "dur"} & event.keys() else 0)
+
+
+def test_notes_alone_have_no_cause(tmp_path):
+    rec = Recording(device="")
+    rec.note("anything", 0, 100)
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert [(cause.cause, cause.duration_ns) for cause in found.causes] == [("unrecorded", 100_000)]
+
+
+def test_a_recording_without_length_is_refused(tmp_path):
+    rec = Recording(device="")
+    rec.note("anything", 5, 5)
+    with pytest.raises(UsageError, match="takes no time"):
+        overlap.why(rec.write(tmp_path / "t.json"))
