@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -48,9 +48,12 @@ _KINDS = {
 Wholes = NDArray[np.int64]
 
 
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
 class _Args(msgspec.Struct, gc=False):
-    correlation: int | None = None
-    sequence: int | None = msgspec.field(default=None, name="Sequence number")
+    correlation: _Int64 | None = None
+    sequence: _Int64 | None = msgspec.field(default=None, name="Sequence number")
     op: str | None = msgspec.field(default=None, name="Collective name")
     in_count: int | None = msgspec.field(default=None, name="In msg nelems")
     out_count: int | None = msgspec.field(default=None, name="Out msg nelems")
@@ -60,7 +63,6 @@ class _Args(msgspec.Struct, gc=False):
     group_text: str | None = msgspec.field(default=None, name="Process Group Description")
     ranks: str | list[int] | None = msgspec.field(default=None, name="Process Group Ranks")
     seq: int | None = msgspec.field(default=None, name="Seq")
-    bytes: int | float | None = None
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
 
@@ -104,7 +106,6 @@ class Profile:
     thread: NDArray[np.int32]  # index in `threads`
     correlation: Wholes  # of a launch and its work on the device; -1 without one
     sequence: Wholes  # of a forward operator and its backward; -1 without one
-    nbytes: Wholes  # of a copy
     names: list[str]
     threads: list[tuple[object, object]]  # (process or device, thread or stream)
     messages: dict[int, Message] = field(default_factory=dict)  # by row
@@ -158,7 +159,6 @@ class _Columns:
                 np.array([threads[event.pid, event.tid] for event in forwards], np.int32),
                 _numbers([each.correlation for each in args]),
                 _numbers([each.sequence for each in args]),
-                np.array([each.bytes or 0 for each in args], np.int64),
             ]
         )
         for row, (event, each) in enumerate(zip(forwards, args, strict=True), self.count):
@@ -337,10 +337,10 @@ def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool
     order = np.lexsort((-joined[3], joined[2]))
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order))
-    kind, name, start_ns, end_ns, thread, correlation, sequence, nbytes = (column[order] for column in joined)
+    kind, name, start_ns, end_ns, thread, correlation, sequence = (column[order] for column in joined)
     return Profile(
         path=path, header=header, kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, thread=thread,
-        correlation=correlation, sequence=sequence, nbytes=nbytes, names=list(columns.names),
+        correlation=correlation, sequence=sequence, names=list(columns.names),
         threads=list(columns.threads), messages={int(place[row]): each for row, each in columns.messages.items()},
         backwards=columns.backwards, unreadable=columns.unreadable, cut=cut,
     )  # fmt: skip

@@ -139,8 +139,10 @@ def test_an_empty_folder_and_a_missing_file_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "event", [{"ts": 1e300}, {"dur": 1e300}, {"name": "half \ud800"}, {"args": {"n": 1e999}}, {"ts": 1e999}]
-)
+    "event",
+    [{"ts": 1e300}, {"dur": 1e300}, {"name": "half \ud800"}, {"args": {"n": 1e999}}, {"ts": 1e999},
+     {"args": {"correlation": 1 << 70}}],
+)  # fmt: skip
 def test_events_at_times_that_no_clock_shows_are_left_out(tmp_path, event):
     rec = recording()
     rec.events.append({"ph": "X", "cat": "cpu_op", "name": "x", "pid": 1, "tid": 1, "ts": 1, "dur": 1, **event})
