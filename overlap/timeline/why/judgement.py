@@ -149,7 +149,9 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
         alone = f"rank{'s' * (len(missing) > 1)} {listed(missing)} not recorded" if missing else "not matched"
         return head + f"{lost} are exposed communication{of}; wait or wire cannot be told: {alone}{change}"
     if loss.cause == WAIT and facts.late:
-        return head + f"{lost} are waiting for {_worst(facts.late)[0]}{change}"
+        late = _worst(facts.late)[0]
+        op = f"; it comes last to {late.ops.most_common(1)[0][0]}" if late.ops else ""
+        return head + f"{lost} are waiting for {late}{op}"
     if loss.cause in (LAUNCH, SYNC, DATA, PYTHON):
         idle = f"for {lost} the device is idle: " if facts.report.on_device else f"{lost} are "
         return head + f"{idle}{loss.text}{where}{change}"

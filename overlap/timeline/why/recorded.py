@@ -27,6 +27,10 @@ _WORDING = {
 }  # fmt: skip
 
 
+_CAUSES = {"compute": COMPUTE, "stragglers": WAIT, "barriers": WAIT, "loop": LOOP}
+"""Causes that changes reduce, by their beginnings; all others reduce exposed communication."""
+
+
 def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
     """Judge the trace files of one run.
 
@@ -94,9 +98,11 @@ def _advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
     for one in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MOST]:
         gains = verdict.wall_ns - one.most_ns, verdict.wall_ns - one.least_ns
         if gains[0] > 0 and one.gain_share >= WORTH:
-            change = ", ".join(change.text for change in one.changes)
+            text = one.changes[0].text
+            change = f'{one.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
+            cause = next((cause for kind, cause in _CAUSES.items() if text.startswith(kind)), WIRE)
             found.append(Advice(
-                cause=WIRE, change=f"what `--what-if {change}` shows", place="", evidence=str(one),
+                cause=cause, change=change, place="", evidence=str(one),
                 gain_least_ns=gains[0], gain_most_ns=gains[1], gain_text=f"{one.gain_share:.0%} of the step",
             ))  # fmt: skip
     return found

@@ -48,6 +48,10 @@ def test_waiting_is_charged_to_the_late_rank_and_what_it_did(tmp_path):
     waiting = next(cause for cause in found.causes if cause.cause == "waiting")
     assert waiting.places[0].startswith("rank 1, which was idle: the data loader (data.py:9 (decode))")
     assert "clocks: one host, one clock" in found.notes
+    assert found.verdict == (
+        "step 1 takes 10.0 ms: 1.5 ms (15%) are waiting for rank 1, which was idle: the data loader "
+        "(data.py:9 (decode)); it comes last to all_reduce"
+    )
 
 
 def test_clocks_of_two_hosts_are_aligned_on_the_ends_of_collectives(tmp_path):
