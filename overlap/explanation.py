@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from .timeline.why.folder import Progress, explain
+from .timeline.why.children import Progress
+from .timeline.why.folder import explain
 from .timeline.why.report import Why
 
 

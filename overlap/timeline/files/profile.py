@@ -142,29 +142,32 @@ class _Columns:
 
     def add(self, events: list[_Event]) -> None:
         """Append the complete events of known kinds."""
-        known = [event for event in events if event.ph == "X" and event.cat in _KINDS]
-        forwards = [event for event in known if 0 <= event.dur < _MOST_US and -_MOST_US < event.ts < _MOST_US]
-        self.backwards += (backwards := sum(event.dur < 0 for event in known))
-        self.unreadable += len(known) - len(forwards) - backwards
-        args = [event.args or _NO_ARGS for event in forwards]
+        kinds = _KINDS
+        known = [event for event in events if event.ph == "X" and event.cat in kinds]
+        times_us = np.array([[event.ts for event in known], [event.dur for event in known]], np.float64)
+        is_whole = (times_us[1] >= 0) & (np.abs(times_us) < _MOST_US).all(axis=0)
+        if not is_whole.all():
+            self.backwards += (backwards := int((times_us[1] < 0).sum()))
+            self.unreadable += int((~is_whole).sum()) - backwards
+            known, times_us = [known[at] for at in np.flatnonzero(is_whole).tolist()], times_us[:, is_whole]
+        args = [event.args or _NO_ARGS for event in known]
         names, threads = self.names, self.threads
-        floats = np.array([[event.ts for event in forwards], [event.dur for event in forwards]], np.float64)
-        start_ns = np.rint(floats[0] * 1000).astype(np.int64)
+        start_ns = np.rint(times_us[0] * 1000).astype(np.int64)
         self.pieces.append(
             [
-                np.array([_kind(event) for event in forwards], np.int8),
-                np.array([names[event.name[:MOST_NAME]] for event in forwards], np.int32),
+                np.array([_kind(event) for event in known], np.int8),
+                np.array([names[event.name[:MOST_NAME]] for event in known], np.int32),
                 start_ns,
-                start_ns + np.rint(floats[1] * 1000).astype(np.int64),
-                np.array([threads[event.pid, event.tid] for event in forwards], np.int32),
+                start_ns + np.rint(times_us[1] * 1000).astype(np.int64),
+                np.array([threads[event.pid, event.tid] for event in known], np.int32),
                 _numbers([each.correlation for each in args]),
                 _numbers([each.sequence for each in args]),
             ]
         )
-        for row, (event, each) in enumerate(zip(forwards, args, strict=True), self.count):
-            if each.op is not None or (each.dims and event.name.startswith(("gloo:", "overlap:"))):
-                self.messages[row] = _message(event.name, each)
-        self.count += len(forwards)
+        for row, each in enumerate(args):
+            if each.op is not None or (each.dims and known[row].name.startswith(("gloo:", "overlap:"))):
+                self.messages[self.count + row] = _message(known[row].name, each)
+        self.count += len(known)
 
 
 _NO_ARGS = _Args()

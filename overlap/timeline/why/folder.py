@@ -1,31 +1,23 @@
-"""Files of a job: their kinds, and the processes that read them, two at a time."""
+"""Files of a job, and their kinds."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 from ...errors import UsageError
 from ..files.profile import beginning, is_profile
+from .children import Progress, measured
 from .judgement import judge
-from .rank import RankReport, measure_file
+from .rank import RankReport
 from .report import SCHEMA, Why, from_json
 
-AT_ONCE = 2
-"""Processes that read files; each needs some 200 MB for 250 MB of text."""
-SMALL_BYTES = 32 << 20
-"""Files that together have fewer bytes are read faster than a process starts."""
 MOST_REPORT_BYTES = 64 << 20
 _RANK = re.compile(r"(?:rank|worker|TP)[-_ ]?(\d+)", re.IGNORECASE)
 ENDINGS = (".json", ".json.gz", ".gz", ".pickle", ".pkl", ".et")
-
-Progress = Callable[[int, int], None]
-"""Called with how many files are read, and how many there are."""
 
 
 def explain(
@@ -46,7 +38,7 @@ def explain(
             raise UsageError(f"why: {file} is a tar archive: unpack it, and name the folder")
         profiles += [file] if is_profile(begin) else []
     if profiles and len(profiles) == len(files):
-        reports = _measured(profiles, progress or (lambda done, count: None))
+        reports = measured(profiles, progress or (lambda done, count: None))
         return judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)
     if profiles:
         other = next(file for file in files if file not in profiles)
@@ -91,25 +83,3 @@ def _ranked(report: RankReport) -> RankReport:
     if report.has_rank or not found:
         return report
     return replace(report, rank=int(found[1]), world_size=max(report.world_size, int(found[1]) + 1))
-
-
-def _measured(files: Sequence[Path], progress: Progress) -> list[RankReport]:
-    """Measure each file, large ones in two processes that are started for it; Ctrl-C ends them."""
-    if len(files) == 1 or sum(file.stat().st_size for file in files) < SMALL_BYTES:
-        found = []
-        for number, file in enumerate(files):
-            progress(number, len(files))
-            found.append(measure_file(file))
-        return found
-    pool = ProcessPoolExecutor(min(AT_ONCE, len(files)), mp_context=get_context("spawn"))
-    try:
-        order: list[Future[RankReport]] = [pool.submit(measure_file, file) for file in files]
-        pending = set(order)
-        while pending:
-            progress(len(files) - len(pending), len(files))
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-        return [future.result() for future in order]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

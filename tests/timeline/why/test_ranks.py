@@ -4,6 +4,8 @@ import pytest
 
 import overlap
 from overlap.errors import UsageError
+from overlap.timeline.why import children
+from overlap.timeline.why.folder import explain
 from tests.timeline.why.profiles import Recording
 
 
@@ -132,6 +134,17 @@ def test_files_without_a_rank_have_that_of_their_name(tmp_path):
     for rec in recordings:
         del rec.header["distributedInfo"]
     assert by_rank(write(tmp_path, recordings), 1)[0] == {"compute": 6_500, "waiting": 3_000, "wire": 500}
+
+
+def test_processes_measure_large_files_alike(tmp_path, monkeypatch):
+    found = write(tmp_path, two_ranks())
+    monkeypatch.setattr(children, "SMALL_BYTES", 0)
+    done = []
+    assert explain([tmp_path], progress=lambda *counts: done.append(counts)) == found
+    assert done == [(0, 2), (1, 2)]
+    (tmp_path / "rank1.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    with pytest.raises(UsageError, match="no event of PyTorch's profiler"):
+        explain([tmp_path])
 
 
 def test_hidden_communication_costs_nothing(tmp_path):
