@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..files.profile import Profile, read_profile
+from ..files.profile import COPY as COPIES
+from ..files.profile import KERNEL, SET, Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COMPUTE, COPY
 from .host import GRAPH, Pieces, device_gaps, host_gaps, loading
@@ -268,6 +269,9 @@ def _notes(profile: Profile, work: Work) -> list[str]:
         notes.append(f"{profile.unreadable} events have fields of another type: left out")
     if not work.on_device and profile.header.get("deviceProperties"):
         notes.append("no kernel of its device is recorded (CUPTI or ROCTracer was off): only the host is seen")
+    threads = np.unique(profile.thread[profile.rows(KERNEL, COPIES, SET)]).tolist()
+    if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
+        notes.append(f"the file has {devices} devices: only the one that did most counts")
     if work.on_device and len(rows := work.rows):
         orphans = int((work.launch[rows] < 0).sum())
         if orphans > len(rows) // 2:

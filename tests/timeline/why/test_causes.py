@@ -300,3 +300,12 @@ def test_a_step_has_a_mark_on_each_stream(tmp_path):
     rec.add("gpu_user_annotation", "ProfilerStep#1", 400, 600, pid=0, tid=20)
     busy(rec, 0, 1_000)
     assert overlap.why(rec.write(tmp_path / "t.json")).step_ns == 1_000_000
+
+
+def test_a_second_device_is_named(tmp_path):
+    rec = Recording()
+    busy(rec, 0, 1_000)
+    rec.add("kernel", "gemm", 0, 500, pid=1, tid=7, correlation=99)
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert costs(found) == {"compute": 1_000}
+    assert "the file has 2 devices: only the one that did most counts" in found.undecided

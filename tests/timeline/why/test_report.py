@@ -1,6 +1,8 @@
 """Reports: the page, JSON, Markdown, comparisons, conditions, and traces of our own."""
 
 import json
+import sys
+import types
 
 import pytest
 
@@ -162,3 +164,23 @@ def test_files_of_several_kinds_are_refused(tmp_path):
     write_trace(timeline_of(compute(0, 0, 100)), tmp_path / "u.json")
     with pytest.raises(UsageError, match="one kind"):
         overlap.why(tmp_path)
+
+
+def test_dumps_of_flight_recorders_are_judged_as_hangs(tmp_path, monkeypatch, capsys):
+    class Hang:
+        sentence = "rank 1 has not issued all_reduce 7"
+
+        def page(self):
+            return [self.sentence, "rank 0 waits"]
+
+        def as_dict(self):
+            return {"ranks": [1]}
+
+    judge = types.SimpleNamespace(is_dump=lambda path: path.name == "dump", judge=lambda paths: Hang())
+    monkeypatch.setitem(sys.modules, "overlap.flight.hang", judge)
+    (tmp_path / "dump").write_text("any")
+    found = overlap.why(tmp_path / "dump")
+    assert (found.verdict, found.hang["ranks"], from_json(json.dumps(found.as_dict()))) == (Hang.sentence, [1], found)
+    assert main(["why", str(tmp_path / "dump")]) == 0
+    assert capsys.readouterr().out == "rank 1 has not issued all_reduce 7\nrank 0 waits\n"
+    assert "rank 0 waits" in markdown(found)
