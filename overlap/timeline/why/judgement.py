@@ -178,9 +178,16 @@ _CLASSES = {
 
 
 def _why_unknown(facts: Facts) -> str:
-    if facts.report.notes:
-        return facts.report.notes[-1]
-    return "work that was queued began long after, and nothing on the device shows what it waited for"
+    if note := _note(facts):
+        return note
+    if not facts.report.on_device:
+        return "no operator runs, and no Python function is recorded"
+    return "the next work was queued already, or its launch is not recorded: nothing shows what the device waited for"
+
+
+def _note(facts: Facts) -> str:
+    """Return which events the file lacks, if it is known."""
+    return next((note for note in facts.report.notes if "recorded" in note), "")
 
 
 def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
@@ -192,7 +199,7 @@ def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
             f"whether {format_ns(ns)} of communication are waiting or wire: of "
             f"{facts.report.world_size} ranks, {listed(missing)} are not recorded" + more * (least_ns >= 0.1 * ns)
         )
-    if facts.cost_ns(UNKNOWN) >= 0.05 * facts.step_ns and not facts.report.notes:
+    if facts.cost_ns(UNKNOWN) >= 0.05 * facts.step_ns and not _note(facts):
         found.append(f"{format_ns(facts.cost_ns(UNKNOWN))} of the step: {_why_unknown(facts)}")
     if len(facts.steps) < FEW_STEPS:
         found.append("gains: one step is recorded, so what differs between steps is unknown; record three or more")
