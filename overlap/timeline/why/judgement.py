@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from ...errors import UsageError
 from ...units import figure, figure_unit, format_bytes, format_ns
+from ..measure.intervals import clip, merge
 from ..ranklist import listed
 from .advice import FEW_STEPS, Facts, advice, is_launch_bound, top_places
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
@@ -87,13 +88,14 @@ def _check(reports: Sequence[RankReport]) -> None:
 def _facts(reports: Sequence[RankReport], ranks: Ranks, shown: int | None, steps: Sequence[int | None]) -> Facts:
     having = [report for report in reports if shown in report.windows]
     worst = max(having, key=lambda report: _lost(report, shown))
+    exposed = clip(merge(worst.exposed), worst.windows[shown])
     late = [late for late in ranks.late.values() if late.step == shown]
     return Facts(
         report=worst, step=shown, places=worst.places[shown], late=late,
         steps={
             step: shares([report.costs_ns[step] for report in reports if step in report.costs_ns]) for step in steps
         },
-        traffic=traffic([call for call in worst.calls if call.step == shown]),
+        traffic=traffic([call for call in worst.calls if call.step == shown], exposed),
     )  # fmt: skip
 
 

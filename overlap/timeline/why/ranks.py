@@ -196,8 +196,8 @@ _BUS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all
 """Bus bandwidth is algorithm bandwidth times this and (n - 1) / n (nccl-tests, doc/PERFORMANCE.md)."""
 
 
-def traffic(calls: Sequence[Call]) -> list[Traffic]:
-    """Return the calls by operation and group, the most exposed first."""
+def traffic(calls: Sequence[Call], exposed: Merged) -> list[Traffic]:
+    """Return the calls by operation and group, the most exposed first; calls in parallel are exposed once."""
     kinds: dict[tuple[str, str], list[Call]] = {}
     for call in calls:
         kinds.setdefault((call.op, call.group), []).append(call)
@@ -207,13 +207,14 @@ def traffic(calls: Sequence[Call]) -> list[Traffic]:
         best_ns = min(call.end_ns - call.start_ns for call in mine if call.nbytes == most)
         size = mine[0].group_size
         speed = most / best_ns if most and best_ns else None
+        exposed_ns = length(intersect(merge((call.start_ns, call.end_ns) for call in mine), exposed))
         factor = _BUS.get(op, 1.0) * (size - 1) / size if size > 1 else None
         found.append(Traffic(
             op=op, group=group, group_size=size, calls=len(mine), nbytes=sum(call.nbytes for call in mine),
             total_ns=sum(call.end_ns - call.start_ns for call in mine),
-            exposed_ns=sum(call.exposed_ns for call in mine), algorithm_gb_s=speed,
+            exposed_ns=exposed_ns, algorithm_gb_s=speed,
             bus_gb_s=speed * factor if speed is not None and factor is not None else None,
-            waits_at_least_ns=_least_wait(mine),
+            waits_at_least_ns=min(_least_wait(mine), exposed_ns),
         ))  # fmt: skip
     return sorted(found, key=lambda each: (-each.exposed_ns, -each.total_ns))
 

@@ -147,6 +147,16 @@ def test_processes_measure_large_files_alike(tmp_path, monkeypatch):
         explain([tmp_path])
 
 
+def test_collectives_in_parallel_are_exposed_once(tmp_path):
+    rec = Recording(device="", world=2)
+    rec.op("aten::mm", 0, 100)
+    for thread in (5, 6):  # gloo has two threads
+        rec.add("user_annotation", "gloo:all_reduce", 100, 900, tid=thread)
+    found = write(tmp_path, [rec])
+    assert by_rank(found, None)[0] == {"compute": 100, "communication": 800}
+    assert (found.traffic[0]["calls"], found.traffic[0]["exposed_ns"]) == (2, 800_000)
+
+
 def test_hidden_communication_costs_nothing(tmp_path):
     rec = Recording(world=2)
     rec.kernel(0, 1_000, launch=-5)
