@@ -48,8 +48,10 @@
 #   flight/     the flight record: a file of each process with the last operations of its ranks; reading reads it, and
 #               autopsy finds in the files of dead processes which rank and line failed
 #   live/       jobs that run now, seen through the same files
+#   explanation  why a job is slow or stuck: asks timeline/why and flight/
 #   state/      what a rank must find again after a restart
-#   timeline/   spans: recorded, as columns; measure/ (times), files/ (bytes), draw/ (pictures), replay/ (what-ifs)
+#   timeline/   spans: recorded, as columns; measure/ (times), files/ (bytes), draw/ (pictures), replay/ (what-ifs),
+#               why/ (causes of slow steps, from profiles of PyTorch too)
 #   parallel/   training strategies, built on nothing but what is public
 #   engines/, ray/, dask/   worlds on clusters of Ray and Dask: what both share, and each of them
 #   torch/      the backend of `torch.distributed`, and those strategies for its modules
@@ -163,6 +165,7 @@ if TYPE_CHECKING:
     from .cost.parameters import Startup
     from .embedded.connection import Connection
     from .embedded.door import connect
+    from .explanation import why
     from .simulation import Conditions, Faults, Interference
     from .simulation.simulated_backend import Virtual
 
@@ -204,6 +207,7 @@ __all__ = [
     "run",
     "run_async",
     "shape_only",
+    "why",
 ]
 
 _LOADED_WHEN_USED = {
@@ -214,6 +218,7 @@ _LOADED_WHEN_USED = {
     "Startup": "cost.parameters",
     "Virtual": "simulation.simulated_backend",
     "connect": "embedded.door",
+    "why": "explanation",
 }
 
 

@@ -32,7 +32,7 @@ HOUSE = (
     ("overlap.timeline", "overlap.trace_files"),
     ("overlap.runtime.blame.standing",),
     ("overlap.flight",),
-    ("overlap.live",),
+    ("overlap.live", "overlap.explanation"),
     # one process's ranks
     ("overlap.runtime.state", "overlap.runtime.failure", "overlap.runtime.not_a_value"),
     ("overlap.runtime.settling",),

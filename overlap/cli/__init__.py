@@ -32,7 +32,7 @@ GROUPS = {
         "run": "run a program's ranks, with settings and a trace from the command line",
         "test": "run a PyTorch program with many ranks in one process, by seeds, and say what is wrong with it",
         "top": "list the jobs that run, and show the work of their ranks: compute, communication, who is late",
-        "why": "say why a job is stuck or how it ended: the rank, its operation, its line",
+        "why": "say in one sentence why a job is slow or stuck, or how it ended: from traces, dumps, flight records",
     },
     "see where its time goes": {
         "timeline": "draw a trace: what was hidden, what was exposed, and what to change",

@@ -1,28 +1,109 @@
-"""`overlap why PATH ...`: says why a job is stuck or how it ended."""
+"""`overlap why PATH ...`: says in one sentence why a job is slow or stuck, with its causes and what to change."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
+import sys
 
-from ..flight.hang import judge
+from ..errors import UsageError
+from ..explanation import explanation
+from ..launch.report import EXIT_FAILED
+from ..notice import notify
+from ..timeline.measure.verdict import Limit, parse_limit
+from ..timeline.why.against import Comparison, compare
+from ..timeline.why.causes import WORDING
+from ..timeline.why.page import markdown, text
+from ..timeline.why.report import SCHEMA_VERSION, Why
+from .output import as_json
+
+_DESCRIPTION = """\
+Say in one sentence why a job is slow or stuck, on which line, and what to try.
+
+It reads traces of PyTorch's profiler (Kineto; packed or not, one file of each rank), traces of ours, and dumps of
+flight recorders; PATH is a file, or a folder of one job. Every nanosecond of a step has one cause, and the causes add
+up. What a trace cannot show is said: "cannot be told", and why.
+"""
+
+_EPILOG = """\
+examples:
+  overlap why rank0.json.gz                      a trace of PyTorch's profiler
+  overlap why traces/                            the traces of several ranks of one job
+  overlap why new/ --against old/                regression or noise, from the steps of both
+  overlap why new/ --against old.json --fail-if regression --fail-if "sync > 5%"
+  overlap why traces/ --json > why.json          as data; `overlap why why.json` shows it again
+"""
+
+REGRESSION = "regression"
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
-    parser.description = "Say which rank is behind, differs or failed, in which operation, and at which line."
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="dumps, flight records, or folders of these")
-    parser.add_argument("--all", action="store_true", help="every rank, not only those that fit on a page")
-    parser.add_argument("--json", action="store_true", help="the verdict as data")
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH",
+        help="traces, dumps or flight records of one job, or a folder with them; default: the last flight record here",
+    )  # fmt: skip
+    parser.add_argument("--all", action="store_true", help="of a stuck job, show every rank")
+    parser.add_argument("--step", type=int, metavar="N", help="step to show; default: the median one")
+    parser.add_argument("--against", metavar="OTHER", help="say whether the steps are longer than those of another job")
+    parser.add_argument(
+        "--fail-if", action="append", metavar="TEST",
+        help="exit with 1 if so: 'regression' (needs --against), 'step > 40ms', 'launch > 20%%'; names are the causes'",
+    )  # fmt: skip
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the report as JSON, of a versioned schema")
+    form.add_argument("--markdown", action="store_true", help="print it as Markdown, for a pull request")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code.
 
     Raises:
-        UsageError: If nothing can be read.
+        UsageError: A file cannot be read, files are not of one job, or a test is none.
     """
-    hang = judge([Path(name) for name in args.paths])
-    print(json.dumps(hang.as_dict(), indent=2) if args.json else "\n".join(hang.page(whole=args.all)))
-    return 0
+    tests = [_parsed(test, against=args.against is not None) for test in args.fail_if or ()]
+    found = explanation(args.paths, step=args.step, progress=_progress, whole=args.all)
+    comparison = None if args.against is None else compare(found, explanation([args.against], progress=_progress))
+    if args.json:
+        told = found.as_dict()
+        if comparison is not None:
+            told["against"] = {"judgement": comparison.judgement, "sentence": comparison.sentence}
+        print(as_json(told, version=SCHEMA_VERSION), end="")
+    elif args.markdown:
+        print(*([f"**{comparison.sentence}**", ""] if comparison else []), markdown(found), sep="\n", end="")
+    else:
+        print(*([comparison.sentence, ""] if comparison else []), *text(found), sep="\n")
+    failed = [sentence for test in tests if (sentence := _failure(test, found, comparison))]
+    for sentence in failed:
+        notify(f"why: --fail-if: {sentence}")
+    return EXIT_FAILED if failed else 0
+
+
+def _progress(done: int, count: int) -> None:
+    """Show on a terminal how many files are read."""
+    if sys.stderr.isatty() and count > 1:
+        end = "\r" if done < count else "\n"
+        print(f"reading file {done + 1} of {count}", end=end, file=sys.stderr, flush=True)
+
+
+def _parsed(test: str, *, against: bool) -> Limit | None:
+    """Return a condition on a figure; None for `regression`.
+
+    Raises:
+        UsageError: It is neither, or nothing is compared.
+    """
+    if test.strip() != REGRESSION:
+        return parse_limit(test, ("step", *WORDING))
+    if not against:
+        raise UsageError("--fail-if: regression needs --against OTHER")
+    return None
+
+
+def _failure(limit: Limit | None, found: Why, comparison: Comparison | None) -> str:
+    """Return how a condition is met; "" if it is not."""
+    if limit is None:
+        return comparison.sentence if comparison and comparison.judgement == REGRESSION else ""
+    value: float = found.step_ns if limit.name == "step" else found.cost_ns(limit.name)
+    if limit.unit == "%":
+        value = 100 * value / (sum(cause.duration_ns for cause in found.causes) or 1)
+    return limit.described(value) if limit.is_met(value) else ""

@@ -3,6 +3,7 @@
 In the order data flows: `recording` records what a rank does; `span` is one interval of it, `columnar` many of them as
 numpy columns, and `spans` the timeline of a run. `measure/` computes figures from spans, `files/` turns spans into
 bytes and back, `draw/` turns figures into pictures, and `replay/` runs a recorded run again with something changed.
+`why/` says in one sentence why a job is slow.
 `ranklist` reads and writes lists of ranks.
 
 All of it is pure. Importing this package loads the recording only: every program pays for that, few look at a timeline.

@@ -12,6 +12,7 @@ from overlap.timeline.measure.metrics import breakdowns
 from overlap.timeline.measure.oddities import oddities
 from overlap.timeline.measure.stragglers import stragglers
 from overlap.timeline.measure.verdict import verdict_of
+from overlap.timeline.replay.prediction import advise
 from overlap.timeline.spans import Timeline
 
 Event = dict[str, Any]
@@ -106,3 +107,29 @@ def test_one_rank_of_several_cannot_tell_waiting_from_the_wire(tmp_path: Path) -
     alone = verdict_of(read(tmp_path, *kernels, world=1))
     assert "30.0 on the wire (ncclDevKernel_AllReduce)" in str(alone)
     assert not alone.partial
+
+
+def test_copies_that_count_as_idle_are_named(tmp_path: Path) -> None:
+    kernels = [*launched(1, 0, 10, 10), *launched(2, 1, 90, 10)]
+    copy = event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 20, 70, 7, correlation=3)
+    assert "1 copies and sets of memory are not shown and count as idle" in oddities(read(tmp_path, *kernels, copy))
+    assert not oddities(read(tmp_path, *kernels))
+
+
+def test_advice_on_communication_gains_no_more_than_was_exposed(tmp_path: Path) -> None:
+    """Replays know no awaits in a trace of a device: they took the host's gaps for waits for collectives."""
+    events = [event("user_annotation", f"ProfilerStep#{step}", 1000 * step, 1000) for step in (1, 2, 3)]
+    number = 0
+    for step in (1, 2, 3):
+        for at in range(0, 1000, 100):
+            begin = 1000 * step + at
+            events += launched(number, begin, begin + 1, 20)
+            name = "ncclKernel_AllReduce_RING_LL_Sum_float"
+            events += launched(number + 1, begin + 2, begin + 21, 10, name, tid=20)
+            number += 2
+    timeline = read(tmp_path, *events, world=2)
+    exposed_ns = max(row.exposed_ns for row in breakdowns(timeline, step=2))
+    assert exposed_ns == 100_000
+    found = advise(timeline, step=2)
+    gains = {one.changes[0].text: one.gain_ns for one in found if not one.changes[0].text.startswith("compute")}
+    assert all(gain_ns <= exposed_ns for gain_ns in gains.values()), gains

@@ -49,7 +49,7 @@ def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timel
             f"{', '.join(sorted(_COMPUTE_CATEGORIES | _COMM_CATEGORIES))}; it has {seen or 'no complete events'}"
         )
     if backwards:
-        found.meta[LEFT_OUT] = left_out(backwards)
+        found.meta[LEFT_OUT] = "; ".join(filter(None, [found.meta.get(LEFT_OUT), left_out(backwards)]))
     return found
 
 

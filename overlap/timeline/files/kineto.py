@@ -13,13 +13,16 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ..span import CollectiveInfo, Kind, Span
 from ..spans import LEFT_OUT, ORIGIN, Timeline
 from .events import Event, Json
 
-_COMM_KERNEL = re.compile(  # the last two names are those of PyTorch's symmetric memory
-    r"nccl|rccl|hccl|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce)", re.IGNORECASE
+COMM_KERNEL = re.compile(  # NCCL, RCCL, oneCCL; symmetric memory of PyTorch, NVSHMEM, DeepEP; kernels of vLLM, TensorRT
+    r"(void )?(nccl|rccl|hccl|oneccl|nvshmem|mscclpp)|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce|"
+    r"deep_ep::|nvshmem|cross_device_reduce|allreduce_fusion|quick_?reduce)",
+    re.IGNORECASE,
 )
 _ON_CPU = re.compile(r"(?:gloo|overlap):(\w+)")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -33,6 +36,11 @@ _OPS = {
     "reduce_scatter": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter", "alltoall": "all_to_all",
     "all_to_all": "all_to_all",
 }  # fmt: skip
+
+
+def collective_name(name: str) -> str:
+    """Return the usual name of a collective that a library names in its own way."""
+    return _OPS.get(name.lower(), name)
 
 
 def is_kineto(document: Mapping[str, Json]) -> bool:
@@ -52,6 +60,8 @@ def from_kineto(events: Sequence[Event], document: Mapping[str, Json]) -> Timeli
     meta = {ORIGIN: "PyTorch profiler"}
     if not device and document.get("deviceProperties"):
         meta[LEFT_OUT] = "no kernel of its device is recorded: computes are operators of the host"
+    elif device and (copies := sum(event.get("cat") in ("gpu_memcpy", "gpu_memset") for event in events)):
+        meta[LEFT_OUT] = f"{copies} copies and sets of memory are not shown and count as idle: `overlap why` has them"
     return Timeline(spans=spans, world_size=world, meta=meta)
 
 
@@ -79,8 +89,10 @@ class _Reader:
             if match and event.get("cat") == "user_annotation":
                 host[int(match[1])] = event
             elif match and event.get("cat") == "gpu_user_annotation":
-                marked[int(match[1])] = _us(event, "ts"), _us(event, "ts") + _us(event, "dur")
-        found = _increasing(marked or _launched(host, events, device)) if device else {}
+                start_us, end_us = _interval(event)  # a device has a mark on each stream
+                first_us, last_us = marked.get(int(match[1]), (start_us, end_us))
+                marked[int(match[1])] = min(first_us, start_us), max(last_us, end_us)
+        found = increasing(marked or _launched(host, events, device)) if device else {}
         for step, (start_us, end_us) in (found or {step: _interval(event) for step, event in host.items()}).items():
             event = {"ts": start_us, "dur": end_us - start_us}
             yield self._span(event, "step", "step", f"ProfilerStep#{step}", step=step)
@@ -118,7 +130,7 @@ class _Reader:
             op = cpu[1] if cpu else str(given.get("Collective name", event.get("name", "")))
             # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
             span = self._span(event, "comm", "comm", op if cpu else str(event.get("name", "")))
-            yield self._described(span, _OPS.get(op.lower(), op), given)
+            yield self._described(span, collective_name(op), given)
 
     def _described(self, span: Span, op: str, args: Mapping[str, Json]) -> Span:
         group = str(args.get("Process Group Name", "world"))
@@ -126,7 +138,7 @@ class _Reader:
         seq, dtype = args.get("Seq"), str(args.get("dtype", ""))
         info = CollectiveInfo(
             op=op, algorithm="", group=group, seq=seq if isinstance(seq, int) else number,
-            nbytes=_nbytes(args), dtype=dtype, issued_ns=span.start_ns, met_ns=span.start_ns, priority=0, call_site="",
+            nbytes=bytes_of(args), dtype=dtype, issued_ns=span.start_ns, met_ns=span.start_ns, priority=0, call_site="",
             start_ns=span.start_ns, end_ns=span.end_ns, ranks=self._ranks(args),
         )  # fmt: skip
         return replace(span, info=info)
@@ -164,7 +176,10 @@ def _launched(
     return found
 
 
-def _increasing(steps: Mapping[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
+T = TypeVar("T", int, float)
+
+
+def increasing(steps: Mapping[int, tuple[T, T]]) -> dict[int, tuple[T, T]]:
     """Return intervals of steps, each of which ends where the next begins; none if they are out of order."""
     numbers = sorted(steps)
     begins = [steps[number][0] for number in numbers]
@@ -217,10 +232,10 @@ def _communicates(event: Event) -> bool:
     if category == "user_annotation":  # nccl's are the time to enqueue; those of gloo and ours are the transfer
         return bool(_ON_CPU.fullmatch(str(event.get("name", ""))))
     named = isinstance(args, Mapping) and "Collective name" in args
-    return category in ("kernel", "collective_comm") and bool(named or _COMM_KERNEL.match(str(event.get("name", ""))))
+    return category in ("kernel", "collective_comm") and bool(named or COMM_KERNEL.match(str(event.get("name", ""))))
 
 
-def _nbytes(args: Mapping[str, Json]) -> int:
+def bytes_of(args: Mapping[str, Json]) -> int:
     """Return the larger of the bytes that go in and that come out."""
     counts = [n for name in ("In msg nelems", "Out msg nelems") if isinstance(n := args.get(name), int)]
     if counts:

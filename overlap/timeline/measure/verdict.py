@@ -296,12 +296,18 @@ class Limit:
 
     def holds(self, verdict: Verdict) -> bool:
         """Whether a verdict meets the condition; a figure that there is not meets none."""
-        value = self._value(verdict)
+        return self.is_met(self._value(verdict))
+
+    def is_met(self, value: float | None) -> bool:
+        """Whether a value, in percent or nanoseconds as the bound is, meets the condition."""
         return value is not None and (value > self.bound if self.above else value < self.bound)
 
     def told(self, verdict: Verdict) -> str:
         """Return the figure of a verdict beside the bound, as text."""
-        value = self._value(verdict)
+        return self.described(self._value(verdict))
+
+    def described(self, value: float | None) -> str:
+        """Return a value and the bound as text."""
         if value is None:
             return f"{self.name}: there is none"
         found = f"{value:.3g}%" if self.unit == "%" else format_ns(value)
@@ -319,16 +325,16 @@ class Limit:
         return sum_ns / verdict.ranks if verdict.ranks else None
 
 
-def parse_limit(text: str) -> Limit:
-    """Read `NAME > BOUND` or `NAME < BOUND`.
+def parse_limit(text: str, names: Sequence[str] = _NAMES) -> Limit:
+    """Read `NAME > BOUND` or `NAME < BOUND`; a name is one of those given.
 
     Raises:
         UsageError: If the text is no condition, or the unit does not fit the name.
     """
     match = _LIMIT.fullmatch(text)
-    if match is None or match[1] not in _NAMES or match[4] not in ("%", *_UNITS_NS):
+    if match is None or match[1] not in names or match[4] not in ("%", *_UNITS_NS):
         raise UsageError(
-            f"--fail-if: {text!r} is no condition; write one of {', '.join(_NAMES)}, then < or >, then a number with "
+            f"--fail-if: {text!r} is no condition; write one of {', '.join(names)}, then < or >, then a number with "
             "%, ns, us, ms or s: 'exposed > 5%'"
         )
     name, unit = match[1], match[4]

@@ -15,9 +15,9 @@ from ...errors import UsageError
 from ...notice import notify
 from ...units import figure, figure_unit, format_bytes, parse_bytes
 from ..measure.critical_path import critical_path
-from ..measure.metrics import median_step, windows_of
+from ..measure.metrics import breakdowns, median_step, windows_of
 from ..measure.verdict import Verdict, verdict_of
-from ..spans import Timeline
+from ..spans import ORIGIN, Timeline
 from .buckets import least_bytes, series_of
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node
@@ -212,6 +212,8 @@ def advise(
         with suppress(UsageError):  # the run has nothing of this kind to change
             gain_ns = base.gain_ns([change])
             kind = change.text.partition("=")[0]
+            if gain_ns > _bound_ns(timeline, at, kind):
+                continue
             if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in found or gain_ns > found[kind][0]):
                 found[kind] = gain_ns, change, monotonic() - since_s
     best = sorted(found.values(), key=lambda each: (-each[0], each[1].text))[:BEST]
@@ -227,6 +229,20 @@ def advise(
         with suppress(UsageError):  # without probable waits, it cannot be told
             predictions.append(predict(timeline, [change], base=base))
     return predictions
+
+
+def _bound_ns(timeline: Timeline, step: int | None, kind: str) -> float:
+    """Return the most that a change of some kind can gain.
+
+    In traces of other tools, which show no awaits, replays may shorten more by a change of communication than was
+    exposed: such a gain is not given.
+    """
+    if ORIGIN not in timeline.meta or kind.startswith(_NOT_OF_COMMUNICATION):
+        return float("inf")
+    return max(row.exposed_ns for row in breakdowns(timeline, step=step))
+
+
+_NOT_OF_COMMUNICATION = ("compute", "stragglers", "loop", "ranks")
 
 
 def _named(step: int | None, timeline: Timeline) -> str:

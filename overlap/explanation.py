@@ -1,0 +1,50 @@
+"""Explanations of slow and stuck jobs, from traces and from dumps of flight recorders: `overlap.why`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from .timeline.why.children import Progress
+from .timeline.why.folder import explain
+from .timeline.why.report import Why
+
+
+def why(path: str | os.PathLike[str], *more: str | os.PathLike[str], step: int | None = None) -> Why:
+    """Say why a job is slow or stuck, in one sentence, with its causes and what to change.
+
+    Args:
+        path: A trace of PyTorch's profiler (packed or not), of ours or of another tool, a dump of a flight recorder,
+            a report that `overlap why --json` printed, or a folder with such files, one of each rank.
+        more: More files of the same job.
+        step: The step to show; None for the median one.
+
+    Raises:
+        UsageError: A file cannot be read, or files are not of one job.
+    """
+    return explanation([path, *more], step=step)
+
+
+def explanation(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    step: int | None = None,
+    progress: Progress | None = None,
+    whole: bool = False,
+) -> Why:
+    """Explain the files of one job, as `why` does, with progress; `whole` names every rank of a stuck one."""
+    return _hang([Path(path) for path in paths], whole=whole) or explain(paths, step=step, progress=progress)
+
+
+def _hang(paths: Sequence[Path], *, whole: bool) -> Why | None:
+    """Return the judgement on dumps and flight records, if that is what the paths are, or if there are none."""
+    from .flight import hang  # which most programs never need
+
+    if not all(hang.is_dump(path) for path in paths):
+        return None
+    found = hang.judge(paths)
+    return Why(
+        verdict=found.sentence, origin="flight recorder", ranks=(), world_size=0, step=None, step_ns=0, steps_ns={},
+        causes=(), advice=(), undecided=(), hang={"page": found.page(whole=whole), **found.as_dict()},
+    )  # fmt: skip

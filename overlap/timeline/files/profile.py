@@ -1,0 +1,389 @@
+"""Profiles: the events of one file of PyTorch's profiler (Kineto) as columns, read in pieces.
+
+A piece is decoded into typed structs that the garbage collector does not visit. It ends where an event of the list
+ends: the text up to there, closed with a bracket, is a list exactly if the place is between two events. Where no such
+place is found, events are decoded one by one, as leniently as Python's reader allows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ..columnar import Table
+from .kineto import bytes_of, collective_name
+
+PIECE_BYTES = 4 << 20
+MOST_PIECE_BYTES = 256 << 20
+"""Text without the end of an event in it: more than this is no trace."""
+MOST_NAME = 2_000
+"""Characters of a name that are kept."""
+_MOST_US = 4e15  # the sum of two such times has 63 bits of nanoseconds
+_CUTS = 32  # places tried in a piece before it is decoded event by event
+_TRAILER_BYTES = 16 << 20
+
+KERNEL, COPY, SET, RUNTIME, OPERATOR, NOTE, PYTHON, DEVICE_NOTE = range(8)
+"""Kinds of events. A copy or a set is of the device's memory; a note is a user's annotation."""
+
+_KINDS = {
+    "kernel": KERNEL, "collective_comm": KERNEL, "privateuse1_kernel": KERNEL, "hpu_op": KERNEL,
+    "mtia_ccp_events": DEVICE_NOTE, "gpu_memcpy": COPY, "gpu_memset": SET, "cuda_runtime": RUNTIME,
+    "cuda_driver": RUNTIME, "xpu_runtime": RUNTIME, "xpu_driver": RUNTIME, "mtia_runtime": RUNTIME,
+    "privateuse1_runtime": RUNTIME, "privateuse1_driver": RUNTIME, "glow_runtime": RUNTIME, "cpu_op": OPERATOR,
+    "user_annotation": NOTE, "python_function": PYTHON, "gpu_user_annotation": DEVICE_NOTE,
+}  # fmt: skip
+
+Wholes = NDArray[np.int64]
+
+
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class _Args(msgspec.Struct, gc=False):
+    correlation: _Int64 | None = None
+    sequence: _Int64 | None = msgspec.field(default=None, name="Sequence number")
+    op: str | None = msgspec.field(default=None, name="Collective name")
+    in_count: int | None = msgspec.field(default=None, name="In msg nelems")
+    out_count: int | None = msgspec.field(default=None, name="Out msg nelems")
+    group_size: int | None = msgspec.field(default=None, name="Group size")
+    dtype: str | None = None
+    group: str | None = msgspec.field(default=None, name="Process Group Name")
+    group_text: str | None = msgspec.field(default=None, name="Process Group Description")
+    ranks: str | list[int] | None = msgspec.field(default=None, name="Process Group Ranks")
+    seq: int | None = msgspec.field(default=None, name="Seq")
+    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | float | None = None
+    tid: int | str | float | None = None
+    ts: float = 0.0
+    dur: float = 0.0
+    args: _Args | None = None
+
+
+_decode = msgspec.json.Decoder(list[_Event]).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Fields of a collective's event: what the profiler has copied from the call to the kernel."""
+
+    op: str
+    group: str
+    group_size: int
+    ranks: tuple[int, ...]
+    nbytes: int
+    seq: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Profile:
+    """Events of one rank, sorted by start; times are nanoseconds since `base_ns`, rows are events."""
+
+    path: str
+    header: dict[str, Any]
+    kind: NDArray[np.int8]
+    name: NDArray[np.int32]  # index in `names`
+    start_ns: Wholes
+    end_ns: Wholes
+    thread: NDArray[np.int32]  # index in `threads`
+    correlation: Wholes  # of a launch and its work on the device; -1 without one
+    sequence: Wholes  # of a forward operator and its backward; -1 without one
+    names: list[str]
+    threads: list[tuple[object, object]]  # (process or device, thread or stream)
+    messages: dict[int, Message] = field(default_factory=dict)  # by row
+    backwards: int = 0  # events that end before they start: left out
+    unreadable: int = 0  # events with a field of another type: left out
+    cut: bool = False  # whether the file ends within its events
+
+    @property
+    def base_ns(self) -> int:
+        """Instant of time 0 on the clock of the host."""
+        base = self.header.get("baseTimeNanoseconds")
+        return base if isinstance(base, int) else 0
+
+    def rows(self, *kinds: int) -> NDArray[np.intp]:
+        """Return the rows of some kinds of events, in order of start."""
+        return np.flatnonzero(np.isin(self.kind, kinds))
+
+    def matching(self, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        """Return for each name whether a pattern is found in it."""
+        return np.fromiter((bool(pattern.search(name)) for name in self.names), bool, len(self.names))
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Columns that grow by a piece at a time."""
+
+    names: Table[str] = field(default_factory=Table[str])
+    threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
+    pieces: list[list[NDArray[Any]]] = field(default_factory=list)
+    messages: dict[int, Message] = field(default_factory=dict)
+    count: int = 0
+    backwards: int = 0
+    unreadable: int = 0
+
+    def add(self, events: list[_Event]) -> None:
+        """Append the complete events of known kinds."""
+        kinds = _KINDS
+        known = [event for event in events if event.ph == "X" and event.cat in kinds]
+        times_us = np.array([[event.ts for event in known], [event.dur for event in known]], np.float64)
+        is_whole = (times_us[1] >= 0) & (np.abs(times_us) < _MOST_US).all(axis=0)
+        if not is_whole.all():
+            self.backwards += (backwards := int((times_us[1] < 0).sum()))
+            self.unreadable += int((~is_whole).sum()) - backwards
+            known, times_us = [known[at] for at in np.flatnonzero(is_whole).tolist()], times_us[:, is_whole]
+        args = [event.args or _NO_ARGS for event in known]
+        names, threads = self.names, self.threads
+        start_ns = np.rint(times_us[0] * 1000).astype(np.int64)
+        self.pieces.append(
+            [
+                np.array([_kind(event) for event in known], np.int8),
+                np.array([names[event.name[:MOST_NAME]] for event in known], np.int32),
+                start_ns,
+                start_ns + np.rint(times_us[1] * 1000).astype(np.int64),
+                np.array([threads[event.pid, event.tid] for event in known], np.int32),
+                _numbers([each.correlation for each in args]),
+                _numbers([each.sequence for each in args]),
+            ]
+        )
+        for row, each in enumerate(args):
+            if each.op is not None or (each.dims and known[row].name.startswith(("gloo:", "overlap:"))):
+                self.messages[self.count + row] = _message(known[row].name, each)
+        self.count += len(known)
+
+
+_NO_ARGS = _Args()
+
+
+def _kind(event: _Event) -> int:
+    """Return the kind; of MTIA's engines only the processing elements compute."""
+    return KERNEL if event.name == "pe_exe" and event.cat == "mtia_ccp_events" else _KINDS[event.cat]
+
+
+def _numbers(found: list[int | None]) -> Wholes:
+    return np.array([-1 if number is None else number for number in found], np.int64)
+
+
+def _message(name: str, args: _Args) -> Message:
+    ranks = args.ranks if isinstance(args.ranks, list) else re.findall(r"\d+", args.ranks or "")
+    fields: dict[str, Any] = {"In msg nelems": args.in_count, "Out msg nelems": args.out_count, "dtype": args.dtype}
+    if args.dims and args.types:
+        fields |= {"Input Dims": msgspec.json.decode(args.dims), "Input type": msgspec.json.decode(args.types)}
+    return Message(
+        op=collective_name(args.op if args.op is not None else name.partition(":")[2]),
+        group=args.group or "",
+        group_size=args.group_size or 0,
+        ranks=tuple(map(int, ranks)),
+        nbytes=bytes_of(fields),
+        seq=args.seq,
+    )
+
+
+def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> Profile:
+    """Read a file of PyTorch's profiler, packed or not; memory holds its columns and one piece of its text.
+
+    Args:
+        path: The file.
+        progress: Called with the number of bytes of text that were read, after each piece.
+
+    Raises:
+        UsageError: It cannot be read, or is no such file.
+    """
+    try:
+        with open(path, "rb") as raw:
+            return _read(str(path), _unpacked(raw), progress or (lambda _: None))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (OverflowError, FloatingPointError) as error:
+        raise UsageError(f"{path}: damaged trace file: a number in it has more than 64 bits") from error
+
+
+_BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(r"[\s,]*")
+_EVENT_END = re.compile(rb"\}\s*,\s*(?=\{)")
+
+
+class _Text:
+    """Text of a file, from the end of what was consumed on."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.data, self.ended, self.cut, self.bytes_read = file, b"", False, False, 0
+
+    def more(self) -> bool:
+        """Read a piece; False at the end of the file, also if the file was cut off there."""
+        piece, self.cut = _piece(self._file, PIECE_BYTES)
+        self.data += piece
+        self.bytes_read += len(piece)
+        self.ended = not piece
+        if len(self.data) > MOST_PIECE_BYTES:
+            raise UsageError(f"no event ends within {MOST_PIECE_BYTES >> 20} MiB: not a trace file, or damaged")
+        return bool(piece)
+
+
+def _read(path: str, file: BinaryIO, progress: Callable[[int], None]) -> Profile:
+    text, columns = _Text(file), _Columns()
+    match = None
+    while match is None and text.more():
+        match = _BEGIN.search(text.data)
+    if match is None:
+        raise UsageError(f"{path}: not a trace file: no list 'traceEvents' in it")
+    header = _object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
+    text.data, closed = text.data[match.end() :], False
+    while not closed:
+        if text.data.strip(b" \r\n\t,") == b"" and not text.more():
+            break
+        cut = _decoded_piece(text.data, columns)
+        if cut:
+            text.data = text.data[cut:]
+            progress(text.bytes_read)
+            if len(text.data) < PIECE_BYTES:
+                text.more()
+            continue
+        used, closed = _decoded_singly(text.data, columns)
+        text.data = text.data[used:]
+        progress(text.bytes_read)
+        if not closed and not text.more() and not used:
+            break
+    if closed:
+        while len(text.data) < _TRAILER_BYTES and text.more():
+            pass
+        header |= _object(b"{" + text.data.lstrip(b" \r\n\t,"))
+    return _finished(path, header, columns, cut=text.cut or not closed)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _decoded_piece(data: bytes, columns: _Columns) -> int:
+    """Decode up to the last event that ends in a piece of text; return the length of that, or 0 if none is found."""
+    end = len(data)
+    for _ in range(_CUTS):
+        end = data.rfind(b"}", 0, end)
+        if end <= 0:
+            return 0
+        match = _EVENT_END.match(data, end)
+        if match is None or not data.startswith((b"{", b'"'), match.end()):
+            continue
+        if b'"ph"' not in data[match.end() : match.end() + 40] and b'"ph"' in data[:4096]:
+            continue
+        try:
+            events = _decode(b"[" + data[: end + 1].lstrip(b" \r\n\t,") + b"]")
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        columns.add(events)
+        return match.end()
+    return 0
+
+
+def _decoded_singly(data: bytes, columns: _Columns) -> tuple[int, bool]:
+    """Decode event by event; return the bytes that are used, and whether the list ended there."""
+    text, at, decoder = data.decode("utf-8", "surrogateescape"), 0, json.JSONDecoder()
+    events: list[_Event] = []
+    closed = False
+    while True:
+        match = _BETWEEN.match(text, at)
+        at = match.end() if match else at
+        if text[at : at + 1] == "]":
+            at, closed = at + 1, True
+            break
+        try:
+            found, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            break
+        event = _lenient(found)
+        columns.unreadable += event is None
+        events += [event] if event is not None else []
+    columns.add(events)
+    return len(text[:at].encode("utf-8", "surrogateescape")), closed
+
+
+def _lenient(found: object) -> _Event | None:
+    """Return an event as far as its fields are readable; None if it is no event."""
+    if not isinstance(found, Mapping):
+        return None
+    for fields in (found, {name: value for name, value in found.items() if name != "args"}):
+        try:
+            event = msgspec.convert(fields, _Event)
+            return event if np.isfinite(event.ts) and np.isfinite(event.dur) else None
+        except (ValueError, TypeError):  # msgspec's errors of types, and halves of characters
+            continue
+    return None
+
+
+def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> Profile:
+    joined: list[NDArray[Any]] = [np.concatenate(parts) for parts in zip(*columns.pieces, strict=True)]
+    if not columns.count:
+        raise UsageError(f"{path}: no event of PyTorch's profiler in it" + " before it was cut off" * cut)
+    order = np.lexsort((-joined[3], joined[2]))
+    place = np.empty(len(order), np.intp)
+    place[order] = np.arange(len(order))
+    kind, name, start_ns, end_ns, thread, correlation, sequence = (column[order] for column in joined)
+    return Profile(
+        path=path, header=header, kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, thread=thread,
+        correlation=correlation, sequence=sequence, names=list(columns.names),
+        threads=list(columns.threads), messages={int(place[row]): each for row, each in columns.messages.items()},
+        backwards=columns.backwards, unreadable=columns.unreadable, cut=cut,
+    )  # fmt: skip
+
+
+def beginning(path: Path) -> bytes:
+    """Return the first bytes of a file's text; nothing if it cannot be read."""
+    try:
+        with open(path, "rb") as raw:
+            return _piece(_unpacked(raw), _BEGIN_BYTES)[0]
+    except OSError:
+        return b""
+
+
+def is_profile(begin: bytes) -> bool:
+    """Whether a text begins as PyTorch's profiler writes it."""
+    return b'"traceEvents"' in begin and b'"overlap"' not in begin and any(mark in begin for mark in _MARKS)
+
+
+def _unpacked(raw: BinaryIO) -> BinaryIO:
+    """Return a file's text, if it is packed unpacked."""
+    packed = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    return gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[return-value]
+
+
+_BEGIN_BYTES = 1 << 18
+_MARKS = (b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"', b'"cat"')
+
+
+def _piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
+    """Return the next bytes of a file, and whether a packed file was cut off or damaged after them."""
+    pieces: list[bytes] = []
+    while most_bytes > 0:
+        try:
+            piece = file.read1(most_bytes) if isinstance(file, gzip.GzipFile) else file.read(most_bytes)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return b"".join(pieces), True
+        if not piece:
+            break
+        pieces.append(piece)
+        most_bytes -= len(piece)
+    return b"".join(pieces), False

@@ -1,0 +1,270 @@
+"""Advice on profiles: changes to the program, each with evidence, a place, and bounds of its gain.
+
+A gain is the range over steps of the time that its cause takes: no step gets shorter by more if all of it goes. It is
+given only if it is more than by what steps differ anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...units import format_bytes, format_ns
+from . import causes
+from .places import BACKWARD, Place, common
+from .rank import TINY_NS, RankReport
+from .ranks import Late, Traffic
+from .report import Advice
+
+MOST = 5
+WORTH = 0.05
+"""Part of a step: less is not worth a change."""
+FEW_STEPS = 2
+"""Steps from which a range of gains can be computed."""
+SMALL_BYTES = 64 * 1024
+SMALL_NS = 15_000
+MANY_CALLS = 50
+"""Collectives of a step that are so many and small should be joined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Facts about a job that advice rests on; the shown step's are of one rank, that which loses most."""
+
+    report: RankReport
+    step: int | None
+    steps: Mapping[int | None, Mapping[str, int]]  # causes of each step, means of the ranks
+    places: Mapping[str, Sequence[tuple[Place, int, int]]]
+    late: Sequence[Late]
+    traffic: Sequence[Traffic]
+
+    @property
+    def step_ns(self) -> int:
+        """Length of the shown step."""
+        return sum(self.steps[self.step].values())
+
+    def cost_ns(self, *names: str) -> int:
+        """Return the time of some causes in the shown step."""
+        return sum(self.steps[self.step].get(cause, 0) for cause in names)
+
+
+def advice(facts: Facts) -> list[Advice]:
+    """Return at most five changes, that with the largest cause first."""
+    found = [item for rule in _RULES for item in rule(facts)]
+    return [item for _, item in sorted(found, key=lambda each: -each[0])[:MOST]]
+
+
+def gain(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
+    """Return the bounds of a gain and their text; None and a reason where they cannot be told."""
+    gains = [sum(costs.get(cause, 0) for cause in names) for costs in facts.steps.values()]
+    walls = [sum(costs.values()) for costs in facts.steps.values()]
+    if len(walls) < FEW_STEPS:
+        return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
+    noise_ns = (max(walls) - min(walls)) / 2
+    least, most = int(min(gains)), int(max(gains))
+    if least <= noise_ns:
+        return None, None, f"not given: steps differ by {format_ns(2 * noise_ns)} anyway"
+    return least, most, f"at most {format_ns(least)} to {format_ns(most)} a step (over {len(walls)} steps)"
+
+
+Found = Iterator[tuple[float, Advice]]
+Rule = Callable[[Facts], Found]
+
+
+def _item(facts: Facts, names: Sequence[str], change: str, place: str, evidence: str) -> tuple[float, Advice]:
+    least, most, text = gain(facts, *names)
+    return facts.cost_ns(*names), Advice(
+        cause=names[0], change=change, place=place, evidence=evidence, gain_least_ns=least, gain_most_ns=most,
+        gain_text=text,
+    )  # fmt: skip
+
+
+def _is_worth(facts: Facts, *names: str) -> bool:
+    return facts.cost_ns(*names) >= WORTH * facts.step_ns
+
+
+def top_place(facts: Facts, cause: str) -> str:
+    """Return the place that costs most for a cause, by operator; "" if none is known."""
+    return next(iter(top_places(facts.places.get(cause, ()), facts.step_ns)), "")
+
+
+def top_places(places: Sequence[tuple[Place, int, int]], step_ns: float, most: int = 3) -> list[str]:
+    """Return the most expensive operators, each with its time and the module and function that have most of it."""
+    groups: dict[str, list[tuple[Place, int]]] = {}
+    for place, ns, _ in places:
+        if str(place):
+            key = f"{place.phase == BACKWARD}{place.operator or place.module or place.frame or place.phase}"
+            groups.setdefault(key, []).append((place, ns))
+    sums = sorted(((sum(ns for _, ns in group), common(group)) for group in groups.values()), key=lambda each: -each[0])
+    return [f"{place} ({format_ns(ns)})" for ns, place in sums[:most] if ns >= 0.01 * step_ns]
+
+
+def is_launch_bound(facts: Facts) -> bool:
+    """Whether kernels are shorter than launches, and are launched one by one."""
+    return facts.report.graph_share < 0.5 and 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
+
+
+def _launch(facts: Facts) -> Found:
+    if not _is_worth(facts, causes.LAUNCH):
+        return
+    count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
+    evidence = f"{count} kernels, half of them shorter than {format_ns(median_ns)}; the queue of the device is empty"
+    if facts.report.graph_share >= 0.5:
+        change = "let graphs hold more of the step, and do less on the host between them (in serving: plan ahead)"
+    elif not is_launch_bound(facts):
+        change = "give the host less to do between launches (profile it), or torch.compile the model"
+    elif any("vllm/" in place.frame for place, _, _ in facts.places.get(causes.LAUNCH, ())):
+        change = "run with CUDA graphs: without --enforce-eager, and with cudagraph capture sizes that fit the batch"
+    else:
+        change = 'torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch'
+    yield _item(facts, [causes.LAUNCH], change, top_place(facts, causes.LAUNCH), evidence)
+
+
+_SYNC_CHANGES = (
+    (
+        re.compile(r"item|_local_scalar_dense|is_nonzero"),
+        "drop the .item(), float() or `if tensor` there, or read it a step later",
+    ),
+    (
+        re.compile(r"nonzero|masked_select|unique|aten::index$"),
+        "avoid shapes that depend on values: torch.where, or a mask that is multiplied",
+    ),
+    (
+        re.compile(r"aten::(to|_to_copy|copy_)$"),
+        "copy with non_blocking=True from pinned memory, or keep the tensor on the device",
+    ),
+)
+
+
+def _sync(facts: Facts) -> Found:
+    if not _is_worth(facts, causes.SYNC):
+        return
+    place, *_ = next(iter(facts.places.get(causes.SYNC, ())), (Place(),))
+    change = next((text for pattern, text in _SYNC_CHANGES if pattern.search(place.operator)), "")
+    change = change or "do not wait for the device there (synchronize, .item(), .cpu()), or less often"
+    evidence = "the device is idle after the host has waited for it, as nothing is queued by then"
+    yield _item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
+
+
+def _data(facts: Facts) -> Found:
+    if _is_worth(facts, causes.DATA):
+        change = "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item"
+        yield _item(
+            facts, [causes.DATA], change, top_place(facts, causes.DATA), "nothing runs while the next batch is made"
+        )
+
+
+def _python(facts: Facts) -> Found:
+    if _is_worth(facts, causes.PYTHON):
+        where = top_place(facts, causes.PYTHON)
+        change = "take the work out of the loop, or do it in another process"
+        if not any(place.frame for place, _, _ in facts.places.get(causes.PYTHON, ())):
+            change = "record with with_stack=True to see which function it is; then take it out of the loop"
+        yield _item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
+
+
+def _collector(facts: Facts) -> Found:
+    if _is_worth(facts, causes.GC):
+        change = "gc.freeze() after the start, gc.disable(), and gc.collect() every some hundred steps on all ranks"
+        yield _item(facts, [causes.GC], change, top_place(facts, causes.GC), "the garbage collector runs")
+
+
+_ONCE = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
+
+
+def _start(facts: Facts) -> Found:
+    if not _is_worth(facts, *_ONCE):
+        return
+    most = max(_ONCE, key=facts.cost_ns)
+    often = sum(costs.get(most, 0) >= WORTH * sum(costs.values()) for costs in facts.steps.values())
+    if most == causes.ALLOCATOR and often > 1:
+        change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"
+        yield _item(facts, [most], change, top_place(facts, most), f"memory is allocated in {often} steps")
+    elif most == causes.COMPILE and often > 1:
+        change = "find what is compiled again: TORCH_LOGS=recompiles; mark sizes with torch._dynamo.mark_dynamic"
+        yield _item(facts, [most], change, top_place(facts, most), f"{often} steps compile")
+    else:
+        change = "record later: torch.profiler.schedule(wait=1, warmup=3, active=3); a start says nothing of the rest"
+        yield _item(
+            facts,
+            sorted(_ONCE, key=facts.cost_ns, reverse=True),
+            change,
+            top_place(facts, most),
+            "the recording contains the start of the program",
+        )
+
+
+def _copies(facts: Facts) -> Found:
+    if not _is_worth(facts, causes.COPY):
+        return
+    place, *_ = next(iter(facts.places.get(causes.COPY, ())), (Place(),))
+    if "Pageable" in place.phase:
+        change = "pin_memory() and non_blocking=True"
+    elif place.phase.startswith("Device -> Device"):
+        change = "avoid the copy: clone, contiguous, or another memory format (channels_last) for the whole model"
+    else:
+        change = "copy less, or on a stream of its own, with non_blocking=True"
+    yield _item(facts, [causes.COPY], change, top_place(facts, causes.COPY), "copies run with no kernel in parallel")
+
+
+def _waiting(facts: Facts) -> Found:
+    if _is_worth(facts, causes.WAIT) and facts.late:
+        worst = max(facts.late, key=lambda late: late.waited_ns)
+        doing = worst.did.most_common(1)[0][0] if worst.did else "unknown"
+        change = f"look at rank {worst.rank}: it comes last to {worst.ops.most_common(1)[0][0]}, and was {doing} before"
+        evidence = f"other ranks wait {format_ns(worst.waited_ns)} for it in this step, added up"
+        yield _item(facts, [causes.WAIT], change, f"rank {worst.rank}", evidence)
+
+
+def _communication(facts: Facts) -> Found:
+    if not _is_worth(facts, causes.COMM, causes.WIRE) or not facts.traffic:
+        return
+    small = [each for each in facts.traffic if each.calls >= MANY_CALLS and _is_small(each)]
+    most = small[0] if small else facts.traffic[0]
+    size = f" of {format_bytes(most.nbytes // most.calls)}" if most.nbytes else ""
+    evidence = f"{most.calls} {most.op}{size} a step, {format_ns(most.exposed_ns)} exposed"
+    if most.bus_gb_s is not None:
+        evidence += f"; the fastest large one has {most.bus_gb_s:.3g} GB/s of bus bandwidth"
+    if small:
+        change = "join them: bucket_cap_mb of DDP, torch.distributed._coalescing_manager, or fewer, larger tensors"
+    elif most.op in ("all_gather", "reduce_scatter"):
+        change = "prefetch: FSDP's set_modules_to_forward_prefetch, set_modules_to_backward_prefetch, larger units"
+    elif most.op == "all_reduce":
+        change = "begin it earlier: DDP with smaller bucket_cap_mb and gradient_as_bucket_view; or no_sync() for some"
+    else:
+        change = "issue it earlier with async_op=True, and wait where its result is used"
+    where = next((str(call.place) for call in facts.report.calls if call.op == most.op and str(call.place)), "")
+    yield _item(facts, sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True), change, where, evidence)
+
+
+def _is_small(each: Traffic) -> bool:
+    if each.nbytes:
+        return each.nbytes // each.calls < SMALL_BYTES
+    return each.total_ns // each.calls < SMALL_NS
+
+
+def _kernels(facts: Facts) -> Found:
+    """Advise on kernels where the device is busy; a profile does not show how fast others would be."""
+    classes = facts.report.kernel_classes_ns
+    total_ns = sum(classes.values())
+    if not facts.report.on_device or not total_ns or facts.cost_ns(causes.COMPUTE) < 0.6 * facts.step_ns:
+        return
+    unknown = "not decidable: a profile does not show how long the other kernels would take"
+    if classes.get("softmax", 0) > 0.2 * total_ns and classes.get("matmul", 0):
+        share, change = classes["softmax"] / total_ns, "torch.nn.functional.scaled_dot_product_attention"
+        evidence = f"{share:.0%} of the kernels' time is softmax"
+    elif (share := classes.get("elementwise", 0) / total_ns) > 0.4:
+        change = "torch.compile(model), which fuses elementwise kernels, reductions and copies"
+        evidence = f"{share:.0%} of the kernels' time is in elementwise, reducing and concatenating kernels"
+    else:
+        return
+    yield (
+        share * facts.cost_ns(causes.COMPUTE),
+        Advice(cause=causes.COMPUTE, change=change, place="", evidence=evidence, gain_text=unknown),
+    )
+
+
+_RULES: tuple[Rule, ...] = (
+    _launch, _sync, _data, _python, _collector, _start, _copies, _waiting, _communication, _kernels,
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""Comparisons of two reports: regression, improvement or noise, from the steps of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from ...units import format_ns
+from .causes import WORDING
+from .report import Why
+
+FEWEST = 3
+"""Steps on each side; with fewer, chance gives any order of them too often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The difference between two jobs."""
+
+    judgement: str  # "regression", "improvement", "noise" or "undecided"
+    sentence: str
+
+
+def compare(new: Why, old: Why) -> Comparison:
+    """Compare the steps of a job with those of another.
+
+    A difference counts if every step of one is longer than every step of the other: by chance that has a probability
+    of 1 in 10 with three steps each, and of 1 in 126 with five. Else it is noise. Cost: the steps.
+    """
+    ours, theirs = sorted(new.per_step().values()), sorted(old.per_step().values())
+    if not ours or not theirs:
+        return Comparison(judgement="undecided", sentence="one of them has no steps")
+    before_ns, after_ns = median(theirs), median(ours)
+    change = f"{format_ns(before_ns)} before, {format_ns(after_ns)} now ({after_ns / before_ns - 1:+.1%})"
+    counts = f"{len(theirs)} and {len(ours)} steps"
+    if min(len(ours), len(theirs)) < FEWEST:
+        return Comparison(
+            judgement="undecided",
+            sentence=f"cannot be told: a step takes {change}, but {counts} are too few: record {FEWEST} or more",
+        )
+    if ours[0] <= theirs[-1] and theirs[0] <= ours[-1]:
+        spread = (
+            f"{format_ns(theirs[0])} to {format_ns(theirs[-1])} before, {format_ns(ours[0])} to {format_ns(ours[-1])}"
+        )
+        return Comparison(
+            judgement="noise", sentence=f"noise: a step takes {change}, and steps overlap ({spread} now; {counts})"
+        )
+    judgement = "regression" if after_ns > before_ns else "improvement"
+    sign = 1 if after_ns > before_ns else -1
+    return Comparison(
+        judgement=judgement,
+        sentence=f"{judgement}: a step takes {change}{_most(new, old, sign)}; {counts}, none overlap",
+    )
+
+
+def _most(new: Why, old: Why, sign: int) -> str:
+    """Return which cause changed most in the direction of the whole."""
+    causes = {cause for why in (new, old) for _, _, cause, _ in why.costs}
+    changes = {
+        cause: sign * (median(new.per_step(cause).values()) - median(old.per_step(cause).values())) for cause in causes
+    }
+    most = max(changes, key=lambda cause: changes[cause], default="")
+    if not most or changes[most] <= 0:
+        return ""
+    places = next((each.places for why in (new, old) for each in why.causes if each.cause == most and each.places), ())
+    where = f" at {places[0]}" if places else ""
+    return f", of which {format_ns(changes[most])} {'more' if sign > 0 else 'less'} is {WORDING[most]}{where}"

@@ -1,0 +1,32 @@
+"""Causes: names of all that a nanosecond of a step can be spent on, and their wording."""
+
+from __future__ import annotations
+
+COMPUTE, COMM, WAIT, WIRE, COPY = "compute", "communication", "waiting", "wire", "copy"
+LAUNCH, SYNC, DATA, PYTHON, GC = "launch", "sync", "data", "python", "gc"
+ALLOCATOR, STARTUP, COMPILE, CAPTURE = "allocator", "startup", "compile", "capture"
+QUEUE, LOOP, UNKNOWN = "queue", "loop", "unrecorded"
+
+WORDING = {
+    COMPUTE: "computing",
+    COMM: "exposed communication (waiting or wire)",
+    WAIT: "waiting for a late rank",
+    WIRE: "exposed communication on the wire",
+    COPY: "copies and sets of memory with nothing in parallel",
+    LAUNCH: "the host launches too slowly",
+    SYNC: "the host waited for the device, and so launches late",
+    DATA: "the data loader",
+    PYTHON: "Python between operators",
+    GC: "garbage collection",
+    ALLOCATOR: "allocation of device memory",
+    STARTUP: "start-up of the device's library",
+    COMPILE: "compiling",
+    CAPTURE: "capture of a graph",
+    QUEUE: "between kernels that were queued",
+    LOOP: "the program keeps the event loop",
+    UNKNOWN: "nothing is recorded",
+}
+"""Causes, and how a page words them. `COMM` is what cannot be divided into `WAIT` and `WIRE`."""
+
+HOST = (LAUNCH, SYNC, DATA, PYTHON, GC, ALLOCATOR, STARTUP, COMPILE, CAPTURE)
+"""Causes of an idle device that are the host's."""

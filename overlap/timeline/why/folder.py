@@ -1,0 +1,85 @@
+"""Files of a job, and their kinds."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...errors import UsageError
+from ..files.profile import beginning, is_profile
+from .children import Progress, measured
+from .judgement import judge
+from .rank import RankReport
+from .report import SCHEMA, Why, from_json
+
+MOST_REPORT_BYTES = 64 << 20
+_RANK = re.compile(r"(?:rank|worker|TP)[-_ ]?(\d+)", re.IGNORECASE)
+ENDINGS = (".json", ".json.gz", ".gz", ".pickle", ".pkl", ".et")
+
+
+def explain(
+    paths: Sequence[str | os.PathLike[str]], *, step: int | None = None, progress: Progress | None = None
+) -> Why:
+    """Judge the traces of a job.
+
+    Raises:
+        UsageError: A file cannot be read, or files are not of one job.
+    """
+    files = [file for path in paths for file in _inside(Path(path))]
+    if len(files) == 1 and (report := _report(files[0])) is not None:
+        return report
+    profiles = []
+    for file in files:
+        begin = beginning(file)
+        if begin[257:262] == b"ustar":
+            raise UsageError(f"why: {file} is a tar archive: unpack it, and name the folder")
+        profiles += [file] if is_profile(begin) else []
+    if profiles and len(profiles) == len(files):
+        reports = measured(profiles, progress or (lambda done, count: None))
+        return judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)
+    if profiles:
+        other = next(file for file in files if file not in profiles)
+        raise UsageError(
+            f"why: {other} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
+        )
+    from .recorded import judge_timeline
+
+    return judge_timeline(files, step=step)
+
+
+def _inside(path: Path) -> list[Path]:
+    """Return the files of a folder that may be traces, or a file itself.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if not path.is_dir():
+        if not path.exists():
+            raise UsageError(f"why: {path}: no such file or folder")
+        return [path]
+    found = sorted(each for each in path.iterdir() if each.is_file() and each.name.endswith(ENDINGS))
+    if not found:
+        raise UsageError(f"why: no trace and no dump in {path}: expected files that end in {', '.join(ENDINGS[:3])}")
+    return found
+
+
+def _report(path: Path) -> Why | None:
+    """Return a report that was written before; None if a file is something else."""
+    try:
+        if path.stat().st_size > MOST_REPORT_BYTES:
+            return None
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"why: {path}: cannot be read: {error.strerror}") from error
+    return from_json(data) if f'"schema": "{SCHEMA}"'.encode() in data and b'"traceEvents"' not in data else None
+
+
+def _ranked(report: RankReport) -> RankReport:
+    """Return a report with the rank that the name of its file shows, if the file itself does not show it."""
+    found = _RANK.search(Path(report.path).name)
+    if report.has_rank or not found:
+        return report
+    return replace(report, rank=int(found[1]), world_size=max(report.world_size, int(found[1]) + 1))

@@ -1,0 +1,249 @@
+"""Gaps of a device, divided by what the host did in them.
+
+A gap ends with the work N, and L is the launch of N. Up to the start of L the host is the cause, whose thread of L
+shows what it did; from there on the device is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
+from ..measure.intervals import Merged, covered_ns, intersect, subtract, union
+from . import causes
+from .windows import Rows, Work, joined, merged
+
+QUEUED_NS = 20_000
+"""A device begins queued work within this time of the end of the last."""
+LATENCY_NS = 100_000
+"""Time from a launch to its start on an idle device; with more, something else delayed it."""
+LONG_CALL_NS = 1_000_000
+"""A launch that takes longer does something besides: it loads code, or the queue is full."""
+STARTUP_NS = 10_000_000
+"""A call of the runtime that takes longer and neither waits nor allocates is start-up."""
+PYTHON_NS = 200_000
+"""Time without an operator on the launching thread; less is a part of eager launching."""
+BLOCKING_COPY_NS = 50_000
+
+_SYNC = re.compile(r"Synchronize|MemcpyWithStream|^(cuda|hip)Memcpy(_\w+)?$|^synchronize(Stream)?$")
+_ASYNC_COPY = re.compile(r"^(cuda|hip)Memcpy\w*Async|^cuMemcpy\w*Async")
+_ALLOCATOR = re.compile(
+    r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|ExtMalloc)|^cuMem(Alloc|Free|Create|Map|Release|Add)"
+)
+_LOADS = re.compile(r"ModuleLoad|LibraryLoad|ModuleGetFunction|LinkCreate|LinkComplete")
+_GC = re.compile(r"gc\.collect|built-in (function|method) collect|gc_callback|garbage", re.IGNORECASE)
+_COMPILE = re.compile(  # names of functions, for other functions of these files run at every call
+    r"torch/_dynamo/convert_frame|torch/_inductor/\w+\.py\(\d+\): _?(compile|fx_codegen|codegen)|^_compile\.|"
+    r"dynamo_timed|triton/\S*\.py\(\d+\): (compile|_do_compile|make_\w+|_bench|do_bench\w*|_init_handles)$|"
+    r"torch/_inductor/runtime/\S*\.py\(\d+\): (autotune|benchmark|bench)"
+)
+_DATA = re.compile(
+    r"^enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoaderIter.*__next__"
+)
+_BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
+_END_CAPTURE = re.compile(r"StreamEndCapture")
+_INSTANTIATE = re.compile(r"GraphInstantiate")
+GRAPH = re.compile(r"GraphLaunch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Pieces of gaps: disjoint intervals with one cause each, and the instant of a thread whose place is theirs."""
+
+    start_ns: Wholes
+    end_ns: Wholes
+    cause: list[str]
+    thread: Wholes  # -1 without one
+    instant_ns: Wholes
+
+    def order(self) -> Pieces:
+        """Return the pieces in order of start."""
+        order = np.argsort(self.start_ns, kind="stable")
+        return Pieces(
+            start_ns=self.start_ns[order], end_ns=self.end_ns[order], cause=[self.cause[at] for at in order.tolist()],
+            thread=self.thread[order], instant_ns=self.instant_ns[order],
+        )  # fmt: skip
+
+
+class _Found:
+    """Pieces as they are found."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Wholes, Wholes, Wholes, Wholes]] = []
+        self._codes: list[str] = []
+
+    def add(
+        self,
+        cause: str,
+        where: Merged,
+        *,
+        thread: Wholes | int = -1,
+        instant_ns: Wholes | None = None,
+    ) -> None:
+        """Append pieces with one cause."""
+        middle_ns = (where.start_ns + where.end_ns) // 2
+        self._parts.append((
+            where.start_ns, where.end_ns, np.broadcast_to(thread, len(where)).astype(np.int64),
+            middle_ns if instant_ns is None else instant_ns,
+        ))  # fmt: skip
+        self._codes += [cause] * len(where)
+
+    def pieces(self) -> Pieces:
+        """Return them in order."""
+        empty = np.empty(0, np.int64)
+        joined = [np.concatenate(each) for each in zip(*self._parts, strict=True)] or [empty] * 4
+        start_ns, end_ns, thread, instant_ns = joined
+        return Pieces(start_ns=start_ns, end_ns=end_ns, cause=self._codes, thread=thread, instant_ns=instant_ns).order()
+
+
+def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pieces:
+    """Divide the gaps of a device; the pieces add up to the gaps."""
+    rows, found = work.rows, _Found()
+    at = np.searchsorted(profile.start_ns[rows], gaps.end_ns, "left")
+    ended = at < len(rows)
+    row: Wholes = np.where(ended, rows[np.minimum(at, len(rows) - 1)], -1).astype(np.int64)
+    launch = np.where(ended, work.launch[row], -1)
+    known = launch >= 0
+    begin_ns = profile.start_ns[launch]
+    call_ns = profile.end_ns[launch] - begin_ns
+    until_ns = np.where(call_ns > LONG_CALL_NS, profile.end_ns[launch], begin_ns)
+    until_ns = np.where(known, np.clip(until_ns, gaps.start_ns, gaps.end_ns), gaps.start_ns)
+    rest = Merged(until_ns, gaps.end_ns)  # the device's part; may be empty
+    length_ns = rest.end_ns - rest.start_ns
+    late = known & (begin_ns > gaps.start_ns)
+    before = rows[np.maximum(np.minimum(at, len(rows)) - 1, 0)]
+    graphs = profile.matching(GRAPH)[profile.name[launch]]
+    in_graph = known & graphs & (profile.correlation[before] == profile.correlation[row])
+    limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
+    is_short = known & (length_ns <= limit_ns)
+    for cause, chosen in (
+        (causes.LAUNCH, is_short & late), (causes.QUEUE, is_short & ~late), (causes.UNKNOWN, ~is_short),
+    ):  # fmt: skip
+        chosen = chosen & (length_ns > 0)
+        where = Merged(rest.start_ns[chosen], rest.end_ns[chosen])
+        mine = launch[chosen]
+        thread = np.where(mine >= 0, profile.thread[mine], -1)
+        found.add(cause, where, thread=thread, instant_ns=profile.start_ns[mine])
+    host = known & (until_ns > gaps.start_ns)
+    launchers = np.unique(profile.thread[launch[host]]).astype(np.int64)
+    for thread in launchers.tolist():
+        mine = host & (profile.thread[launch] == thread)
+        parts = Merged(gaps.start_ns[mine], until_ns[mine])
+        _divide(profile, work, found, parts, thread, launchers, busy)
+    return found.pieces()
+
+
+def _divide(
+    profile: Profile, work: Work, found: _Found, parts: Merged, thread: int,
+    launchers: Wholes, busy: Merged,
+) -> None:  # fmt: skip
+    """Divide the host's parts of gaps that a thread ended; what comes first in the list of classes has precedence."""
+    calls = _on(profile, profile.rows(RUNTIME), thread)
+    syncs = calls[_waits(profile, work, calls)]
+    blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
+    for cause, cover in [*_classes(profile, thread, calls, syncs), (causes.SYNC, _after(profile, syncs, blocked_ns))]:
+        where = intersect(parts, cover)
+        if cause == causes.SYNC and len(syncs):
+            last = np.maximum(np.searchsorted(profile.start_ns[syncs], where.end_ns, "left") - 1, 0)
+            found.add(cause, where, thread=thread, instant_ns=profile.start_ns[syncs][last])
+        else:
+            found.add(cause, where, thread=thread)
+        parts = subtract(parts, cover)
+    operators = profile.rows(OPERATOR)
+    if len(_on(profile, operators, thread)):
+        others = operators[np.isin(profile.thread[operators], launchers)]
+        idle = subtract(parts, merged(profile, np.concatenate([others, calls])))
+        is_long = idle.end_ns - idle.start_ns >= PYTHON_NS
+        idle = Merged(idle.start_ns[is_long], idle.end_ns[is_long])
+        found.add(causes.PYTHON, idle, thread=thread)
+        parts = subtract(parts, idle)
+    found.add(causes.LAUNCH, parts, thread=thread)
+
+
+def _on(profile: Profile, rows: Rows, thread: int) -> Rows:
+    found: Rows = rows[profile.thread[rows] == thread]
+    return found
+
+
+def _waits(profile: Profile, work: Work, calls: Rows) -> NDArray[np.bool_]:
+    """Return which calls wait for the device: synchronisations, and long copies to the host."""
+    sync = profile.matching(_SYNC)[profile.name[calls]]
+    copy = profile.matching(_ASYNC_COPY)[profile.name[calls]]
+    to_host = profile.matching(re.compile(r"DtoH|Device -> (Pageable|Pinned|Host)"))
+    copies = work.copies[to_host[profile.name[work.copies]]]
+    launches = work.launch[copies]
+    is_long = profile.end_ns[calls] - profile.start_ns[calls] >= BLOCKING_COPY_NS
+    found: NDArray[np.bool_] = sync | (copy & is_long & np.isin(calls, launches))
+    return found
+
+
+def _after(profile: Profile, syncs: Rows, blocked_ns: Wholes) -> Merged:
+    """Return the times in which waits made the host late: without a wait it had been ahead by its busy part."""
+    return union(profile.start_ns[syncs], profile.end_ns[syncs] + blocked_ns)
+
+
+def _classes(profile: Profile, thread: int, calls: Rows, syncs: Rows) -> Iterator[tuple[str, Merged]]:
+    """Yield causes of a late host, and when they held on a thread, in order of precedence."""
+    around = _on(profile, profile.rows(OPERATOR, NOTE, PYTHON), thread)
+
+    def chosen(rows: Rows, pattern: re.Pattern[str]) -> Rows:
+        return rows[profile.matching(pattern)[profile.name[rows]]]
+
+    yield causes.GC, merged(profile, chosen(around, _GC))
+    begins, ends = chosen(calls, _BEGIN_CAPTURE), chosen(calls, _END_CAPTURE)
+    after = np.searchsorted(profile.start_ns[ends], profile.start_ns[begins], "left")
+    whole = after < len(ends)
+    captures = union(profile.start_ns[begins[whole]], profile.end_ns[ends[after[whole]]])
+    yield causes.CAPTURE, joined(captures, merged(profile, chosen(calls, _INSTANTIATE)))
+    yield causes.COMPILE, merged(profile, chosen(around, _COMPILE))
+    allocations = chosen(calls, _ALLOCATOR)
+    yield causes.ALLOCATOR, merged(profile, allocations)
+    took_ns = profile.end_ns[calls] - profile.start_ns[calls]
+    other = ~np.isin(calls, np.concatenate([allocations, syncs]))
+    loads = profile.matching(_LOADS)[profile.name[calls]]
+    yield causes.STARTUP, merged(profile, calls[other & (loads | (took_ns >= STARTUP_NS))])
+    yield causes.DATA, merged(profile, chosen(around, _DATA))
+    copies = profile.matching(_ASYNC_COPY)[profile.name[calls]]
+    yield causes.COPY, merged(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
+
+
+def loading(profile: Profile) -> Merged:
+    """Return when a data loader was asked for data, on any thread."""
+    around = profile.rows(OPERATOR, NOTE, PYTHON)
+    return merged(profile, around[profile.matching(_DATA)[profile.name[around]]])
+
+
+def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -> Pieces:
+    """Divide the time in which a host that has no device ran no operator.
+
+    Args:
+        profile: The events.
+        gaps: Times without computes and communication.
+        loads: Times in a data loader.
+        unknown: Whether a device was at work whose events are not recorded.
+    """
+    found, around = _Found(), profile.rows(OPERATOR, NOTE, PYTHON)
+    operators = profile.rows(OPERATOR)
+    took_ns = np.bincount(profile.thread[operators], (profile.end_ns - profile.start_ns)[operators])
+    thread = int(took_ns.argmax()) if len(operators) else -1
+    frames = _on(profile, around, thread)
+    names = profile.name[frames]
+    has_frames = bool((profile.kind[frames] == PYTHON).any() or (profile.kind[frames] == OPERATOR).any())
+    classes = [
+        (causes.DATA, loads),
+        (causes.GC, merged(profile, frames[profile.matching(_GC)[names]])),
+        (causes.COMPILE, merged(profile, frames[profile.matching(_COMPILE)[names]])),
+    ]
+    parts = gaps
+    for cause, cover in classes:
+        where = intersect(parts, cover)
+        found.add(cause, where, thread=thread)
+        parts = subtract(parts, cover)
+    rest = causes.UNKNOWN if unknown or not has_frames else causes.PYTHON
+    found.add(rest, parts, thread=thread)
+    return found.pieces()

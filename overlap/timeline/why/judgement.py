@@ -1,0 +1,210 @@
+"""The judgement on a job's profiles: which step is shown, its causes, and the sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+
+from ...errors import UsageError
+from ...units import figure, figure_unit, format_bytes, format_ns
+from ..measure.intervals import clip, merge
+from ..ranklist import listed
+from .advice import FEW_STEPS, Facts, advice, is_launch_bound, top_places
+from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
+from .rank import RankReport
+from .ranks import Late, Ranks, traffic
+from .report import Cause, Why, median_of, shares
+
+BUSY = 0.8
+"""A device that computes for this part of a step is the limit."""
+
+
+def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
+    """Judge the profiles of a job.
+
+    Args:
+        reports: One of each rank.
+        step: The step to show; None for the median one by its longest rank.
+
+    Raises:
+        UsageError: Two are of the same rank, or no rank recorded the step.
+    """
+    reports = sorted(reports, key=lambda report: report.rank)
+    _check(reports)
+    ranks = Ranks(reports=list(reports))
+    ranks.divide()
+    every = {at for report in reports for at in report.windows}
+    common = {at for at in every if all(at in report.windows for report in reports)} or every
+    walls = {
+        at: max(high - low for report in reports if at in report.windows for low, high in [report.windows[at]])
+        for at in common
+    }
+    shown = median_of(walls) if step is None else step
+    if shown not in walls:
+        raise UsageError(f"why: no step {step} is recorded; recorded are {listed(sorted(map(_number, walls)))}")
+    if not walls[shown]:
+        raise UsageError(f"why: {reports[0].path}: what it records takes no time")
+    facts = _facts(reports, ranks, shown, sorted(walls, key=_number))
+    costs = facts.steps[shown]
+    causes = _causes(reports, facts, costs)
+    missing = ranks.missing
+    undecided = [*_undecided(facts, missing), *dict.fromkeys(note for report in reports for note in report.notes)]
+    return Why(
+        verdict=_sentence(facts, causes, walls[shown], missing), origin="PyTorch profiler",
+        ranks=tuple(report.rank for report in reports), world_size=max(report.world_size for report in reports),
+        step=shown, step_ns=walls[shown], steps_ns={_name(at): walls[at] for at in sorted(walls, key=_number)},
+        causes=tuple(causes), advice=tuple(advice(facts)), undecided=tuple(undecided), notes=tuple(ranks.notes),
+        traffic=tuple(asdict(each) for each in facts.traffic),
+        costs=tuple(
+            (report.rank, at, cause, ns)
+            for report in reports
+            for at, found in report.costs_ns.items()
+            for cause, ns in found.items()
+        ),
+    )  # fmt: skip
+
+
+def _number(step: int | None) -> int:
+    return -1 if step is None else step
+
+
+def _name(step: int | None) -> str:
+    return "all" if step is None else str(step)
+
+
+def _check(reports: Sequence[RankReport]) -> None:
+    for one, other in pairwise(reports):
+        if one.rank == other.rank:
+            raise UsageError(
+                f"why: {one.path} and {other.path} are both of rank {one.rank}: name the files of one run, or give "
+                "the folder of one"
+            )
+    worlds = {report.world_size for report in reports}
+    if len(worlds) > 1 and min(worlds) > 1:
+        raise UsageError(f"why: the files are of different runs: world sizes {', '.join(map(str, sorted(worlds)))}")
+
+
+def _facts(reports: Sequence[RankReport], ranks: Ranks, shown: int | None, steps: Sequence[int | None]) -> Facts:
+    having = [report for report in reports if shown in report.windows]
+    worst = max(having, key=lambda report: _lost(report, shown))
+    exposed = clip(merge(worst.exposed), worst.windows[shown])
+    late = [late for late in ranks.late.values() if late.step == shown]
+    return Facts(
+        report=worst, step=shown, places=worst.places[shown], late=late,
+        steps={
+            step: shares([report.costs_ns[step] for report in reports if step in report.costs_ns]) for step in steps
+        },
+        traffic=traffic([call for call in worst.calls if call.step == shown], exposed),
+    )  # fmt: skip
+
+
+def _lost(report: RankReport, step: int | None) -> int:
+    """Return what a rank itself lost: not by waiting for others."""
+    return sum(ns for cause, ns in report.costs_ns[step].items() if cause not in (COMPUTE, COMM, WAIT))
+
+
+def _causes(reports: Sequence[RankReport], facts: Facts, costs: Mapping[str, int]) -> list[Cause]:
+    total_ns = sum(costs.values()) or 1
+    found = []
+    for cause, ns in sorted(costs.items(), key=lambda each: -each[1]):
+        places = top_places(facts.places.get(cause, ()), facts.step_ns)
+        if cause in (COMM, WAIT, WIRE):
+            places = [
+                f"{each.calls} {each.op}" + (f", {format_bytes(each.nbytes)}" if each.nbytes else "")
+                + f" ({format_ns(each.exposed_ns)} exposed)"
+                for each in facts.traffic[:3] if each.exposed_ns
+            ]  # fmt: skip
+        if cause == WAIT:
+            places = [f"{late} ({format_ns(late.waited_ns)} of others)" for late in _worst(facts.late)]
+        found.append(Cause(
+            cause=cause, text=WORDING[cause], duration_ns=ns, share=ns / total_ns, places=tuple(places),
+        ))  # fmt: skip
+    return found
+
+
+def _worst(late: Sequence[Late]) -> list[Late]:
+    return sorted(late, key=lambda each: -each.waited_ns)[:3]
+
+
+def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequence[int]) -> str:
+    """Return the one sentence on a job: the largest loss, its place, and what to try."""
+    name, unit_ns = figure_unit(wall_ns)
+    what = "the recording" if facts.step is None else f"step {facts.step}"
+    loss = next((cause for cause in causes if cause.cause != COMPUTE), None)
+    compute_ns, total_ns = facts.cost_ns(COMPUTE), facts.step_ns
+    mean = "" if total_ns > 0.99 * wall_ns else f" on the longest rank, {figure(total_ns, unit_ns)} on average"
+    head = f"{what} takes {figure(wall_ns, unit_ns)} {name}{mean}: "
+    if loss is None or compute_ns >= BUSY * total_ns:
+        return head + _busy(facts, unit_ns, name)
+    lost = f"{figure(loss.duration_ns, unit_ns)} {name} ({loss.share:.0%})"
+    where = f", the largest part at {loss.places[0]}" if loss.places else ""
+    change = next((f"; try: {item.change}" for item in advice(facts) if item.cause == loss.cause), "")
+    if loss.cause == UNKNOWN:
+        return head + f"it cannot be told why {lost} of it are lost: {_why_unknown(facts)}"
+    if loss.cause == LAUNCH and is_launch_bound(facts):
+        count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
+        reason = f"launch-bound: for {lost} the device is idle, as the host launches its {count} kernels (half of them "
+        return head + f"{reason}below {format_ns(median_ns)}) too slowly{where}{change}"
+    if loss.cause == COMM:
+        of = f": {loss.places[0]}" if loss.places else ""
+        alone = f"rank{'s' * (len(missing) > 1)} {listed(missing)} not recorded" if missing else "not matched"
+        return head + f"{lost} are exposed communication{of}; wait or wire cannot be told: {alone}{change}"
+    if loss.cause == WAIT and facts.late:
+        late = _worst(facts.late)[0]
+        op = f"; it comes last to {late.ops.most_common(1)[0][0]}" if late.ops else ""
+        return head + f"{lost} are waiting for {late}{op}"
+    if loss.cause in (LAUNCH, SYNC, DATA, PYTHON):
+        idle = f"for {lost} the device is idle: " if facts.report.on_device else f"{lost} are "
+        return head + f"{idle}{loss.text}{where}{change}"
+    if loss.cause == STARTUP and (rest_ns := facts.cost_ns(ALLOCATOR)):
+        lost += f", and {figure(rest_ns, unit_ns)} {name} of allocation,"
+    return head + f"{lost} are {loss.text}{where}{change}"
+
+
+def _busy(facts: Facts, unit_ns: int, name: str) -> str:
+    compute_ns, classes = facts.cost_ns(COMPUTE), facts.report.kernel_classes_ns
+    what = "the device" if facts.report.on_device else "the host (no device is recorded)"
+    text = f"{what} computes for {compute_ns / facts.step_ns:.0%} of it ({figure(compute_ns, unit_ns)} {name})"
+    kind = max((kind for kind in classes if kind != "other"), key=lambda kind: classes[kind], default="")
+    if facts.report.on_device and kind and (share := classes[kind] / sum(classes.values())) > 0.3:
+        text += f", {share:.0%} of its kernels' time in {_CLASSES[kind]}"
+    change = next((f"; try: {item.change}" for item in advice(facts) if item.cause == COMPUTE), "")
+    return text + (change or f"; nothing but its {'kernels' if facts.report.on_device else 'operators'} takes long")
+
+
+_CLASSES = {
+    "softmax": "softmax", "elementwise": "elementwise, reducing and concatenating kernels",
+    "optimizer": "the optimizer", "matmul": "matrix products and convolutions",
+}  # fmt: skip
+
+
+def _why_unknown(facts: Facts) -> str:
+    if note := _note(facts):
+        return note
+    if not facts.report.on_device:
+        return "no operator runs, and no Python function is recorded"
+    return "the next work was queued already, or its launch is not recorded: nothing shows what the device waited for"
+
+
+def _note(facts: Facts) -> str:
+    """Return which events the file lacks, if it is known."""
+    return next((note for note in facts.report.notes if "recorded" in note), "")
+
+
+def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
+    found = []
+    if missing and (ns := facts.cost_ns(COMM)):
+        least_ns = sum(each.waits_at_least_ns for each in facts.traffic)
+        more = f"; at least {format_ns(least_ns)} are waiting: smaller messages took longer than larger ones"
+        found.append(
+            f"whether {format_ns(ns)} of communication are waiting or wire: of "
+            f"{facts.report.world_size} ranks, {listed(missing)} are not recorded" + more * (least_ns >= 0.1 * ns)
+        )
+    if facts.cost_ns(UNKNOWN) >= 0.05 * facts.step_ns and not _note(facts):
+        found.append(f"{format_ns(facts.cost_ns(UNKNOWN))} of the step: {_why_unknown(facts)}")
+    if len(facts.steps) < FEW_STEPS:
+        found.append("gains: one step is recorded, so what differs between steps is unknown; record three or more")
+    if facts.cost_ns(LAUNCH, PYTHON, SYNC) >= 0.1 * facts.step_ns and not facts.report.has_python:
+        found.append("the Python function: record with with_stack=True and with_modules=True")
+    return found

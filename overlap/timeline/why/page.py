@@ -1,0 +1,83 @@
+"""Pages of a report: text for a terminal, at most 24 lines, and Markdown for a pull request."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from ...errors import printable
+from ...units import figure, figure_unit
+from .report import Advice, Why
+
+LINES = 24
+_SMALL = 0.01
+"""Part of a step: causes with less share a line."""
+
+
+def text(why: Why, width: int = 100) -> list[str]:
+    """Return the page: the sentence, the causes, advice, and what cannot be told; what is left out is counted."""
+    if why.hang is not None:
+        return [printable(line) for line in why.hang["page"]]
+    head = textwrap.wrap(printable(why.verdict), width, max_lines=4, placeholder=" ...")
+    tail = [_cut(f"cannot be told: {each}", width) for each in why.undecided]
+    notes = [_cut(each, width) for each in why.notes]
+    lines = [*head, "", *[_cut(line, width) for line in _causes(why)][:8]]
+    room = LINES - len(lines) - min(len(tail), 2) - 1
+    for number, item in enumerate(why.advice, 1):
+        found = _advice(number, item, width)
+        if len(found) + (number == 1) > room:
+            lines.append(f"and {len(why.advice) - number + 1} more: --json")
+            break
+        lines += [""] * (number == 1) + found
+        room -= len(found) + (number == 1)
+    return [*lines, *[*tail, *notes][: LINES - len(lines)]]
+
+
+def _cut(line: str, width: int) -> str:
+    line = printable(line)
+    return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def _causes(why: Why) -> Iterator[str]:
+    unit, unit_ns = figure_unit(why.step_ns)
+    small = [cause for cause in why.causes if cause.share < _SMALL]
+    for cause in why.causes:
+        if cause.share >= _SMALL:
+            place = f": {cause.places[0]}" if cause.places else ""
+            yield f"{figure(cause.duration_ns, unit_ns):>9} {unit} {cause.share:4.0%}  {cause.text}{place}"
+    if small:
+        ns, share = sum(cause.duration_ns for cause in small), sum(cause.share for cause in small)
+        yield f"{figure(ns, unit_ns):>9} {unit} {share:4.0%}  {', '.join(cause.cause for cause in small)}"
+
+
+def _advice(number: int, item: Advice, width: int) -> list[str]:
+    where = f" (at {item.place})" if item.place else ""
+    found = []
+    for begin, text in ((f"{number}. ", f"{item.change}{where}"), ("   ", f"{item.evidence}; gain {item.gain_text}")):
+        found += textwrap.wrap(
+            printable(text), width, max_lines=2, placeholder=" ...", initial_indent=begin, subsequent_indent="   "
+        )
+    return found
+
+
+def markdown(why: Why) -> str:
+    """Return the report as Markdown."""
+    if why.hang is not None:
+        return "\n".join([f"**{_escaped(why.verdict)}**", "", "```", *why.hang["page"], "```", ""])
+    unit, unit_ns = figure_unit(why.step_ns)
+    lines = [f"**{_escaped(why.verdict)}**", "", f"| {unit} | part | cause | where |", "|--:|--:|---|---|"]
+    for cause in why.causes:
+        where = _escaped(cause.places[0]) if cause.places else ""
+        lines.append(f"| {figure(cause.duration_ns, unit_ns)} | {cause.share:.0%} | {cause.text} | {where} |")
+    lines += [""] * bool(why.advice)
+    for number, item in enumerate(why.advice, 1):
+        where = f" ({_escaped(item.place)})" if item.place else ""
+        lines.append(f"{number}. {_escaped(item.change)}{where}. {_escaped(item.evidence)}; gain {item.gain_text}.")
+    rest = [f"- Cannot be told: {_escaped(each)}" for each in why.undecided]
+    rest += [f"- {_escaped(each)}" for each in why.notes]
+    return "\n".join([*lines, *([""] if rest else []), *rest, ""])
+
+
+def _escaped(name: str) -> str:
+    """Return a text with the characters of Markdown escaped that names of kernels and ranks contain."""
+    return "".join(f"\\{each}" if each in "\\`*_|<>[]" else each for each in printable(name))

@@ -1,0 +1,150 @@
+"""Places in a program: operator, module and Python function around an instant of a thread."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..files.profile import NOTE, OPERATOR, PYTHON, Profile, Wholes
+from ..measure.intervals import counted
+from .windows import Rows
+
+BACKWARD = "backward"
+"""Phase of operators of the backward pass; their places are those of their forward."""
+_NAME = 80
+"""Characters of an operator, module or note that are shown."""
+_DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
+_FRAME = re.compile(r"^(?P<path>[^()]+\.py)\((?P<line>\d+)\): (?P<name>.+)$")
+_LIBRARY = re.compile(r"(^|/)(torch|torchvision|numpy|triton|importlib|<frozen)(/|$)|^<|^threading\.py|/lib/python3")
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
+_NOT_A_PLACE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoader\)|gloo:|overlap:|nccl:)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Place in a program; a part that was not recorded is ""."""
+
+    operator: str = ""  # the outermost operator
+    module: str = ""  # the innermost module
+    frame: str = ""  # "file.py:line (function)", the innermost of the program; the line is that of its `def`
+    phase: str = ""  # "backward", or a note of the user around it
+
+    def __str__(self) -> str:
+        name = self.module or self.operator
+        if name and self.phase == BACKWARD:
+            name = f"the backward of {name}"
+        elif name and "->" in self.phase:  # a copy, between two kinds of memory
+            name = f"{self.phase} under {name}"
+        parts = [name, self.operator if self.module else ""]
+        where = self.frame or (self.phase if self.phase not in (BACKWARD, "") and "->" not in self.phase else "")
+        text = ", ".join(filter(None, parts))
+        return f"{text} in {where}" if text and where else text or where
+
+
+def common(places: Sequence[tuple[Place, int]]) -> Place:
+    """Return what places, each with its time, have in common: the parts that hold for most of the time."""
+    total_ns = sum(ns for _, ns in places)
+    parts: dict[str, str] = {}
+    for part in ("operator", "module", "frame", "phase"):
+        times: dict[str, int] = {}
+        for place, ns in places:
+            times[getattr(place, part)] = times.get(getattr(place, part), 0) + ns
+        most = max(times, key=lambda text: times[text])
+        parts[part] = most if 2 * times[most] > total_ns else ""
+    return Place(**parts)
+
+
+class Places:
+    """Places of instants of the threads of a profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._rows = profile.rows(OPERATOR, NOTE, PYTHON)
+        self._backward = profile.matching(_BACKWARD)
+        self._no_place = profile.matching(_NOT_A_PLACE)
+        self._forward = self._forwards()
+        self.has_python = bool((profile.kind[self._rows] == PYTHON).any())
+
+    def _forwards(self) -> dict[int, int]:
+        """Return the row of the outermost forward operator of each sequence number."""
+        profile = self._profile
+        found: dict[int, int] = {}
+        rows = self._rows[(profile.sequence[self._rows] >= 0) & (profile.kind[self._rows] == OPERATOR)]
+        backward = re.compile(r"Backward\d*$|^autograd::")
+        is_backward = profile.matching(backward)
+        for row in rows[~is_backward[profile.name[rows]]][::-1].tolist():
+            found[int(profile.sequence[row])] = row
+        return found
+
+    def of(self, threads: Sequence[int], instants_ns: Wholes) -> list[Place]:
+        """Return the place of each instant of a thread; a backward operator has the place of its forward."""
+        chains = self._chains(np.array(threads, np.int32), instants_ns)
+        places = [self._place(chain) for chain in chains]
+        forwards = [self._forward_of(chain) for chain in chains]
+        known = [at for at, row in enumerate(forwards) if row is not None]
+        rows = np.array([forwards[at] for at in known], np.intp)
+        around = self._chains(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
+        for at, chain in zip(known, around, strict=True):
+            forward = self._place(chain)
+            places[at] = Place(operator=forward.operator, module=forward.module, frame=forward.frame, phase=BACKWARD)
+        return places
+
+    def _forward_of(self, chain: list[int]) -> int | None:
+        for row in chain:
+            if self._backward[self._profile.name[row]]:
+                return self._forward.get(int(self._profile.sequence[row]))
+        return None
+
+    def _chains(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[list[int]]:
+        """Return the rows that are around each instant, the outermost first."""
+        profile = self._profile
+        found: list[list[int]] = [[] for _ in instants_ns]
+        for thread in np.unique(threads).tolist():
+            asked = np.flatnonzero(threads == thread)
+            asked = asked[np.argsort(instants_ns[asked], kind="stable")]
+            rows = self._rows[profile.thread[self._rows] == thread]
+            first = np.searchsorted(instants_ns[asked], profile.start_ns[rows], "left")
+            stop = np.searchsorted(instants_ns[asked], profile.end_ns[rows], "left")
+            row, query = counted(first, np.maximum(stop, first))  # rows are in order of start, the longest first
+            for each, at in zip(rows[row].tolist(), asked[query].tolist(), strict=True):
+                found[at].append(each)
+        return found
+
+    def _place(self, chain: list[int]) -> Place:
+        profile = self._profile
+        operator = module = frame = phase = ""
+        for row in chain:
+            name, kind = profile.names[profile.name[row]][:_NAME], profile.kind[row]
+            if kind == OPERATOR and not operator and not self._no_place[profile.name[row]]:
+                operator = name.removeprefix("autograd::engine::evaluate_function: ")
+            elif kind == NOTE and not self._no_place[profile.name[row]]:
+                phase = name
+            elif name.startswith("nn.Module: "):
+                module = name.removeprefix("nn.Module: ")
+            elif kind == PYTHON and (match := _frame(profile.names[profile.name[row]])):
+                frame = f"{match['path']}:{match['line']} ({match['name']})"
+        return Place(operator=operator, module=module, frame=frame, phase=phase)
+
+
+@lru_cache(maxsize=1 << 16)
+def _frame(name: str) -> re.Match[str] | None:
+    """Return the parts of the name of a Python function of the program; None for a library's, or a mere protocol's."""
+    match = _FRAME.match(name)
+    return match if match and not _is_library(match["path"]) and not _DUNDER.match(match["name"]) else None
+
+
+def _is_library(path: str) -> bool:
+    first = path.split("/", 1)[0].removesuffix(".py")
+    return bool(_LIBRARY.search(path)) or first in sys.stdlib_module_names
+
+
+def threads_of(profile: Profile, rows: Rows) -> list[int]:
+    """Return the threads of some rows."""
+    found: list[int] = profile.thread[rows].tolist()
+    return found

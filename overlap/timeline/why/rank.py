@@ -1,0 +1,279 @@
+"""Measures of one rank's profile: costs of steps by cause, places, collectives and facts about its kernels.
+
+What this returns is small, for each file is measured by a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..files.profile import COPY as COPIES
+from ..files.profile import KERNEL, SET, Profile, read_profile
+from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
+from .causes import COMM, COMPUTE, COPY
+from .host import GRAPH, Pieces, device_gaps, host_gaps, loading
+from .places import Place, Places, threads_of
+from .windows import Rows, Work, joined, merged, windows_of, work_of
+
+MOST_QUERIES = 3_000
+"""Pieces whose places are looked up, the longest first: more change no sentence."""
+TINY_NS = 20_000
+"""A kernel that is shorter takes less time than its launch."""
+
+_KERNEL_CLASSES = (
+    ("softmax", re.compile(r"softmax", re.IGNORECASE)),
+    ("elementwise", re.compile(r"elementwise|reduce_kernel|CatArray|layer_?norm|rms_?norm|index|vectorized", re.I)),
+    ("optimizer", re.compile(r"multi_tensor_apply|FusedOptimizer|adam", re.IGNORECASE)),
+    ("matmul", re.compile(r"gemm|cutlass|_s\d+|bmm|matmul|ampere_|sm\d\d_|Cijk|nvjet", re.IGNORECASE)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One collective of a rank; times are on the rank's clock."""
+
+    op: str
+    group: str
+    group_size: int
+    nbytes: int
+    number: int  # of its kind and group in this file, or the profiler's `Seq`
+    name: str  # of the kernel
+    start_ns: int
+    end_ns: int
+    exposed_ns: int
+    step: int | None
+    place: Place
+
+
+@dataclass(slots=True, kw_only=True)
+class RankReport:
+    """One rank: costs of each step by cause, which add up to its length; instants are on the clock of its host."""
+
+    path: str
+    rank: int
+    world_size: int
+    host: str
+    has_rank: bool  # whether the file names its rank
+    on_device: bool
+    device: str
+    windows: dict[int | None, Interval]
+    costs_ns: dict[int | None, dict[str, int]]
+    comm_ns: dict[int | None, int]
+    places: dict[int | None, dict[str, list[tuple[Place, int, int]]]]  # of a cause: the place, time and pieces
+    calls: list[Call]
+    exposed: list[Interval]
+    pieces: list[tuple[int, int, str, Place]]  # the longest pieces of gaps
+    kernels: dict[int | None, int]
+    kernel_median_ns: dict[int | None, int]
+    graph_share: float  # of kernels that graphs launched
+    kernel_classes_ns: dict[str, int]
+    notes: list[str] = field(default_factory=list)
+    has_python: bool = False
+
+
+def measure_file(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> RankReport:
+    """Read and measure a file of PyTorch's profiler.
+
+    Raises:
+        UsageError: It is none.
+    """
+    return measure(read_profile(path, progress))
+
+
+def measure(profile: Profile) -> RankReport:
+    """Measure a profile."""
+    work = work_of(profile)
+    windows = windows_of(profile, work)
+    comm, compute = merged(profile, work.comm), merged(profile, work.compute)
+    copies = merged(profile, work.copies)
+    loads = loading(profile)
+    if not work.on_device:
+        compute = subtract(compute, loads)
+    exposed = subtract(comm, compute)
+    alone = subtract(subtract(copies, compute), comm)
+    busy = joined(compute, comm, copies)
+    every = union(np.array([low for low, _ in windows.values()]), np.array([high for _, high in windows.values()]))
+    gaps = subtract(every, busy)
+    if work.on_device:
+        pieces = device_gaps(profile, work, gaps, busy)
+    else:
+        pieces = host_gaps(profile, gaps, loads, unknown=bool(profile.header.get("deviceProperties")))
+    places = Places(profile)
+    shown = _places_of(places, pieces)
+    report = _described(profile, work, windows)
+    report.has_python = places.has_python
+    report.calls = _calls(profile, work, windows, exposed, places)
+    base_ns = profile.base_ns
+    report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
+    longest = sorted(shown, key=lambda at: -int(pieces.end_ns[at] - pieces.start_ns[at]))[:MOST_QUERIES]
+    report.pieces = [
+        (base_ns + int(pieces.start_ns[at]), base_ns + int(pieces.end_ns[at]), pieces.cause[at], shown[at])
+        for at in longest
+    ]
+    for step, window in windows.items():
+        costs, found = _costs(pieces, shown, window)
+        fixed = {COMPUTE: compute, COMM: exposed, COPY: alone}
+        for cause, cover in fixed.items():
+            costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
+        report.costs_ns[step] = {cause: ns for cause, ns in costs.items() if ns}
+        report.comm_ns[step] = length(clip(comm, window))
+        found.setdefault(COPY, []).extend(_copy_places(profile, work, places, alone, window))
+        report.places[step] = found
+    report.notes += _notes(profile, work)
+    report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
+    return report
+
+
+def _places_of(places: Places, pieces: Pieces) -> dict[int, Place]:
+    """Return the places of the longest pieces, by index."""
+    chosen = np.flatnonzero(pieces.thread >= 0)
+    chosen = chosen[np.argsort((pieces.start_ns - pieces.end_ns)[chosen], kind="stable")][:MOST_QUERIES]
+    found = places.of(pieces.thread[chosen].tolist(), pieces.instant_ns[chosen])
+    return dict(zip(chosen.tolist(), found, strict=True))
+
+
+def _costs(
+    pieces: Pieces, places: dict[int, Place], window: Interval
+) -> tuple[dict[str, int], dict[str, list[tuple[Place, int, int]]]]:
+    """Return the costs of a window by cause, and by place, the most expensive first."""
+    low, high = window
+    first, last = np.searchsorted(pieces.end_ns, low, "right"), np.searchsorted(pieces.start_ns, high, "left")
+    costs: dict[str, int] = {}
+    sums: dict[tuple[str, Place], tuple[int, int]] = {}
+    for at in range(int(first), int(last)):
+        ns = int(min(pieces.end_ns[at], high) - max(pieces.start_ns[at], low))
+        cause, place = pieces.cause[at], places.get(at, _NOWHERE)
+        costs[cause] = costs.get(cause, 0) + ns
+        total_ns, count = sums.get((cause, place), (0, 0))
+        sums[cause, place] = total_ns + ns, count + 1
+    found: dict[str, list[tuple[Place, int, int]]] = {}
+    for (cause, place), (ns, count) in sorted(sums.items(), key=lambda each: -each[1][0]):
+        found.setdefault(cause, []).append((place, ns, count))
+    return costs, found
+
+
+_NOWHERE = Place()
+
+
+def _copy_places(
+    profile: Profile, work: Work, places: Places, alone: Merged, window: Interval
+) -> list[tuple[Place, int, int]]:
+    low, high = window
+    rows = work.copies[(profile.start_ns[work.copies] >= low) & (profile.start_ns[work.copies] < high)]
+    took_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], alone)
+    rows = rows[np.argsort(-took_ns, kind="stable")][:200]
+    found: dict[Place, tuple[int, int]] = {}
+    for row, place in zip(rows.tolist(), _launch_places(profile, work, places, rows), strict=True):
+        name = profile.names[profile.name[row]].split(" (")[-1].rstrip(")") or "copy"
+        place = Place(operator=place.operator, module=place.module, frame=place.frame, phase=name)
+        ns = int(covered_ns(profile.start_ns[[row]], profile.end_ns[[row]], alone)[0])
+        total_ns, count = found.get(place, (0, 0))
+        found[place] = total_ns + ns, count + 1
+    return sorted(((place, *sums) for place, sums in found.items()), key=lambda each: -each[1])
+
+
+def _launch_places(profile: Profile, work: Work, places: Places, rows: Rows) -> list[Place]:
+    launches = work.launch[rows]
+    known = launches[launches >= 0]
+    found = iter(places.of(threads_of(profile, known), profile.start_ns[known]))
+    return [next(found) if launch >= 0 else _NOWHERE for launch in launches.tolist()]
+
+
+def _calls(
+    profile: Profile, work: Work, windows: dict[int | None, Interval], exposed: Merged, places: Places
+) -> list[Call]:
+    """Return the collectives of all steps; with a step, those that began in its window."""
+    rows, base_ns = work.comm, profile.base_ns
+    exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
+    where = _launch_places(profile, work, places, rows) if work.on_device else [_NOWHERE] * len(rows)
+    numbers: dict[tuple[str, str], int] = {}
+    found = []
+    for row, ns, place in zip(rows.tolist(), exposed_ns.tolist(), where, strict=True):
+        name, message = profile.names[profile.name[row]], profile.messages.get(row)
+        op = message.op if message else operation(name)
+        group = message.group if message else ""
+        numbers[op, group] = number = numbers.get((op, group), -1) + 1
+        at_ns = int(profile.start_ns[row])
+        found.append(Call(
+            op=op, group=group, group_size=message.group_size if message else 0,
+            nbytes=message.nbytes if message else 0,
+            number=message.seq if message and message.seq is not None else number,
+            name=name, start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
+            step=next((step for step, (low, high) in windows.items() if low <= at_ns < high), None), place=place,
+        ))  # fmt: skip
+    return found
+
+
+_KERNEL_OPS = (
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
+    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
+    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
+    ("all_to_all", re.compile(r"all_?to_?all|send_?recv", re.IGNORECASE)),
+    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
+    ("reduce", re.compile(r"reduce", re.IGNORECASE)),
+)
+
+
+def operation(name: str) -> str:
+    """Return the operation that the name of a kernel shows; NCCL sends all-to-alls as sends and receives."""
+    short = name.partition(":")[2] if name.startswith(("gloo:", "overlap:")) else ""
+    return short or next((op for op, pattern in _KERNEL_OPS if pattern.search(name)), name.split("(")[0][:60])
+
+
+def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]) -> RankReport:
+    header = profile.header
+    info = header.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, world = info.get("rank"), info.get("world_size")
+    has_rank = isinstance(rank, int)
+    rank = rank if isinstance(rank, int) and rank >= 0 else 0
+    properties = header.get("deviceProperties")
+    first = properties[0] if isinstance(properties, list) and properties else {}
+    took_ns = profile.end_ns - profile.start_ns
+    rows = work.compute
+    classes: dict[str, int] = {}
+    names = profile.name[rows]
+    sums = np.bincount(names, took_ns[rows], len(profile.names)) if len(rows) else np.zeros(len(profile.names))
+    for number in np.flatnonzero(sums).tolist():
+        name = profile.names[number]
+        kind = next((kind for kind, pattern in _KERNEL_CLASSES if pattern.search(name)), "other")
+        classes[kind] = classes.get(kind, 0) + int(sums[number])
+    graphs = profile.matching(GRAPH)[profile.name[work.launch[rows]]] & (work.launch[rows] >= 0)
+    counts, medians = {}, {}
+    for step, (low, high) in windows.items():
+        mine = rows[(profile.start_ns[rows] >= low) & (profile.start_ns[rows] < high)]
+        counts[step] = len(mine)
+        medians[step] = int(np.median(took_ns[mine])) if len(mine) else 0
+    return RankReport(
+        path=profile.path, rank=rank, world_size=max(world if isinstance(world, int) else 1, rank + 1),
+        host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=has_rank,
+        device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={}, comm_ns={},
+        graph_share=float(graphs.mean()) if len(rows) else 0.0, places={}, calls=[], exposed=[], pieces=[],
+        kernels=counts, kernel_median_ns=medians, kernel_classes_ns=classes,
+    )  # fmt: skip
+
+
+def _notes(profile: Profile, work: Work) -> list[str]:
+    """Return what the file cannot show, and why."""
+    notes = []
+    if profile.cut:
+        notes.append("the file was cut off: only its complete events count")
+    if profile.backwards:
+        notes.append(f"{profile.backwards} events end before they start: left out")
+    if profile.unreadable:
+        notes.append(f"{profile.unreadable} events have fields of another type: left out")
+    if not work.on_device and profile.header.get("deviceProperties"):
+        notes.append("no kernel of its device is recorded (CUPTI or ROCTracer was off): only the host is seen")
+    threads = np.unique(profile.thread[profile.rows(KERNEL, COPIES, SET)]).tolist()
+    if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
+        notes.append(f"the file has {devices} devices: only the one that did most counts")
+    if work.on_device and len(rows := work.rows):
+        orphans = int((work.launch[rows] < 0).sum())
+        if orphans > len(rows) // 2:
+            notes.append(f"{orphans} of {len(rows)} kernels and copies have no recorded launch: gaps have no cause")
+    return notes

@@ -1,0 +1,230 @@
+"""Several ranks: one clock, matched collectives, and the rank that each waited for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from ...units import format_ns
+from ..measure.intervals import Interval, Merged, clip, intersect, length, merge, subtract
+from .causes import COMM, COMPUTE, WAIT, WIRE, WORDING
+from .rank import Call, RankReport
+
+SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives that end on no rank before all have begun: only these show clocks and late ranks."""
+_OUT_OF_ORDER = 0.1
+"""Part of matched collectives that may end on a rank before another has begun: with more, they are not the same."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Late:
+    """A rank that others waited for in a step."""
+
+    rank: int
+    step: int | None
+    waited_ns: int = 0  # of all other ranks, added up
+    did: Counter[str] = field(default_factory=Counter)  # what it did in that time, in nanoseconds
+    ops: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        doing = self.did.most_common(1)[0][0] if self.did else "something that is not recorded"
+        return f"rank {self.rank}, which was {doing}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Ranks:
+    """Matches of the collectives of several ranks. It divides their exposed communication: see `divide`."""
+
+    reports: list[RankReport]
+    late: dict[tuple[int, int | None], Late] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of the world that have no file."""
+        world = max(report.world_size for report in self.reports)
+        return sorted(set(range(world)) - {report.rank for report in self.reports})
+
+    def divide(self) -> None:
+        """Divide the exposed communication of each rank and step into waiting and wire, where it can be known."""
+        if len(self.reports) < 2:
+            return
+        matches = self._matches()
+        if not matches:
+            self.notes.append("collectives of the ranks cannot be matched: waiting and wire cannot be told apart")
+            return
+        offsets = self._offsets(matches)
+        waits: dict[int, dict[int, list[Interval]]] = {report.rank: {} for report in self.reports}
+        judged: dict[int, list[Interval]] = {report.rank: [] for report in self.reports}
+        found: list[tuple[int, str, int, int]] = []  # the late rank, the operation, and from when to when it was
+        broken = 0
+        for calls in matches:
+            starts = {rank: call.start_ns - offsets[rank] for rank, call in calls.items()}
+            late = max(starts, key=lambda rank: (starts[rank], -rank))
+            met_ns = starts[late]
+            broken += any(call.end_ns - offsets[rank] < met_ns for rank, call in calls.items())
+            for rank, call in calls.items():
+                judged[rank].append((call.start_ns, call.end_ns))
+                until_ns = min(met_ns + offsets[rank], call.end_ns)
+                if rank != late and until_ns > call.start_ns:
+                    waits[rank].setdefault(late, []).append((call.start_ns, until_ns))
+            first_ns = min(starts.values())
+            found.append((late, calls[late].op, first_ns + offsets[late], met_ns + offsets[late]))
+        if broken > _OUT_OF_ORDER * len(matches):
+            self.notes.append(
+                f"{broken} of {len(matches)} matched collectives end on a rank before another has begun: clocks do "
+                "not fit, or the files are of two runs; waiting and wire cannot be told apart"
+            )
+            return
+        for report in self.reports:
+            self._divide_rank(report, waits[report.rank], merge(judged[report.rank]))
+        self._describe_late(found)
+
+    def _matches(self) -> list[dict[int, Call]]:
+        """Return synchronising collectives with all members of their group recorded."""
+        world = max(report.world_size for report in self.reports)
+        by_key: dict[tuple[str, str, int], dict[int, Call]] = {}
+        for report in self.reports:
+            for call in report.calls:
+                if call.op in SYNCHRONISING:
+                    by_key.setdefault((call.group, call.op, call.number), {})[report.rank] = call
+        whole = [
+            calls
+            for calls in by_key.values()
+            if len(calls) == (next(iter(calls.values())).group_size or world) and len(calls) > 1
+        ]
+        same = [calls for calls in whole if len({call.nbytes for call in calls.values()}) == 1 or _is_uneven(calls)]
+        if len(same) < len(whole):
+            self.notes.append(f"{len(whole) - len(same)} collectives differ in size between ranks: left out")
+        return same
+
+    def _offsets(self, matches: Sequence[dict[int, Call]]) -> dict[int, int]:
+        """Return by how much the clock of each rank is ahead of that of the first."""
+        hosts = {report.host for report in self.reports}
+        first = self.reports[0].rank
+        if len(hosts) == 1 and "" not in hosts:
+            self.notes.append("clocks: one host, one clock")
+            return {report.rank: 0 for report in self.reports}
+        offsets, errors = {first: 0}, []
+        for report in self.reports[1:]:
+            ends = [
+                calls[report.rank].end_ns - calls[first].end_ns
+                for calls in matches
+                if report.rank in calls and first in calls
+            ]
+            offsets[report.rank] = round(median(ends)) if ends else 0
+            errors += [abs(end - offsets[report.rank]) for end in ends]
+        off_ns = median(errors) if errors else 0
+        why = "hosts are not named" if "" in hosts else f"{len(hosts)} hosts"
+        self.notes.append(
+            f"clocks: {why}: aligned on the ends of {len(matches)} collectives, within {format_ns(off_ns)} (median)"
+        )
+        return offsets
+
+    def _divide_rank(self, report: RankReport, waits: dict[int, list[Interval]], judged: Merged) -> None:
+        exposed = merge(report.exposed)
+        for step, window in report.windows.items():
+            left = clip(exposed, window)
+            undecided_ns = length(subtract(left, judged))
+            left = intersect(left, judged)
+            waited_ns = 0
+            for late, intervals in sorted(waits.items(), key=lambda each: each[0]):
+                cover = merge(intervals)
+                ns = length(intersect(left, cover))
+                left = subtract(left, cover)
+                waited_ns += ns
+                if ns:
+                    self.late.setdefault((late, step), Late(rank=late, step=step)).waited_ns += ns
+            costs = report.costs_ns[step]
+            costs.pop(COMM, None)
+            for cause, ns in ((COMM, undecided_ns), (WAIT, waited_ns), (WIRE, length(left))):
+                if ns:
+                    costs[cause] = ns
+
+    def _describe_late(self, found: Sequence[tuple[int, str, int, int]]) -> None:
+        """Add what late ranks did between the first rank's arrival and their own."""
+        reports = {report.rank: report for report in self.reports}
+        for late, op, first_ns, met_ns in found:
+            report = reports[late]
+            step = next((step for step, (low, high) in report.windows.items() if low <= met_ns < high), None)
+            entry = self.late.get((late, step))
+            if entry is None or met_ns <= first_ns:
+                continue
+            entry.ops[op] += met_ns - first_ns
+            low_ns = report.windows[step][0]
+            if first_ns < low_ns:
+                entry.did["not yet at work on its device in this step"] += low_ns - first_ns
+                first_ns = low_ns
+            rest_ns = met_ns - first_ns
+            for start_ns, end_ns, cause, place in report.pieces:
+                ns = min(end_ns, met_ns) - max(start_ns, first_ns)
+                if ns > 0:
+                    where = f" ({place})" if str(place) else ""
+                    entry.did[f"idle: {WORDING[cause]}{where}"] += ns
+                    rest_ns -= ns
+            comm = clip(merge(report.exposed), (first_ns, met_ns))
+            entry.did["in other communication"] += length(comm)
+            entry.did[WORDING[COMPUTE]] += max(rest_ns - length(comm), 0)
+
+
+def _is_uneven(calls: dict[int, Call]) -> bool:
+    """Whether sizes may differ between ranks."""
+    return next(iter(calls.values())).op in ("all_to_all", "all_gather", "reduce_scatter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """All calls of one operation on one group, by a rank in a step."""
+
+    op: str
+    group: str
+    group_size: int
+    calls: int
+    nbytes: int  # of all calls
+    total_ns: int
+    exposed_ns: int
+    algorithm_gb_s: float | None  # of the fastest call, by bytes, of those that carry the most
+    bus_gb_s: float | None
+    waits_at_least_ns: int  # longer than a larger message of the same kind took
+
+
+_BUS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""Bus bandwidth is algorithm bandwidth times this and (n - 1) / n (nccl-tests, doc/PERFORMANCE.md)."""
+
+
+def traffic(calls: Sequence[Call], exposed: Merged) -> list[Traffic]:
+    """Return the calls by operation and group, the most exposed first; calls in parallel are exposed once."""
+    kinds: dict[tuple[str, str], list[Call]] = {}
+    for call in calls:
+        kinds.setdefault((call.op, call.group), []).append(call)
+    found = []
+    for (op, group), mine in kinds.items():
+        most = max(call.nbytes for call in mine)
+        best_ns = min(call.end_ns - call.start_ns for call in mine if call.nbytes == most)
+        size = mine[0].group_size
+        speed = most / best_ns if most and best_ns else None
+        exposed_ns = length(intersect(merge((call.start_ns, call.end_ns) for call in mine), exposed))
+        factor = _BUS.get(op, 1.0) * (size - 1) / size if size > 1 else None
+        found.append(Traffic(
+            op=op, group=group, group_size=size, calls=len(mine), nbytes=sum(call.nbytes for call in mine),
+            total_ns=sum(call.end_ns - call.start_ns for call in mine),
+            exposed_ns=exposed_ns, algorithm_gb_s=speed,
+            bus_gb_s=speed * factor if speed is not None and factor is not None else None,
+            waits_at_least_ns=min(_least_wait(mine), exposed_ns),
+        ))  # fmt: skip
+    return sorted(found, key=lambda each: (-each.exposed_ns, -each.total_ns))
+
+
+def _least_wait(calls: Sequence[Call]) -> int:
+    """Return by how much calls were longer than the fastest that carries as much or more: that was not the wire."""
+    sized = sorted((call for call in calls if call.nbytes), key=lambda call: -call.nbytes)
+    if len({call.nbytes for call in sized}) < 2 and len(sized) < 4:
+        return 0
+    took = np.array([call.end_ns - call.start_ns for call in sized], np.int64)
+    floor = np.minimum.accumulate(took) if len(took) else took
+    exposed = np.array([call.exposed_ns for call in sized], np.int64)
+    return int(np.minimum(took - floor, exposed).sum())

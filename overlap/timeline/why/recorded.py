@@ -1,0 +1,108 @@
+"""Reports on traces of our own and of other tools: their verdict, and advice from replays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import UsageError
+from ..files.merge import merged
+from ..files.tracefile import read_trace
+from ..measure.metrics import Breakdown, breakdowns, median_step
+from ..measure.oddities import oddities
+from ..measure.verdict import Verdict, verdict_of
+from ..replay.prediction import advise
+from ..spans import ORIGIN, Timeline
+from .advice import MOST, WORTH
+from .causes import COMM, COMPUTE, LOOP, QUEUE, UNKNOWN, WAIT, WIRE
+from .report import Advice, Cause, Why, shares
+
+ADVICE_S = 20.0
+"""Time for replays."""
+
+_WORDING = {
+    COMPUTE: "computing", WAIT: "waiting for a late rank", WIRE: "exposed communication on the wire",
+    COMM: "exposed communication (waiting or wire)", LOOP: "the program keeps the event loop",
+    QUEUE: "operations are queued, and nothing runs", UNKNOWN: "idle: nothing runs, and nothing is queued",
+}  # fmt: skip
+
+
+_CAUSES = {"compute": COMPUTE, "stragglers": WAIT, "barriers": WAIT, "loop": LOOP}
+"""Causes that changes reduce, by their beginnings; all others reduce exposed communication."""
+
+
+def judge_timeline(files: Sequence[Path], *, step: int | None = None) -> Why:
+    """Judge the trace files of one run.
+
+    Raises:
+        UsageError: They cannot be read, or are not of one run.
+    """
+    timelines = [read_trace(file) for file in files]
+    timeline = timelines[0] if len(timelines) == 1 else merged(timelines)
+    if step is not None and step not in timeline.steps():
+        raise UsageError(f"why: no step {step} is recorded")
+    return report_of(timeline, step=median_step(timeline) if step is None else step)
+
+
+def report_of(timeline: Timeline, *, step: int | None) -> Why:
+    """Return the report on a step of a timeline, or on the whole run."""
+    verdict = verdict_of(timeline, step=step)
+    steps: list[int | None] = [*timeline.steps()] or [None]
+    rows = {at: breakdowns(timeline, step=at) for at in steps}
+    costs = {at: [(row.rank, _costs(row, verdict)) for row in found if row.wall_ns] for at, found in rows.items()}
+    shown = shares([cost for _, cost in costs.get(step, [])])
+    total_ns = sum(shown.values()) or 1
+    return Why(
+        verdict=str(verdict), origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
+        world_size=timeline.world_size, step=step, step_ns=verdict.wall_ns,
+        steps_ns={
+            "all" if at is None else str(at): max((row.wall_ns for row in found), default=0)
+            for at, found in rows.items()
+        },
+        causes=tuple(
+            Cause(
+                cause=cause, text=_WORDING[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause)
+            )
+            for cause, ns in sorted(shown.items(), key=lambda each: -each[1]) if ns
+        ),
+        advice=tuple(_advice(timeline, verdict)),
+        undecided=tuple(filter(None, [oddities(timeline)])),
+        costs=tuple(
+            (rank, at, cause, ns) for at, found in costs.items() for rank, cost in found for cause, ns in cost.items()
+        ),
+    )  # fmt: skip
+
+
+def _costs(row: Breakdown, verdict: Verdict) -> dict[str, int]:
+    """Return the costs of a rank by cause; they add up to its wall time."""
+    exposed = {COMM: row.exposed_ns} if verdict.partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
+    found = {COMPUTE: row.compute_ns, **exposed, LOOP: row.kept_ns, QUEUE: row.queued_ns, UNKNOWN: row.idle_ns}
+    return {cause: ns for cause, ns in found.items() if ns}
+
+
+def _places(verdict: Verdict, cause: str) -> tuple[str, ...]:
+    if cause == WAIT:
+        return tuple(f"rank {rank} ({did})" for rank, did, _ in verdict.blamed()[:3] if rank is not None)
+    if cause in (WIRE, COMM):
+        return tuple(str(each) for each, _ in verdict.moved()[:3])
+    if cause in (LOOP, QUEUE):
+        return tuple(str(each) for each in (verdict.kept if cause == LOOP else verdict.queues)[:3])
+    return ()
+
+
+def _advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
+    """Return the changes whose replays are shorter by more than replays are off."""
+    if verdict.step is None or not verdict.ranks:
+        return []
+    found = []
+    for one in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MOST]:
+        gains = verdict.wall_ns - one.most_ns, verdict.wall_ns - one.least_ns
+        if gains[0] > 0 and one.gain_share >= WORTH:
+            text = one.changes[0].text
+            change = f'{one.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
+            cause = next((cause for kind, cause in _CAUSES.items() if text.startswith(kind)), WIRE)
+            found.append(Advice(
+                cause=cause, change=change, place="", evidence=str(one),
+                gain_least_ns=gains[0], gain_most_ns=gains[1], gain_text=f"{one.gain_share:.0%} of the step",
+            ))  # fmt: skip
+    return found

@@ -1,0 +1,136 @@
+"""Reports: one sentence on a job, its causes and advice, as an object, as JSON and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
+
+SCHEMA = "overlap.why"
+SCHEMA_VERSION = 1
+"""Version of `as_dict`; it rises when a field changes its meaning or goes. Fields may be added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Time of the shown step, mean of the ranks, that is spent for one reason."""
+
+    cause: str  # a key of `causes.WORDING`
+    text: str
+    duration_ns: int
+    share: float  # of the step, from 0 to 1
+    places: tuple[str, ...] = ()  # in the program, the most expensive first, with their times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change to the program."""
+
+    cause: str
+    change: str
+    place: str
+    evidence: str
+    gain_least_ns: int | None = None  # bounds of what the step gets shorter by, if all of the cause goes; over steps
+    gain_most_ns: int | None = None
+    gain_text: str = ""  # the bounds as text, or why there are none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """The reason why a job is slow: what `overlap.why` returns."""
+
+    verdict: str
+    origin: str
+    ranks: tuple[int, ...]
+    world_size: int
+    step: int | None  # the shown step, the median one by its longest rank; None for the whole recording
+    step_ns: int
+    steps_ns: Mapping[str, int]  # the longest rank's time of each step
+    causes: tuple[Cause, ...]  # they add up to the mean of the ranks' steps
+    advice: tuple[Advice, ...]
+    undecided: tuple[str, ...]  # what cannot be told, and why
+    notes: tuple[str, ...] = ()
+    traffic: tuple[Mapping[str, Any], ...] = ()
+    costs: tuple[tuple[int, int | None, str, int], ...] = field(default=(), repr=False)
+    hang: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        lines: list[str] = import_module(".page", __package__).text(self)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the page as notebooks show it."""
+        return f'<pre style="white-space: pre-wrap">{escape(str(self))}</pre>'
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data: `schema`, `schema_version`, and the fields; times are integers of nanoseconds."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **fields}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a row for each rank, step and cause: `rank`, `step`, `cause`, `duration_ns`.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise UsageError("why: to_pandas needs pandas: pip install pandas") from error
+        return DataFrame(self.costs, columns=["rank", "step", "cause", "duration_ns"])
+
+    def cost_ns(self, cause: str) -> int:
+        """Return the time of a cause in the shown step, mean of the ranks."""
+        return next((each.duration_ns for each in self.causes if each.cause == cause), 0)
+
+    def per_step(self, cause: str | None = None) -> dict[int | None, float]:
+        """Return for each step the time of a cause, mean of its ranks; None: the length of the step."""
+        sums: dict[int | None, float] = {}
+        ranks: dict[int | None, set[int]] = {}
+        for rank, step, name, ns in self.costs:
+            ranks.setdefault(step, set()).add(rank)
+            sums[step] = sums.get(step, 0) + (ns if cause in (None, name) else 0)
+        return {step: ns / len(ranks[step]) for step, ns in sums.items()}
+
+
+def from_json(data: bytes | str) -> Why:
+    """Read what `overlap why --json` printed, also of older versions.
+
+    Raises:
+        UsageError: It is something else, or a newer version has written it.
+    """
+    try:
+        told = json.loads(data)
+    except ValueError as error:
+        raise UsageError(f"why: not JSON: {error}") from error
+    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+        raise UsageError(f"why: not a report: it has no field 'schema' that is {SCHEMA!r}")
+    version = told.get("schema_version")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise UsageError(f"why: written by a newer version (format {version}; this one reads up to {SCHEMA_VERSION})")
+    try:
+        return msgspec.convert(told, Why)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"why: damaged report: {error}") from error
+
+
+def median_of(steps_ns: Mapping[int | None, int]) -> int | None:
+    """Return the step whose length is the median one; of two, the shorter."""
+    order = sorted(steps_ns, key=lambda step: (steps_ns[step], -1 if step is None else step))
+    return order[(len(order) - 1) // 2]
+
+
+def shares(costs_ns: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Return the means over ranks, by cause; their sum is the mean of the sums, rounded down by at most a cause."""
+    names = sorted({name for costs in costs_ns for name in costs})
+    return {name: sum(costs.get(name, 0) for costs in costs_ns) // max(len(costs_ns), 1) for name in names}

@@ -1,0 +1,144 @@
+"""Windows of steps on the device, and the work on it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..files.kineto import COMM_KERNEL, increasing
+from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Profile, Wholes
+from ..measure.intervals import Interval, Merged, union
+
+Rows = NDArray[np.intp]
+_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_HOST_COMM = re.compile(r"^(gloo|overlap):\w+$")
+_PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
+"""Copies between devices: collectives of copy engines have no kernel."""
+_ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
+_LONG_LEAD = 0.5
+"""Without steps: the host's work before the first work of the device counts from this part of the latter's length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Work of a rank: rows of a profile, in order of start. On a CPU, operators and what gloo's threads do."""
+
+    compute: Rows
+    comm: Rows
+    copies: Rows
+    on_device: bool
+    launch: Rows  # for each row of the profile: the row of its launch, or -1
+
+    @property
+    def rows(self) -> Rows:
+        """All work, in order of start."""
+        return np.sort(np.concatenate([self.compute, self.comm, self.copies]))
+
+
+def work_of(profile: Profile) -> Work:
+    """Return the work of the device that did most, or of the host if no work of a device is recorded."""
+    device = profile.rows(KERNEL, COPY, SET)
+    if len(device):
+        processes = np.array([str(process) for process, _ in profile.threads])[profile.thread[device]]
+        took = {each: int(_length(profile, device[processes == each]).sum()) for each in np.unique(processes)}
+        device = device[processes == max(took, key=lambda each: took[each])]
+    launch = _launches(profile, device)
+    if not (profile.kind[device] == KERNEL).any():
+        return _host_work(profile, launch)
+    comm_name = np.fromiter((bool(COMM_KERNEL.match(name)) for name in profile.names), bool, len(profile.names))
+    is_comm = comm_name[profile.name[device]] | np.isin(device, list(profile.messages))
+    is_kernel = profile.kind[device] == KERNEL
+    is_comm |= ~is_kernel & profile.matching(_PEER)[profile.name[device]]
+    return Work(
+        compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
+        on_device=True, launch=launch,
+    )  # fmt: skip
+
+
+def _length(profile: Profile, rows: Rows) -> Wholes:
+    return profile.end_ns[rows] - profile.start_ns[rows]
+
+
+def _host_work(profile: Profile, launch: Rows) -> Work:
+    operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
+    comm = notes[profile.matching(_HOST_COMM)[profile.name[notes]]]
+    compute = operators[~profile.matching(_ENQUEUE)[profile.name[operators]]]
+    return Work(compute=compute, comm=comm, copies=np.empty(0, np.intp), on_device=False, launch=launch)
+
+
+def _launches(profile: Profile, device: Rows) -> Rows:
+    """Return the launch of each row; by correlation, which calls of the runtime and work of the device share."""
+    calls = profile.rows(RUNTIME)
+    calls = calls[profile.correlation[calls] >= 0]
+    found = np.full(len(profile.kind), -1, np.intp)
+    if len(calls) and len(device):
+        calls = calls[np.argsort(profile.correlation[calls], kind="stable")]
+        numbers = profile.correlation[calls]
+        at = np.minimum(np.searchsorted(numbers, profile.correlation[device]), len(numbers) - 1)
+        same = numbers[at] == profile.correlation[device]
+        found[device[same]] = calls[at[same]]
+    return found
+
+
+def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
+    """Return the windows of steps: on a device, from the first work that a step launched to that of the next one.
+
+    Without steps there is one window, None: from the first to the last work.
+    """
+    host: dict[int, Interval] = {}
+    device: dict[int, Interval] = {}
+    marks = {number: int(match[1]) for number, name in enumerate(profile.names) if (match := _STEP.match(name))}
+    for row in profile.rows(NOTE, DEVICE_NOTE).tolist():
+        if (step := marks.get(int(profile.name[row]))) is not None:
+            where = host if profile.kind[row] == NOTE else device  # a device has a mark on each stream
+            start_ns, end_ns = int(profile.start_ns[row]), int(profile.end_ns[row])
+            first_ns, last_ns = where.get(step, (start_ns, end_ns))
+            where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
+    if not work.on_device:
+        return _numbered(host) or {None: _extent(profile, work.rows if len(work.rows) else slice(None))}
+    found = increasing(device or _launched(profile, work, host))
+    return _numbered(found) or {None: _whole(profile, work)}
+
+
+def _numbered(steps: dict[int, Interval]) -> dict[int | None, Interval]:
+    return {step: steps[step] for step in sorted(steps)}
+
+
+def _extent(profile: Profile, rows: Rows | slice) -> Interval:
+    return int(profile.start_ns[rows].min()), int(profile.end_ns[rows].max())
+
+
+def _whole(profile: Profile, work: Work) -> Interval:
+    start_ns, end_ns = _extent(profile, work.rows)
+    if (work.launch[work.rows] < 0).all():  # nothing shows which part of the recording the work belongs to
+        return int(profile.start_ns.min()), int(profile.end_ns.max())
+    if len(before := profile.rows(OPERATOR, RUNTIME)):
+        first_ns = int(profile.start_ns[before].min())
+        if start_ns - first_ns > _LONG_LEAD * (end_ns - start_ns):
+            return first_ns, end_ns
+    return start_ns, end_ns
+
+
+def _launched(profile: Profile, work: Work, host: dict[int, Interval]) -> dict[int, Interval]:
+    rows = work.rows
+    rows = rows[work.launch[rows] >= 0]
+    at_ns = profile.start_ns[work.launch[rows]]
+    found: dict[int, Interval] = {}
+    for step, (start_ns, end_ns) in host.items():
+        mine = rows[(at_ns >= start_ns) & (at_ns < end_ns)]
+        if len(mine):
+            found[step] = _extent(profile, mine)
+    return found
+
+
+def merged(profile: Profile, rows: Rows) -> Merged:
+    """Return the union of the intervals of some rows."""
+    return union(profile.start_ns[rows], profile.end_ns[rows])
+
+
+def joined(*parts: Merged) -> Merged:
+    """Return the union of unions."""
+    return union(np.concatenate([each.start_ns for each in parts]), np.concatenate([each.end_ns for each in parts]))

@@ -1,0 +1,314 @@
+"""Planted causes in files of PyTorch's profiler: each is found, with its place, and all nanoseconds have one cause."""
+
+import pytest
+
+import overlap
+from tests.timeline.why.profiles import AUTOGRAD, Recording
+
+FILE = "train.py(12): step"
+LINE = "train.py:12 (step)"
+
+
+def recorded(tmp_path, plant, *, steps=3, length=10_000, **header):
+    """Record steps, each of which `plant(recording, start)` fills with events, and explain them."""
+    rec = Recording(**header)
+    for number in range(steps):
+        start = 1_000 + number * length
+        rec.step(number, start, start + length)
+        plant(rec, start)
+    return overlap.why(rec.write(tmp_path / "trace.json"))
+
+
+def costs(found):
+    """Return the causes of the shown step in microseconds; they add up to the step."""
+    times = {cause.cause: cause.duration_ns for cause in found.causes}
+    assert sum(times.values()) == found.step_ns
+    return {cause: ns / 1000 for cause, ns in times.items()}
+
+
+def busy(rec, start, end):
+    """One long kernel, launched early."""
+    rec.kernel(start, end, launch=start - 5)
+
+
+def launch_bound(rec, start):
+    rec.frame(FILE, start, start + 10_000)
+    rec.frame("nn.Module: Block_3", start, start + 10_000)
+    for at in range(start, start + 10_000, 100):
+        rec.op("aten::add", at, at + 98)
+        rec.kernel(at + 90, at + 100, launch=at + 85)
+
+
+def synchronised(rec, start):
+    rec.frame(FILE, start, start + 10_000)
+    rec.kernel(start, start + 6_000, launch=start - 5)
+    rec.op("aten::item", start + 5, start + 6_000)
+    rec.call("cudaStreamSynchronize", start + 10, start + 6_000)
+    rec.op("aten::mm", start + 6_900, start + 7_010)
+    rec.kernel(start + 7_000, start + 10_000)
+
+
+def loading(rec, start):
+    busy(rec, start, start + 2_000)
+    rec.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start + 1_000, start + 8_990)
+    rec.frame("data.py(7): __getitem__", start + 1_001, start + 8_980)
+    rec.op("aten::mm", start + 8_990, start + 9_000)
+    busy(rec, start + 9_000, start + 10_000)
+
+
+def slow_python(rec, start):
+    busy(rec, start, start + 2_000)
+    rec.frame("train.py(40): log", start + 10, start + 8_990)
+    rec.frame("<built-in function sleep>", start + 20, start + 8_980)
+    rec.op("aten::mm", start + 8_990, start + 9_000)
+    busy(rec, start + 9_000, start + 10_000)
+
+
+def collecting(rec, start):
+    slow_python(rec, start)
+    rec.frame("<built-in function collect>", start + 2_000, start + 8_500)
+
+
+def allocating(rec, start):
+    busy(rec, start, start + 2_000)
+    rec.op("aten::empty", start + 1_990, start + 8_990)
+    rec.call("cudaMalloc", start + 2_000, start + 8_900)
+    busy(rec, start + 9_000, start + 10_000)
+
+
+def compiling(rec, start):
+    busy(rec, start, start + 2_000)
+    rec.frame("torch/_dynamo/convert_frame.py(500): _compile", start + 1_500, start + 8_990)
+    rec.op("aten::mm", start + 8_990, start + 9_000)
+    busy(rec, start + 9_000, start + 10_000)
+
+
+def capturing(rec, start):
+    busy(rec, start, start + 2_000)
+    rec.call("cudaStreamBeginCapture", start + 2_000, start + 2_010)
+    rec.call("cudaLaunchKernel", start + 3_000, start + 3_005)
+    rec.call("cudaStreamEndCapture", start + 8_000, start + 8_010)
+    rec.op("aten::mm", start + 8_010, start + 9_000)
+    busy(rec, start + 9_000, start + 10_000)
+
+
+def copying(rec, start):
+    rec.op("aten::to", start - 10, start + 4_000)
+    rec.copy(start, start + 4_000, launch=start - 5)
+    rec.kernel(start + 4_000, start + 10_000, launch=start - 1)
+
+
+def small_collectives(rec, start):
+    for at in range(start, start + 10_000, 100):
+        rec.op("torch::autograd::AccumulateGrad", at - 60, at - 50)
+        rec.kernel(at, at + 60, launch=at - 55)
+        rec.collective(at + 60, at + 100, count=1024, launch=at - 54)
+
+
+def queued(rec, start):
+    for at in range(start, start + 10_000, 1_000):
+        rec.kernel(at, at + 995, launch=start - 5)
+
+
+def lost_launch(rec, start):
+    busy(rec, start, start + 3_000)
+    busy(rec, start + 9_000, start + 10_000)
+    rec.events[-1]["args"]["correlation"] = 0  # the profiler dropped its launch
+    assert rec.events[-2]["name"] == "cudaLaunchKernel"
+
+
+CASES = {
+    "launch": (launch_bound, {"launch": 9_000, "compute": 1_000}, f"Block_3, aten::add in {LINE}"),
+    "sync": (synchronised, {"compute": 9_000, "sync": 995, "launch": 5}, f"aten::item in {LINE}"),
+    "data": (loading, {"compute": 3_000, "data": 6_990, "launch": 10}, "data.py:7 (__getitem__)"),
+    "python": (slow_python, {"compute": 3_000, "python": 6_990, "launch": 10}, "train.py:40 (log)"),
+    "gc": (collecting, {"compute": 3_000, "gc": 6_500, "python": 490, "launch": 10}, "train.py:40 (log)"),
+    "allocator": (allocating, {"compute": 3_000, "allocator": 6_900, "launch": 100}, "aten::empty"),
+    "compile": (compiling, {"compute": 3_000, "compile": 6_990, "launch": 10}, ""),
+    "capture": (capturing, {"compute": 3_000, "capture": 6_010, "launch": 990}, ""),
+    "copy": (copying, {"compute": 6_000, "copy": 4_000}, "Pageable -> Device under aten::to"),
+    "communication": (small_collectives, {"compute": 6_000, "communication": 4_000}, "100 all_reduce"),
+    "queue": (queued, {"compute": 9_950, "queue": 50}, ""),
+    "unrecorded": (lost_launch, {"compute": 4_000, "unrecorded": 6_000}, ""),
+}
+
+
+@pytest.mark.parametrize("cause", CASES)
+def test_a_planted_cause_takes_its_time_and_has_its_place(tmp_path, cause):
+    plant, expected, place = CASES[cause]
+    found = recorded(tmp_path, plant)
+    assert costs(found) == expected
+    shown = next(each for each in found.causes if each.cause == cause)
+    assert place in next(iter(shown.places), "")
+
+
+ADVICE = {
+    "launch": "reduce-overhead", "sync": ".item()", "data": "num_workers", "python": "out of the loop",
+    "gc": "gc.freeze", "allocator": "expandable_segments", "compile": "TORCH_LOGS", "capture": "schedule",
+    "copy": "pin_memory", "communication": "bucket_cap_mb",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cause", ADVICE)
+def test_the_first_advice_is_for_the_planted_cause_and_gains_no_more_than_it_takes(tmp_path, cause):
+    found = recorded(tmp_path, CASES[cause][0])
+    item = found.advice[0]
+    assert (item.cause, ADVICE[cause] in item.change) == (cause, True)
+    taken_ns = max(found.per_step(cause).values())
+    assert item.gain_most_ns <= found.step_ns - found.cost_ns("compute")
+    assert item.gain_least_ns <= item.gain_most_ns
+    assert cause == "capture" or item.gain_most_ns == taken_ns
+
+
+def test_a_device_that_is_busy_gets_no_advice(tmp_path):
+    found = recorded(tmp_path, queued)
+    assert (found.advice, found.undecided) == ((), ())
+    assert "computes for 100% of it" in found.verdict
+
+
+def test_one_step_promises_no_gain(tmp_path):
+    found = recorded(tmp_path, launch_bound, steps=1)
+    assert (found.advice[0].gain_least_ns, found.advice[0].gain_most_ns) == (None, None)
+    assert any(each.startswith("gains: one step") for each in found.undecided)
+
+
+def test_a_gain_within_the_noise_of_steps_is_not_given(tmp_path):
+    rec, start = Recording(), 1_000
+    for number, extra in enumerate((0, 3_000, 0)):  # a step that takes longer for no planted reason
+        rec.step(number, start, start + 10_000 + extra)
+        busy(rec, start, start + 9_000 + extra)
+        rec.op("aten::mm", start + 9_000 + extra, start + 9_990 + extra)
+        rec.kernel(start + 9_990 + extra, start + 10_000 + extra, launch=start + 9_980 + extra)
+        start += 10_000 + extra
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert [(item.cause, item.gain_most_ns) for item in found.advice] == [("launch", None)]
+    assert "steps differ by 3 ms anyway" in found.advice[0].gain_text
+
+
+def test_a_wait_with_nothing_to_do_after_it_is_harmless(tmp_path):
+    def plant(rec, start):
+        rec.kernel(start, start + 10_000, launch=start - 5)
+        rec.op("aten::item", start, start + 9_000)
+        rec.call("cudaStreamSynchronize", start + 5, start + 9_000)
+
+    found = recorded(tmp_path, plant)
+    assert costs(found) == {"compute": 10_000}
+    assert not found.advice
+
+
+def test_time_after_a_wait_is_the_waits_only_as_far_as_the_host_had_been_ahead(tmp_path):
+    def plant(rec, start):
+        rec.kernel(start, start + 1_000, launch=start - 5)
+        rec.op("aten::item", start, start + 1_000)
+        rec.call("cudaStreamSynchronize", start + 500, start + 1_000)  # blocked for 500 us
+        rec.op("aten::sort", start + 1_000, start + 9_000)
+        rec.kernel(start + 9_000, start + 10_000, launch=start + 8_995)
+
+    assert costs(recorded(tmp_path, plant)) == {"compute": 2_000, "sync": 500, "launch": 7_500}
+
+
+def test_a_backward_operator_has_the_place_of_its_forward(tmp_path):
+    def plant(rec, start):
+        rec.frame("model.py(3): forward", start - 400, start - 100)
+        rec.frame("nn.Module: Linear_0", start - 390, start - 110)
+        rec.op("aten::linear", start - 380, start - 120, **{"Sequence number": 5})
+        rec.kernel(start, start + 100, launch=start - 125)
+        name = "autograd::engine::evaluate_function: AddmmBackward0"
+        rec.op(name, start + 100, start + 9_900, tid=AUTOGRAD, **{"Sequence number": 5})
+        rec.kernel(start + 9_895, start + 10_000, launch=start + 9_890, tid=AUTOGRAD)
+
+    found = recorded(tmp_path, plant, steps=1)
+    assert found.causes[0].places[0].startswith("the backward of Linear_0, aten::linear in model.py:3 (forward)")
+
+
+def test_kernels_belong_to_the_step_that_launched_them(tmp_path):
+    """Without marks on the device: the host is a step ahead of it."""
+    rec = Recording()
+    for number in range(3):
+        rec.note(f"ProfilerStep#{number}", 1_000 * number, 1_000 * number + 1_000)
+        rec.kernel(5_000 * number + 900, 5_000 * number + 5_900, launch=1_000 * number + 500)
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert found.steps_ns == {"0": 5_000_000, "1": 5_000_000, "2": 5_000_000}
+    assert costs(found) == {"compute": 5_000}
+
+
+def test_holes_in_a_graph_are_nodes_that_are_not_recorded(tmp_path):
+    rec = Recording()
+    correlation = rec.call("cudaGraphLaunch", 100, 200)
+    for start, end in ((150, 1_000), (5_000, 6_000)):
+        rec.add("kernel", "gemm", start, end, pid=0, tid=7, correlation=correlation)
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert costs(found) == {"unrecorded": 4_000, "compute": 1_850}
+    assert "cannot be told" in found.verdict
+
+
+def test_work_from_before_the_recording_is_not_blamed_on_the_host(tmp_path):
+    rec = Recording()
+    rec.kernel(10, 20, launch=0)
+    rec.kernel(460_000, 465_000, launch=15)
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert costs(found) == {"unrecorded": 459_980, "compute": 5_010}
+    assert found.verdict == (
+        "the recording takes 465.0 ms: it cannot be told why 460.0 ms (99%) of it are lost: the next work was queued "
+        "already, or its launch is not recorded: nothing shows what the device waited for"
+    )
+
+
+def test_operators_of_the_host_are_no_compute_of_a_device_without_kernels(tmp_path):
+    rec = Recording()
+    rec.note("ProfilerStep#1", 0, 1_000)
+    rec.op("aten::mm", 0, 100)
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert costs(found) == {"compute": 100, "unrecorded": 900}
+    assert "no kernel of its device is recorded" in found.verdict
+
+
+def test_a_start_is_said_to_be_one(tmp_path):
+    rec = Recording()
+    rec.op("aten::to", 0, 6_000_000)
+    rec.call("cudaDeviceGetStreamPriorityRange", 100, 5_000_000)
+    rec.call("cudaMalloc", 5_000_000, 5_900_000)
+    rec.kernel(6_000_000, 6_100_000)
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert costs(found)["startup"] == 4_999_900
+    assert "start-up" in found.verdict
+    assert "record later" in found.verdict
+
+
+def test_graphs_that_are_launched_late_get_no_advice_to_use_graphs(tmp_path):
+    def plant(rec, start):
+        for at in range(start, start + 10_000, 1_000):
+            correlation = rec.call("cudaGraphLaunch", at + 480, at + 500)
+            for kernel in range(at + 500, at + 1_000, 50):
+                rec.add("kernel", "gemm", kernel, kernel + 50, pid=0, tid=7, correlation=correlation)
+            rec.op("aten::sample", at, at + 480)
+
+    found = recorded(tmp_path, plant)
+    assert costs(found) == {"compute": 5_000, "launch": 5_000}
+    assert "let graphs hold more of the step" in found.advice[0].change
+    assert "launch-bound" not in found.verdict
+
+
+def test_a_compiled_model_that_runs_is_not_compiling(tmp_path):
+    def plant(rec, start):
+        launch_bound(rec, start)
+        rec.frame("torch/_inductor/codecache.py(1132): __call__", start, start + 10_000)
+
+    assert "compile" not in costs(recorded(tmp_path, plant))
+
+
+def test_a_step_has_a_mark_on_each_stream(tmp_path):
+    rec = Recording()
+    rec.step(1, 0, 1_000)
+    rec.add("gpu_user_annotation", "ProfilerStep#1", 400, 600, pid=0, tid=20)
+    busy(rec, 0, 1_000)
+    assert overlap.why(rec.write(tmp_path / "t.json")).step_ns == 1_000_000
+
+
+def test_a_second_device_is_named(tmp_path):
+    rec = Recording()
+    busy(rec, 0, 1_000)
+    rec.add("kernel", "gemm", 0, 500, pid=1, tid=7, correlation=99)
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert costs(found) == {"compute": 1_000}
+    assert "the file has 2 devices: only the one that did most counts" in found.undecided

@@ -1,0 +1,164 @@
+"""Several ranks: the late one, what it did, clocks, and what one rank alone can show."""
+
+import pytest
+
+import overlap
+from overlap.errors import UsageError
+from overlap.timeline.why import children
+from overlap.timeline.why.folder import explain
+from tests.timeline.why.profiles import Recording
+
+
+def write(tmp_path, recordings):
+    for number, rec in enumerate(recordings):
+        rec.write(tmp_path / f"rank{number}.json")
+    return overlap.why(tmp_path)
+
+
+def two_ranks(*, ahead=0, host="node", late=3_000):
+    """Three steps; rank 1 loads data for `late` us before each all-reduce, which takes 500 us once both are there."""
+    recordings = [Recording(rank=rank, world=2, host=host and f"{host}{rank if ahead else ''}") for rank in range(2)]
+    for rank, rec in enumerate(recordings):
+        shift = ahead * rank
+        for number in range(3):
+            start = 1_000 + number * 10_000 + shift
+            rec.step(number, start, start + 10_000)
+            rec.kernel(start, start + 5_000)
+            arrives = start + 5_000 + late * rank
+            if rank:
+                rec.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start + 100, arrives - 10)
+                rec.frame("data.py(9): decode", start + 101, arrives - 11)
+                rec.op("aten::mm", arrives - 10, arrives)
+            rec.collective(arrives, start + 8_500, launch=arrives - 5)
+            rec.kernel(start + 8_500, start + 10_000, launch=arrives)
+    return recordings
+
+
+def by_rank(found, step):
+    return {
+        rank: {cause: ns / 1000 for each, at, cause, ns in found.costs if (each, at) == (rank, step)}
+        for rank in found.ranks
+    }
+
+
+def test_waiting_is_charged_to_the_late_rank_and_what_it_did(tmp_path):
+    found = write(tmp_path, two_ranks())
+    assert by_rank(found, 1) == {
+        0: {"compute": 6_500, "waiting": 3_000, "wire": 500},
+        1: {"compute": 6_500, "wire": 500, "data": 2_990, "launch": 10},
+    }
+    waiting = next(cause for cause in found.causes if cause.cause == "waiting")
+    assert waiting.places[0].startswith("rank 1, which was idle: the data loader (data.py:9 (decode))")
+    assert "clocks: one host, one clock" in found.notes
+    assert found.verdict == (
+        "step 1 takes 10.0 ms: 1.5 ms (15%) are waiting for rank 1, which was idle: the data loader "
+        "(data.py:9 (decode)); it comes last to all_reduce"
+    )
+
+
+def test_clocks_of_two_hosts_are_aligned_on_the_ends_of_collectives(tmp_path):
+    found = write(tmp_path, two_ranks(ahead=777_777))
+    assert by_rank(found, 1)[0] == {"compute": 6_500, "waiting": 3_000, "wire": 500}
+    assert any("2 hosts" in note and "within 0 ns" in note for note in found.notes)
+
+
+def test_bases_of_two_clocks_count(tmp_path):
+    recordings = two_ranks()
+    recordings[1].header["baseTimeNanoseconds"] = 5_000_000
+    for event in recordings[1].events:
+        event["ts"] -= 5_000
+    assert by_rank(write(tmp_path, recordings), 1)[0]["waiting"] == 3_000
+
+
+def test_one_rank_of_two_cannot_divide_waiting_and_wire(tmp_path):
+    found = write(tmp_path, two_ranks()[:1])
+    assert by_rank(found, 1)[0] == {"compute": 6_500, "communication": 3_500}
+    assert "wait or wire cannot be told: rank 1 not recorded" in found.verdict
+    assert not any(word in found.verdict for word in ("on the wire", "waiting for"))
+
+
+def test_a_small_message_that_takes_longer_than_a_large_one_has_waited(tmp_path):
+    rec = Recording(world=2)
+    rec.kernel(0, 1_000, launch=-5)
+    rec.collective(1_000, 4_300, count=2_000, launch=1)
+    rec.collective(4_300, 6_700, count=8_000, launch=2)
+    found = write(tmp_path, [rec])
+    assert found.traffic[0]["waits_at_least_ns"] == 900_000
+    assert any("at least 900 us are waiting" in each for each in found.undecided)
+
+
+def test_bandwidth_is_that_of_the_fastest_large_call(tmp_path):
+    rec = Recording(world=4)
+    rec.kernel(0, 1_000, launch=-5)
+    rec.collective(1_000, 2_000, count=250_000_000, size=4, launch=1)  # 1 GB in 1 ms
+    found = write(tmp_path, [rec])
+    assert (found.traffic[0]["algorithm_gb_s"], found.traffic[0]["bus_gb_s"]) == (1_000, 1_500)
+
+
+def test_clocks_that_do_not_fit_divide_nothing(tmp_path):
+    recordings = two_ranks()
+    for event in recordings[1].events:
+        event["ts"] += 50_000  # one host, and yet other times: two runs
+    found = write(tmp_path, recordings)
+    assert "waiting" not in {cause.cause for cause in found.causes}
+    assert any("two runs" in note for note in found.notes)
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="both of rank 0"):
+        write(tmp_path, [two_ranks()[0], two_ranks()[0]])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ncclDevKernel_AllReduce_Sum_f32_RING_LL()", "ncclSymkDevKernel_AllReduce", "multimem_all_reduce_kernel<bf16>",
+     "two_shot_all_reduce_kernel", "void rcclGenericKernel()", "void vllm::cross_device_reduce_1stage<bf16, 8>",
+     "void deep_ep::intranode::dispatch<8>"],
+)  # fmt: skip
+def test_kernels_of_communication_libraries_are_no_compute(tmp_path, name):
+    rec = Recording()
+    rec.kernel(0, 100, launch=-5)
+    rec.kernel(100, 200, launch=-4, name=name)
+    assert by_rank(write(tmp_path, [rec]), None)[0] == {"compute": 100, "communication": 100}
+
+
+def test_copies_between_devices_are_communication(tmp_path):
+    rec = Recording()
+    rec.kernel(0, 100, launch=-5)
+    rec.copy(100, 200, launch=-4, kind="Memcpy PtoP (Device -> Device)")
+    assert by_rank(write(tmp_path, [rec]), None)[0] == {"compute": 100, "communication": 100}
+
+
+def test_files_without_a_rank_have_that_of_their_name(tmp_path):
+    recordings = two_ranks()
+    for rec in recordings:
+        del rec.header["distributedInfo"]
+    assert by_rank(write(tmp_path, recordings), 1)[0] == {"compute": 6_500, "waiting": 3_000, "wire": 500}
+
+
+def test_processes_measure_large_files_alike(tmp_path, monkeypatch):
+    found = write(tmp_path, two_ranks())
+    monkeypatch.setattr(children, "SMALL_BYTES", 0)
+    done = []
+    assert explain([tmp_path], progress=lambda *counts: done.append(counts)) == found
+    assert done == [(0, 2), (1, 2)]
+    (tmp_path / "rank1.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    with pytest.raises(UsageError, match="no event of PyTorch's profiler"):
+        explain([tmp_path])
+
+
+def test_collectives_in_parallel_are_exposed_once(tmp_path):
+    rec = Recording(device="", world=2)
+    rec.op("aten::mm", 0, 100)
+    for thread in (5, 6):  # gloo has two threads
+        rec.add("user_annotation", "gloo:all_reduce", 100, 900, tid=thread)
+    found = write(tmp_path, [rec])
+    assert by_rank(found, None)[0] == {"compute": 100, "communication": 800}
+    assert (found.traffic[0]["calls"], found.traffic[0]["exposed_ns"]) == (2, 800_000)
+
+
+def test_hidden_communication_costs_nothing(tmp_path):
+    rec = Recording(world=2)
+    rec.kernel(0, 1_000, launch=-5)
+    rec.collective(100, 900, launch=-4)
+    assert by_rank(write(tmp_path, [rec]), None)[0] == {"compute": 1_000}

@@ -1,0 +1,190 @@
+"""Reports: the page, JSON, Markdown, comparisons, conditions, and traces of our own."""
+
+import json
+
+import pytest
+
+import overlap
+from overlap.cli import main
+from overlap.errors import UsageError
+from overlap.timeline import write_trace
+from overlap.timeline.why.against import compare
+from overlap.timeline.why.page import LINES, markdown, text
+from overlap.timeline.why.report import from_json
+from tests.timeline.made import comm, compute, timeline_of
+from tests.timeline.why.profiles import Recording
+
+
+def profile(tmp_path, lengths, name="t.json", *, operator="aten::add"):
+    """Record steps of these lengths; of each, 1 ms is computing and the host is late for the rest."""
+    rec, start = Recording(), 1_000
+    for number, length in enumerate(lengths):
+        rec.step(number, start, start + length)
+        rec.frame("train.py(12): step", start, start + length)
+        for at in range(start, start + length, 100):
+            rec.op(operator, at, at + 98)
+            rec.kernel(at + 90, at + 100, launch=at + 85)
+        start += length
+    return rec.write(tmp_path / name)
+
+
+def test_a_report_reads_back_from_its_json(tmp_path):
+    found = overlap.why(profile(tmp_path, [10_000] * 3))
+    assert from_json(json.dumps(found.as_dict())) == found
+
+
+VERSION_1 = """{"schema": "overlap.why", "schema_version": 1, "verdict": "slow", "origin": "PyTorch profiler",
+"ranks": [0], "world_size": 1, "step": 2, "step_ns": 7, "steps_ns": {"2": 7}, "causes":
+[{"cause": "launch", "text": "late", "duration_ns": 7, "share": 1.0, "places": ["aten::add (7 ns)"]}],
+"advice": [{"cause": "launch", "change": "compile",
+"place": "", "evidence": "gaps", "gain_least_ns": 1, "gain_most_ns": 2, "gain_text": "1 to 2 ns"}], "undecided": [],
+"notes": [], "traffic": [], "costs": [[0, 2, "launch", 7]], "hang": null}"""
+
+
+def test_reports_of_the_first_version_are_read(tmp_path):
+    path = tmp_path / "why.json"
+    path.write_text(VERSION_1)
+    found = overlap.why(path)
+    assert (found.verdict, found.cost_ns("launch"), found.advice[0].gain_most_ns) == ("slow", 7, 2)
+    assert found.per_step() == {2: 7}
+
+
+def test_a_newer_version_and_other_json_are_refused():
+    with pytest.raises(UsageError, match="newer version"):
+        from_json(VERSION_1.replace('"schema_version": 1', '"schema_version": 99'))
+    with pytest.raises(UsageError, match="not a report"):
+        from_json("{}")
+    with pytest.raises(UsageError, match="damaged report"):
+        from_json(VERSION_1.replace('"ranks": [0]', '"ranks": 0'))
+
+
+def test_the_page_of_a_profile(tmp_path):
+    found = overlap.why(profile(tmp_path, [10_000] * 3))
+    assert text(found) == [
+        "step 1 takes 10.0 ms: launch-bound: for 9.0 ms (90%) the device is idle, as the host launches its",
+        "100 kernels (half of them below 10 us) too slowly, the largest part at aten::add in train.py:12",
+        '(step) (9 ms); try: torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger',
+        "batch",
+        "",
+        "      9.0 ms  90%  the host launches too slowly: aten::add in train.py:12 (step) (9 ms)",
+        "      1.0 ms  10%  computing",
+        "",
+        '1. torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch (at aten::add',
+        "   in train.py:12 (step) (9 ms))",
+        "   100 kernels, half of them shorter than 10 us; the queue of the device is empty; gain at most 9 ms",
+        "   to 9 ms a step (over 3 steps)",
+    ]
+    assert str(found) in found._repr_html_().replace("&quot;", '"')
+
+
+def test_a_page_has_at_most_24_lines(tmp_path):
+    found = overlap.why(profile(tmp_path, [10_000] * 3, operator="aten::" + "long_name " * 40))
+    crowded = from_json(json.dumps({
+        **found.as_dict(), "advice": [found.as_dict()["advice"][0]] * 5, "undecided": ["this"] * 30,
+    }))  # fmt: skip
+    lines = text(crowded)
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= 100
+    assert any(line.endswith("more: --json") for line in lines)
+
+
+def test_markdown_escapes_names(tmp_path):
+    found = markdown(overlap.why(profile(tmp_path, [10_000] * 3, operator="aten::a|b_<c>")))
+    assert "aten::a\\|b\\_\\<c\\>" in found
+    assert found.splitlines()[3] == "|--:|--:|---|---|"
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "judgement"),
+    [
+        ([12_000, 12_100, 12_200], [10_000, 10_100, 10_200], "regression"),
+        ([10_000, 10_100, 10_200], [12_000, 12_100, 12_200], "improvement"),
+        ([10_000, 12_100, 11_000], [10_000, 10_100, 11_500], "noise"),
+        ([12_000], [10_000, 10_100, 10_200], "undecided"),
+    ],
+)
+def test_a_difference_counts_if_no_steps_overlap(tmp_path, new, old, judgement):
+    new, old = profile(tmp_path, new, "new.json"), profile(tmp_path, old, "old.json")
+    assert compare(overlap.why(new), overlap.why(old)).judgement == judgement
+
+
+def test_a_regression_names_the_cause_that_grew(tmp_path):
+    new, old = profile(tmp_path, [12_000] * 3, "new.json"), profile(tmp_path, [10_000] * 3, "old.json")
+    assert compare(overlap.why(new), overlap.why(old)).sentence == (
+        "regression: a step takes 10 ms before, 12 ms now (+20.0%), of which 1.8 ms more is the host launches too "
+        "slowly at aten::add in train.py:12 (step) (10.8 ms); 3 and 3 steps, none overlap"
+    )
+
+
+def test_conditions_decide_the_exit_code(tmp_path, capsys):
+    new, old = profile(tmp_path, [12_000] * 3, "new.json"), profile(tmp_path, [10_000] * 3, "old.json")
+    assert main(["why", str(new), "--against", str(old), "--fail-if", "regression"]) == 1
+    assert main(["why", str(old), "--against", str(new), "--fail-if", "regression"]) == 0
+    assert main(["why", str(new), "--fail-if", "launch > 80%", "--fail-if", "step > 1s"]) == 1
+    assert "--fail-if: launch is 90%, above 80%" in capsys.readouterr().err
+    assert main(["why", str(new), "--fail-if", "launch > 20ms"]) == 0
+    assert main(["why", str(new), "--fail-if", "regression"]) == 2
+    assert main(["why", str(new), "--fail-if", "step > 5%"]) == 2
+
+
+def test_the_command_prints_json_that_it_reads(tmp_path, capsys):
+    path = profile(tmp_path, [10_000] * 3)
+    assert main(["why", str(path), "--json"]) == 0
+    saved = tmp_path / "why.txt"
+    saved.write_text(capsys.readouterr().out)
+    assert overlap.why(saved) == overlap.why(path)
+
+
+def test_a_table_needs_pandas_only_when_it_is_asked_for(tmp_path, monkeypatch):
+    found = overlap.why(profile(tmp_path, [10_000] * 3))
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        found.to_pandas()
+    assert found.costs[0] == (0, 0, "launch", 9_000_000)
+
+
+def test_traces_of_our_own_have_the_same_form(tmp_path):
+    timeline = timeline_of(
+        compute(0, 0, 100), comm(0, 100, 150, 200), compute(1, 0, 150), comm(1, 150, 150, 200), compute(2, 0, 150),
+        comm(2, 150, 150, 200),
+    )  # fmt: skip
+    write_trace(timeline, tmp_path / "t.json")
+    found = overlap.why(tmp_path / "t.json")
+    assert {cause.cause: cause.duration_ns for cause in found.causes} == {"compute": 133, "wire": 50, "waiting": 16}
+    assert found.costs == (
+        (0, None, "compute", 100), (0, None, "waiting", 50), (0, None, "wire", 50), (1, None, "compute", 150),
+        (1, None, "wire", 50), (2, None, "compute", 150), (2, None, "wire", 50),
+    )  # fmt: skip
+
+
+def test_files_of_several_kinds_are_refused(tmp_path):
+    profile(tmp_path, [10_000])
+    write_trace(timeline_of(compute(0, 0, 100)), tmp_path / "u.json")
+    with pytest.raises(UsageError, match="one kind"):
+        overlap.why(tmp_path)
+
+
+def test_dumps_of_flight_recorders_are_judged_as_hangs(tmp_path, capsys):
+    def entry(number):
+        return {
+            "record_id": number, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": number,
+            "p2p_seq_id": 0, "op_id": number, "profiling_name": "nccl:all_reduce", "input_sizes": [[4]],
+            "output_sizes": [[4]], "input_dtypes": ["Float"], "output_dtypes": ["Float"], "state": "scheduled",
+            "is_p2p": False, "retired": number == 1, "frames": [{"name": "f", "filename": "train.py", "line": number}],
+        }  # fmt: skip
+
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    for rank, count in enumerate((2, 1)):
+        entries = [entry(number) for number in range(1, count + 1)]
+        dump = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": entries}
+        (tmp_path / f"nccl_trace_rank_{rank}").write_text(json.dumps(dump))
+    found = overlap.why(tmp_path)
+    assert found.hang["ranks"] == [1]
+    assert found.verdict.startswith("rank 1 ")
+    data = json.loads(json.dumps(found.as_dict()))
+    assert json.loads(json.dumps(from_json(json.dumps(data)).as_dict())) == data
+    assert main(["why", str(tmp_path)]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(found.verdict[:40])
+    assert "train.py:2" in page
+    assert found.verdict[:40] in markdown(found)
