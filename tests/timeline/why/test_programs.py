@@ -13,7 +13,7 @@ PROGRAMS = Path(__file__).with_name("programs.py")
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed")
     folder = tmp_path_factory.mktemp("recordings")
     subprocess.run([sys.executable, str(PROGRAMS), str(folder)], check=True, timeout=120, capture_output=True)
     return folder
