@@ -128,13 +128,6 @@ def unread(call: Call, position: int) -> tuple[int, int]:
     return 0, 0
 
 
-def takers(call: Call) -> int:
-    """Return how many ranks take something from another one."""
-    if call.kind in (Collective.REDUCE, Collective.GATHER):
-        return 1
-    return call.size - 1 if call.kind in (Collective.BROADCAST, Collective.SCATTER) else call.size
-
-
 def rings(call: Call, position: int) -> bool:
     """Whether others wait for the input of the rank at a position, and perhaps for nobody else's."""
     return call.kind in _FROM_ONE and gives(call, position)

@@ -63,7 +63,6 @@ class Workers:
         self._lock = threading.Lock()
         self._bell: SimpleQueue[bool] = SimpleQueue()  # wakes a thread in a third of the time a Condition takes
         self._threads: list[threading.Thread] = []
-        self._helping = threading.local()
 
     def submit(self, pieces: Sequence[Piece], done: Callable[[BaseException | None], None], *, priority: int) -> None:
         """Run all `pieces`, in any order; then call `done` (with the first error, if any) in the thread of the last."""
@@ -75,17 +74,6 @@ class Workers:
             heapq.heappush(self._jobs, (priority, next(self._order), _Job(pieces, done)))
         for _ in range(min(len(pieces), self._size)):
             self._bell.put(True)
-
-    def help(self) -> bool:
-        """Do the next piece in this thread, which has nothing better to do; False if there is none."""
-        taken = self._take()
-        if taken is None:
-            return False
-        context = self._helping.__dict__.get("context")
-        if context is None:
-            context = self._helping.context = _silent()  # of this thread: two cannot be in one at the same time
-        context.run(self._do, *taken)
-        return True
 
     def share(self, processes: int) -> None:
         """Leave cores to others: so many processes of this machine work at the same time, this one among them.
