@@ -52,6 +52,7 @@ static PyObject *Engine_loop(Engine *engine, PyObject *awake)
     if (engine->pid == getpid()) {
         pthread_mutex_lock(&engine->lock); /* short, and never while bytes are moved */
         engine->awake = awake == Py_True;
+        engine->promised = 0; /* whoever promised to wait may have been interrupted */
         unlock(engine);
     }
     Py_RETURN_NONE;
