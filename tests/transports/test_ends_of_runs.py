@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
+
 from .test_collectives_of_engines import BOARD_BYTES, CANCELLED, DONE, LONG_S, LOST, PENDING, Host, made
 from .test_hostile_rows import LENT, MAPPED, post
 

@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+pytest.importorskip("transports.shared_memory._native", reason="it was not compiled")
+
 from .test_collectives_of_engines import BOARD_BYTES, CORRUPT, DONE, LOST, PENDING, Host, made, native
 
 ON_BOARD, MAPPED, PRIVATE = 1, 2, 3
