@@ -191,10 +191,11 @@ class HostRun(Run):
     # -- beginning -----------------------------------------------------------------------------------------------------
 
     def wait(self, match: Match) -> None:
-        """Be the end of a matched operation under way."""
+        """Be the end of a matched operation under way; the loop's thread, or one in its place."""
         self._match = match
         self.operation.moves(self)
         self.operation.look = self.look_before_sleeping
+        self.ended()  # the engine tells nobody of what has ended before `submit` returned
 
     def begin(self) -> None:
         """Submit the operation, now that the board is there; the loop's thread, or one in its place."""
