@@ -35,7 +35,7 @@ else:
 #: Memory of the messages from one process to another.
 MAIL_BYTES = 1 << 20
 
-# States of one end of a message, as `native/messages.c` numbers them.
+# States of one end of a message or a collective, as native/engine.h numbers them.
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED = range(9)
 
 # Before the end of a segment, each in a cache line of its own.
@@ -75,7 +75,7 @@ class Post:
 
 
 class Owner(Protocol):
-    """What has submitted a collective to the engine."""
+    """Submitter of a collective to the engine."""
 
     def ended(self) -> None:
         """Note that its run has ended; the event loop's thread only."""
@@ -99,5 +99,5 @@ class EngineDoor:
             cast("Owner", owner).ended()
 
     def loop(self, *, awake: bool) -> None:
-        """Note that the loop has woken, or is about to sleep: whatever is under way, it need or must be woken."""
+        """Note that the loop has woken, or is about to sleep: it need not be woken, or must be."""
         self._engine.loop(awake)
