@@ -104,9 +104,10 @@ def first(group: BaseException) -> BaseException:
 
 
 def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
-    """Follow an error to the rank that caused it."""
+    """Follow an error to the rank that caused it, through ranks that failed because of others."""
     if isinstance(error, PeerError) and error.culprit >= 0:
-        return error.culprit, error.__cause__ if isinstance(error, PeerFailedError) and error.__cause__ else error
+        cause = error.__cause__ if isinstance(error, PeerFailedError) else None
+        return origin(error.culprit, cause) if cause is not None else (error.culprit, error)
     if isinstance(error, CollectiveMismatchError):
         return error.ranks[0], error  # the odd one out, not the rank that has noticed
     return rank, error
