@@ -7,14 +7,11 @@ place is found, events are decoded one by one, as leniently as Python's reader a
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import msgspec
@@ -23,14 +20,16 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..columnar import Table
-from .kineto import bytes_of, collective_name
+from .messages import Message, bytes_of, collective_name
+from .packed import next_piece, unpacked
 
 PIECE_BYTES = 4 << 20
 MOST_PIECE_BYTES = 256 << 20
 """Text without the end of an event in it: more than this is no trace."""
 MOST_NAME = 2_000
 """Characters of a name that are kept."""
-_MOST_US = 4e15  # the sum of two such times has 63 bits of nanoseconds
+MOST_RANKS = 10_000_000
+_MOST_US, _MOST_BASE_NS = 3e15, 1 << 61  # the sum of two such times and the base has 63 bits of nanoseconds
 _CUTS = 32  # places tried in a piece before it is decoded event by event
 _TRAILER_BYTES = 16 << 20
 
@@ -79,18 +78,7 @@ class _Event(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(list[_Event]).decode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """Fields of a collective's event: what the profiler has copied from the call to the kernel."""
-
-    op: str
-    group: str
-    group_size: int
-    ranks: tuple[int, ...]
-    nbytes: int
-    seq: int | None
+_decode_one = msgspec.json.Decoder(_Event).decode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +105,29 @@ class Profile:
     def base_ns(self) -> int:
         """Instant of time 0 on the clock of the host."""
         base = self.header.get("baseTimeNanoseconds")
-        return base if isinstance(base, int) else 0
+        return base if isinstance(base, int) and 0 <= base < _MOST_BASE_NS else 0
+
+    @property
+    def named_rank(self) -> int | None:
+        """Rank that the file names."""
+        rank = self._distributed.get("rank")
+        return rank if isinstance(rank, int) and rank >= 0 else None
+
+    @property
+    def rank(self) -> int:
+        """Rank that the file names, or 0."""
+        return self.named_rank or 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the run, as far as the file shows it."""
+        world = self._distributed.get("world_size")
+        return max(world if isinstance(world, int) and world < MOST_RANKS else 1, self.rank + 1)
+
+    @property
+    def _distributed(self) -> Mapping[str, Any]:
+        info = self.header.get("distributedInfo")
+        return info if isinstance(info, dict) else {}
 
     def rows(self, *kinds: int) -> NDArray[np.intp]:
         """Return the rows of some kinds of events, in order of start."""
@@ -165,7 +175,7 @@ class _Columns:
             ]
         )
         for row, each in enumerate(args):
-            if each.op is not None or (each.dims and known[row].name.startswith(("gloo:", "overlap:"))):
+            if each.op is not None or (each.dims and known[row].name.startswith(("gloo:", "c10d::"))):
                 self.messages[self.count + row] = _message(known[row].name, each)
         self.count += len(known)
 
@@ -193,6 +203,7 @@ def _message(name: str, args: _Args) -> Message:
         group_size=args.group_size or 0,
         ranks=tuple(map(int, ranks)),
         nbytes=bytes_of(fields),
+        dtype=args.dtype or "",
         seq=args.seq,
     )
 
@@ -209,7 +220,7 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
     """
     try:
         with open(path, "rb") as raw:
-            return _read(str(path), _unpacked(raw), progress or (lambda _: None))
+            return _read(str(path), unpacked(raw), progress or (lambda _: None))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (OverflowError, FloatingPointError) as error:
@@ -229,7 +240,7 @@ class _Text:
 
     def more(self) -> bool:
         """Read a piece; False at the end of the file, also if the file was cut off there."""
-        piece, self.cut = _piece(self._file, PIECE_BYTES)
+        piece, self.cut = next_piece(self._file, PIECE_BYTES)
         self.data += piece
         self.bytes_read += len(piece)
         self.ended = not piece
@@ -326,9 +337,8 @@ def _lenient(found: object) -> _Event | None:
         return None
     for fields in (found, {name: value for name, value in found.items() if name != "args"}):
         try:
-            event = msgspec.convert(fields, _Event)
-            return event if np.isfinite(event.ts) and np.isfinite(event.dur) else None
-        except (ValueError, TypeError):  # msgspec's errors of types, and halves of characters
+            return _decode_one(msgspec.json.encode(fields))
+        except (ValueError, TypeError, OverflowError):  # errors of types, halves of characters, numbers without a bound
             continue
     return None
 
@@ -347,43 +357,3 @@ def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool
         threads=list(columns.threads), messages={int(place[row]): each for row, each in columns.messages.items()},
         backwards=columns.backwards, unreadable=columns.unreadable, cut=cut,
     )  # fmt: skip
-
-
-def beginning(path: Path) -> bytes:
-    """Return the first bytes of a file's text; nothing if it cannot be read."""
-    try:
-        with open(path, "rb") as raw:
-            return _piece(_unpacked(raw), _BEGIN_BYTES)[0]
-    except OSError:
-        return b""
-
-
-def is_profile(begin: bytes) -> bool:
-    """Whether a text begins as PyTorch's profiler writes it."""
-    return b'"traceEvents"' in begin and b'"overlap"' not in begin and any(mark in begin for mark in _MARKS)
-
-
-def _unpacked(raw: BinaryIO) -> BinaryIO:
-    """Return a file's text, if it is packed unpacked."""
-    packed = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
-    return gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[return-value]
-
-
-_BEGIN_BYTES = 1 << 18
-_MARKS = (b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"', b'"cat"')
-
-
-def _piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
-    """Return the next bytes of a file, and whether a packed file was cut off or damaged after them."""
-    pieces: list[bytes] = []
-    while most_bytes > 0:
-        try:
-            piece = file.read1(most_bytes) if isinstance(file, gzip.GzipFile) else file.read(most_bytes)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            return b"".join(pieces), True
-        if not piece:
-            break
-        pieces.append(piece)
-        most_bytes -= len(piece)
-    return b"".join(pieces), False

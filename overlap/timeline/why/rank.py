@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..files.profile import COPY as COPIES
-from ..files.profile import KERNEL, SET, Profile, read_profile
+from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COMPUTE, COPY
 from .host import GRAPH, Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
-from .windows import Rows, Work, joined, merged, windows_of, work_of
+from .windows import Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
 
 MOST_QUERIES = 3_000
 """Pieces whose places are looked up, the longest first: more change no sentence."""
@@ -124,7 +123,7 @@ def measure(profile: Profile) -> RankReport:
         report.comm_ns[step] = length(clip(comm, window))
         found.setdefault(COPY, []).extend(_copy_places(profile, work, places, alone, window))
         report.places[step] = found
-    report.notes += _notes(profile, work)
+    report.notes += notes_of(profile, work)
     report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
     return report
 
@@ -191,47 +190,22 @@ def _calls(
     rows, base_ns = work.comm, profile.base_ns
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     where = _launch_places(profile, work, places, rows) if work.on_device else [_NOWHERE] * len(rows)
-    numbers: dict[tuple[str, str], int] = {}
     found = []
-    for row, ns, place in zip(rows.tolist(), exposed_ns.tolist(), where, strict=True):
-        name, message = profile.names[profile.name[row]], profile.messages.get(row)
-        op = message.op if message else operation(name)
-        group = message.group if message else ""
-        numbers[op, group] = number = numbers.get((op, group), -1) + 1
+    for row, ns, place, message in zip(
+        rows.tolist(), exposed_ns.tolist(), where, messages_of(profile, rows), strict=True
+    ):
         at_ns = int(profile.start_ns[row])
         found.append(Call(
-            op=op, group=group, group_size=message.group_size if message else 0,
-            nbytes=message.nbytes if message else 0,
-            number=message.seq if message and message.seq is not None else number,
-            name=name, start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
+            op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,
+            number=message.seq or 0, name=profile.names[profile.name[row]],
+            start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
             step=next((step for step, (low, high) in windows.items() if low <= at_ns < high), None), place=place,
         ))  # fmt: skip
     return found
 
 
-_KERNEL_OPS = (
-    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
-    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
-    ("all_to_all", re.compile(r"all_?to_?all|send_?recv", re.IGNORECASE)),
-    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
-    ("reduce", re.compile(r"reduce", re.IGNORECASE)),
-)
-
-
-def operation(name: str) -> str:
-    """Return the operation that the name of a kernel shows; NCCL sends all-to-alls as sends and receives."""
-    short = name.partition(":")[2] if name.startswith(("gloo:", "overlap:")) else ""
-    return short or next((op for op, pattern in _KERNEL_OPS if pattern.search(name)), name.split("(")[0][:60])
-
-
 def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]) -> RankReport:
     header = profile.header
-    info = header.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
-    rank, world = info.get("rank"), info.get("world_size")
-    has_rank = isinstance(rank, int)
-    rank = rank if isinstance(rank, int) and rank >= 0 else 0
     properties = header.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties else {}
     took_ns = profile.end_ns - profile.start_ns
@@ -250,30 +224,9 @@ def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]
         counts[step] = len(mine)
         medians[step] = int(np.median(took_ns[mine])) if len(mine) else 0
     return RankReport(
-        path=profile.path, rank=rank, world_size=max(world if isinstance(world, int) else 1, rank + 1),
-        host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=has_rank,
+        path=profile.path, rank=profile.rank, world_size=profile.world_size,
+        host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=profile.named_rank is not None,
         device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={}, comm_ns={},
         graph_share=float(graphs.mean()) if len(rows) else 0.0, places={}, calls=[], exposed=[], pieces=[],
         kernels=counts, kernel_median_ns=medians, kernel_classes_ns=classes,
     )  # fmt: skip
-
-
-def _notes(profile: Profile, work: Work) -> list[str]:
-    """Return what the file cannot show, and why."""
-    notes = []
-    if profile.cut:
-        notes.append("the file was cut off: only its complete events count")
-    if profile.backwards:
-        notes.append(f"{profile.backwards} events end before they start: left out")
-    if profile.unreadable:
-        notes.append(f"{profile.unreadable} events have fields of another type: left out")
-    if not work.on_device and profile.header.get("deviceProperties"):
-        notes.append("no kernel of its device is recorded (CUPTI or ROCTracer was off): only the host is seen")
-    threads = np.unique(profile.thread[profile.rows(KERNEL, COPIES, SET)]).tolist()
-    if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
-        notes.append(f"the file has {devices} devices: only the one that did most counts")
-    if work.on_device and len(rows := work.rows):
-        orphans = int((work.launch[rows] < 0).sum())
-        if orphans > len(rows) // 2:
-            notes.append(f"{orphans} of {len(rows)} kernels and copies have no recorded launch: gaps have no cause")
-    return notes

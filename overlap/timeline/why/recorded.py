@@ -14,7 +14,7 @@ from ..measure.verdict import Verdict, verdict_of
 from ..replay.prediction import advise
 from ..spans import ORIGIN, Timeline
 from .advice import MOST, WORTH
-from .causes import COMM, COMPUTE, LOOP, QUEUE, UNKNOWN, WAIT, WIRE
+from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE
 from .report import Advice, Cause, Why, shares
 
 ADVICE_S = 20.0
@@ -22,7 +22,8 @@ ADVICE_S = 20.0
 
 _WORDING = {
     COMPUTE: "computing", WAIT: "waiting for a late rank", WIRE: "exposed communication on the wire",
-    COMM: "exposed communication (waiting or wire)", LOOP: "the program keeps the event loop",
+    COMM: "exposed communication (waiting or wire)", COPY: "copies and sets of memory",
+    LOOP: "the program keeps the event loop",
     QUEUE: "operations are queued, and nothing runs", UNKNOWN: "idle: nothing runs, and nothing is queued",
 }  # fmt: skip
 
@@ -76,7 +77,14 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
 def _costs(row: Breakdown, verdict: Verdict) -> dict[str, int]:
     """Return the costs of a rank by cause; they add up to its wall time."""
     exposed = {COMM: row.exposed_ns} if verdict.partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
-    found = {COMPUTE: row.compute_ns, **exposed, LOOP: row.kept_ns, QUEUE: row.queued_ns, UNKNOWN: row.idle_ns}
+    found = {
+        COMPUTE: row.compute_ns,
+        **exposed,
+        LOOP: row.kept_ns,
+        COPY: row.copy_ns,
+        QUEUE: row.queued_ns,
+        UNKNOWN: row.idle_ns,
+    }
     return {cause: ns for cause, ns in found.items() if ns}
 
 
