@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import UsageError
 from ..columnar import KINDS, NOBODY, NONE, Group, SpanColumns, Table
 from ..spans import CUT, LEFT_OUT, ORIGIN, Timeline
-from ..why.windows import Rows, messages_of, notes_of, windows_of, work_of
+from ..why.windows import messages_of, notes_of, outermost, windows_of, work_of
 from .profile import Profile
 
 PROFILER = "PyTorch profiler"
@@ -32,7 +32,7 @@ def timeline_of(profile: Profile) -> Timeline:
         raise UsageError(f"{profile.path}: no work of a device in it, and no operator of a host: nothing to show")
     notes = [note for note in notes_of(profile, work) if not profile.cut or "cut off" not in note]
     meta = {ORIGIN: PROFILER, **({CUT: "only what is complete"} if profile.cut else {})}
-    compute = work.compute if work.on_device else _outermost(profile, work.compute)
+    compute = work.compute if work.on_device else outermost(profile, work.compute)
     steps = {step: window for step, window in windows_of(profile, work).items() if step is not None}
     rows = np.concatenate([compute, work.copies, work.comm])
     count, operations = len(rows) + len(steps), slice(len(rows) - len(work.comm), len(rows))
@@ -72,14 +72,3 @@ def timeline_of(profile: Profile) -> Timeline:
     spans = SpanColumns.of_named(columns, texts, groups)
     meta |= {LEFT_OUT: "; ".join(notes)} if notes else {}
     return Timeline.of_columns(spans, world_size=len(world), meta=meta)
-
-
-def _outermost(profile: Profile, operators: Rows) -> Rows:
-    """Return the operators that are inside no other of their thread."""
-    found = [np.empty(0, np.intp)]
-    for thread in np.unique(profile.thread[operators]).tolist():
-        mine = operators[profile.thread[operators] == thread]  # in order of start, the longest first
-        until_ns = np.maximum.accumulate(profile.end_ns[mine])
-        first = np.concatenate([[True], profile.start_ns[mine][1:] >= until_ns[:-1]])
-        found.append(mine[first])
-    return np.concatenate(found)

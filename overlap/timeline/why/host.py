@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
 from ..measure.intervals import Merged, covered_ns, intersect, subtract, union
 from . import causes
-from .windows import Rows, Work, joined, merged
+from .windows import Rows, Work, joined, merged, outermost
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -162,7 +162,17 @@ def _divide(
         idle = Merged(idle.start_ns[is_long], idle.end_ns[is_long])
         found.add(causes.PYTHON, idle, thread=thread)
         parts = subtract(parts, idle)
+        parts = _cut(profile, parts, outermost(profile, _on(profile, operators, thread)))
     found.add(causes.LAUNCH, parts, thread=thread)
+
+
+def _cut(profile: Profile, parts: Merged, rows: Rows) -> Merged:
+    """Return parts that are cut where some rows begin and end, so that each has one place."""
+    bounds_ns = np.unique(np.concatenate([profile.start_ns[rows], profile.end_ns[rows]]))
+    at = np.searchsorted(parts.end_ns, bounds_ns, "left")
+    at, bounds_ns = at[at < len(parts)], bounds_ns[at < len(parts)]
+    bounds_ns = bounds_ns[(parts.start_ns[at] < bounds_ns) & (bounds_ns < parts.end_ns[at])]
+    return Merged(*(np.sort(np.concatenate([each, bounds_ns])) for each in (parts.start_ns, parts.end_ns)))
 
 
 def _on(profile: Profile, rows: Rows, thread: int) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +22,7 @@ _NAME = 80
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
 _FRAME = re.compile(r"^(?P<path>[^()]+\.py)\((?P<line>\d+)\): (?P<name>.+)$")
 _LIBRARY = re.compile(r"(^|/)(torch|torchvision|numpy|triton|importlib|<frozen)(/|$)|^<|^threading\.py|/lib/python3")
+_INSTANCE = re.compile(r"_\d+$")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
 _NOT_A_PLACE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoader\)|gloo:|overlap:|nccl:)")
 
@@ -32,8 +33,13 @@ class Place:
 
     operator: str = ""  # the outermost operator
     module: str = ""  # the innermost module
-    frame: str = ""  # "file.py:line (function)", the innermost of the program; the line is that of its `def`
+    frames: tuple[str, ...] = ()  # "file.py:line (function)" of the program, the outermost first; lines are of `def`s
     phase: str = ""  # "backward", or a note of the user around it
+
+    @property
+    def frame(self) -> str:
+        """Innermost function of the program."""
+        return self.frames[-1] if self.frames else ""
 
     def __str__(self) -> str:
         name = self.module or self.operator
@@ -50,14 +56,23 @@ class Place:
 def common(places: Sequence[tuple[Place, int]]) -> Place:
     """Return what places, each with its time, have in common: the parts that hold for most of the time."""
     total_ns = sum(ns for _, ns in places)
-    parts: dict[str, str] = {}
-    for part in ("operator", "module", "frame", "phase"):
+
+    def most(texts: Iterable[tuple[str, int]]) -> str:
         times: dict[str, int] = {}
-        for place, ns in places:
-            times[getattr(place, part)] = times.get(getattr(place, part), 0) + ns
-        most = max(times, key=lambda text: times[text])
-        parts[part] = most if 2 * times[most] > total_ns else ""
-    return Place(**parts)
+        for text, ns in texts:
+            times[text] = times.get(text, 0) + ns
+        found = [text for text, ns in times.items() if 2 * ns > total_ns]
+        return found[-1] if found else ""
+
+    modules = [(place.module, ns) for place, ns in places]
+    return Place(
+        operator=most((place.operator, ns) for place, ns in places),
+        module=most(modules) or most((_INSTANCE.sub("", name), ns) for name, ns in modules),
+        frames=tuple(
+            filter(None, [most((frame, ns) for place, ns in places for frame in dict.fromkeys(place.frames))])
+        ),
+        phase=most((place.phase, ns) for place, ns in places),
+    )
 
 
 class Places:
@@ -92,7 +107,7 @@ class Places:
         around = self._chains(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
         for at, chain in zip(known, around, strict=True):
             forward = self._place(chain)
-            places[at] = Place(operator=forward.operator, module=forward.module, frame=forward.frame, phase=BACKWARD)
+            places[at] = Place(operator=forward.operator, module=forward.module, frames=forward.frames, phase=BACKWARD)
         return places
 
     def _forward_of(self, chain: list[int]) -> int | None:
@@ -118,7 +133,8 @@ class Places:
 
     def _place(self, chain: list[int]) -> Place:
         profile = self._profile
-        operator = module = frame = phase = ""
+        operator = module = phase = ""
+        frames: list[str] = []
         for row in chain:
             name, kind = profile.names[profile.name[row]][:_NAME], profile.kind[row]
             if kind == OPERATOR and not operator and not self._no_place[profile.name[row]]:
@@ -128,8 +144,8 @@ class Places:
             elif name.startswith("nn.Module: "):
                 module = name.removeprefix("nn.Module: ")
             elif kind == PYTHON and (match := _frame(profile.names[profile.name[row]])):
-                frame = f"{match['path']}:{match['line']} ({match['name']})"
-        return Place(operator=operator, module=module, frame=frame, phase=phase)
+                frames.append(f"{match['path']}:{match['line']} ({match['name']})")
+        return Place(operator=operator, module=module, frames=tuple(frames), phase=phase)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -19,7 +19,7 @@ from .host import GRAPH, Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
 from .windows import Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
 
-MOST_QUERIES = 3_000
+MOST_QUERIES = 10_000
 """Pieces whose places are looked up, the longest first: more change no sentence."""
 TINY_NS = 20_000
 """A kernel that is shorter takes less time than its launch."""
@@ -169,7 +169,7 @@ def _copy_places(
     found: dict[Place, tuple[int, int]] = {}
     for row, place in zip(rows.tolist(), _launch_places(profile, work, places, rows), strict=True):
         name = profile.names[profile.name[row]].split(" (")[-1].rstrip(")") or "copy"
-        place = Place(operator=place.operator, module=place.module, frame=place.frame, phase=name)
+        place = Place(operator=place.operator, module=place.module, frames=place.frames, phase=name)
         ns = int(covered_ns(profile.start_ns[[row]], profile.end_ns[[row]], alone)[0])
         total_ns, count = found.get(place, (0, 0))
         found[place] = total_ns + ns, count + 1

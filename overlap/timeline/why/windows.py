@@ -157,6 +157,17 @@ def joined(*parts: Merged) -> Merged:
     return union(np.concatenate([each.start_ns for each in parts]), np.concatenate([each.end_ns for each in parts]))
 
 
+def outermost(profile: Profile, operators: Rows) -> Rows:
+    """Return the operators that are inside no other of their thread."""
+    found = [np.empty(0, np.intp)]
+    for thread in np.unique(profile.thread[operators]).tolist():
+        mine = operators[profile.thread[operators] == thread]  # in order of start, the longest first
+        until_ns = np.maximum.accumulate(profile.end_ns[mine])
+        first = np.concatenate([[True], profile.start_ns[mine][1:] >= until_ns[:-1]])
+        found.append(mine[first])
+    return np.concatenate(found)
+
+
 def messages_of(profile: Profile, comm: Rows) -> list[Message]:
     """Return the message of each row of communication, with its number among those of its kind and group.
 

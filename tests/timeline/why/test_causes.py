@@ -160,6 +160,36 @@ def test_the_first_advice_is_for_the_planted_cause_and_gains_no_more_than_it_tak
     assert cause == "capture" or item.gain_most_ns == taken_ns
 
 
+def test_a_gap_is_the_time_of_each_operator_in_it(tmp_path):
+    """The middle of the gap is in the shorter one."""
+
+    def plant(rec, start):
+        busy(rec, start, start + 1_000)
+        rec.op("aten::first", start + 1_000, start + 5_400)
+        rec.op("aten::second", start + 5_450, start + 6_000)
+        rec.op("aten::first", start + 6_050, start + 9_000)
+        rec.kernel(start + 9_000, start + 10_000, launch=start + 8_995)
+
+    found = recorded(tmp_path, plant)
+    assert costs(found) == {"compute": 2_000, "launch": 8_000}
+    assert found.causes[0].places == ("aten::first (7.35 ms)", "aten::second (550 us)")
+
+
+def test_a_place_is_the_deepest_function_that_most_of_the_time_is_in(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(12): step", start, start + 10_000)
+        busy(rec, start, start + 1_000)
+        for number, (low, high) in enumerate(((1_000, 4_000), (4_000, 6_000), (6_000, 9_000))):
+            rec.frame(f"nn.Module: Block_{number}", start + low, start + high)
+            rec.frame("layer.py(7): forward", start + low, start + high)
+            rec.frame(f"inner.py({number}): part", start + low, start + high)
+            rec.op("aten::add", start + low, start + high)
+        rec.kernel(start + 9_000, start + 10_000, launch=start + 8_995)
+
+    found = recorded(tmp_path, plant)
+    assert found.causes[0].places == ("Block, aten::add in layer.py:7 (forward) (8 ms)",)
+
+
 def test_a_device_that_is_busy_gets_no_advice(tmp_path):
     found = recorded(tmp_path, queued)
     assert (found.advice, found.undecided) == ((), ())
