@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..timeline.ranklist import listed
 from ..units import columns, wrapped
-from .autopsy import table, verdict
+from .autopsy import sentence, table, verdict
 from .desync import Job, Mismatch
 from .dumps import Call, Dump, looks_like_dump, read_dump
 from .folder import ENDING
@@ -112,10 +112,8 @@ def judge(paths: Sequence[Path]) -> Hang:
 def _of_records(files: Sequence[str]) -> Hang:
     world, job, more = recent_world(files)
     lines = verdict(world)
-    who, where, waited = (line.partition(":")[2].strip() for line in lines)
-    sentence = f"{who}; it was {where}; it waited for {waited}"
     rows = table(world, most_rows=1 << 30)
-    return Hang(sentence=sentence, verdict="ended", notes=[job, *lines], evidence=rows, footer=more)
+    return Hang(sentence=sentence(world), verdict="ended", notes=[job, *lines], evidence=rows, footer=more)
 
 
 def _of_dumps(files: Sequence[Path]) -> Hang:
