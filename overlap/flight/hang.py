@@ -241,7 +241,13 @@ def _unexplained(job: Job) -> Hang:
             "the network, a device, or a rank whose dump is not here"
         )
         if not job.group(first)[1]:
-            why = f"no dump lists the members of {job.name(first)}, where rank {first.rank} is in {first}{first.place}"
+            came = {rank for by_rank in job.calls.get(job.group(first), {}).values() for rank in by_rank}
+            rest = sorted({*job.dumps, *job.missing} - came)
+            others = f"ranks {listed(rest)} have" if len(rest) > 1 else f"rank {listed(rest)} has"
+            why = f"rank {first.rank} is in {first} of {job.name(first)}{first.place}, and " + (
+                f"{others} called nothing in that group: no dump lists its members, so one of them may be missing there"
+                if rest else "no dump lists the members"
+            )  # fmt: skip
         return Hang(sentence=_UNTOLD + why, verdict="unknown", calls=[first], notes=_of_gloo(job))
     newest = {(job.group(c), c.rank): c for d in job.dumps.values() for c in d.calls if c.kind not in ("send", "recv")}
     ends = [(job.absent(call), call) for call in newest.values()]

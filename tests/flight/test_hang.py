@@ -303,3 +303,15 @@ def test_torchs_own_analysis_says_no_more(planted, tmp_path):
                 named += 1
                 assert any(row.split()[0] == rank for row in hang.evidence[1:]), (part, hang.sentence)
     assert named > 3
+
+
+def test_a_group_that_one_rank_called_and_whose_members_no_dump_lists(tmp_path):
+    """As gloo's dumps are of groups in which the other members have issued nothing."""
+    groups = {"0": ("default_pg", [0, 1, 2]), "1": ("tp", [])}
+    ranks = [[FIRST, entry(1, group=("1", "tp"))], [FIRST], [FIRST]]
+    hang = judge([write(tmp_path / "d", ranks, groups=groups)])
+    assert (hang.verdict, hang.ranks) == ("unknown", ())
+    assert hang.sentence == (
+        "cannot be told, because rank 0 is in all_reduce #1 of float [8] of group 'tp' at train.py:33 in main, and "
+        "ranks 1-2 have called nothing in that group: no dump lists its members, so one of them may be missing there"
+    )
