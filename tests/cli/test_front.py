@@ -64,7 +64,7 @@ def test_help_has_two_examples(overlap, name):
 
 def test_help_is_shown_as_it_is_written(overlap):
     assert (
-        "\n    wall = compute only + overlapped + exposed + kept + queued + idle\n" in overlap("timeline", "--help")[1]
+        "\n    wall = compute only + overlapped + exposed + kept + copy + queued + idle\n" in overlap("timeline", "--help")[1]
     )
 
 
