@@ -12,7 +12,8 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, BinaryIO
+from itertools import compress, islice
+from typing import Annotated, Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -51,8 +52,8 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _Args(msgspec.Struct, gc=False):
-    correlation: _Int64 | None = None
-    sequence: _Int64 | None = msgspec.field(default=None, name="Sequence number")
+    correlation: _Int64 | None = -1
+    sequence: _Int64 | None = msgspec.field(default=-1, name="Sequence number")
     op: str | None = msgspec.field(default=None, name="Collective name")
     in_count: int | None = msgspec.field(default=None, name="In msg nelems")
     out_count: int | None = msgspec.field(default=None, name="Out msg nelems")
@@ -146,27 +147,37 @@ class _Columns:
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
+    engines: set[int] = field(default_factory=set)  # names of events that compute although their kind does not
+    calls: set[int] = field(default_factory=set)  # names of collectives and calls of them on the host
     count: int = 0
     backwards: int = 0
     unreadable: int = 0
 
     def add(self, events: list[_Event]) -> None:
         """Append the complete events of known kinds."""
-        kinds = _KINDS
-        known = [event for event in events if event.ph == "X" and event.cat in kinds]
+        kind_of = _KINDS.get
+        kind = np.array([kind_of(event.cat, -1) if event.ph == "X" else -1 for event in events], np.int8)
+        known = list(compress(events, (kind >= 0).tolist()))
+        kind = kind[kind >= 0]
         times_us = np.array([[event.ts for event in known], [event.dur for event in known]], np.float64)
         is_whole = (times_us[1] >= 0) & (np.abs(times_us) < _MOST_US).all(axis=0)
         if not is_whole.all():
             self.backwards += (backwards := int((times_us[1] < 0).sum()))
             self.unreadable += int((~is_whole).sum()) - backwards
-            known, times_us = [known[at] for at in np.flatnonzero(is_whole).tolist()], times_us[:, is_whole]
+            known, kind, times_us = list(compress(known, is_whole.tolist())), kind[is_whole], times_us[:, is_whole]
         args = [event.args or _NO_ARGS for event in known]
-        names, threads = self.names, self.threads
+        names, threads, before = self.names, self.threads, len(self.names)
+        name = np.array([names[event.name[:MOST_NAME]] for event in known], np.int32)
+        if len(names) > before:
+            new = dict(islice(names.items(), before, None))
+            self.engines |= {number for text, number in new.items() if text == "pe_exe"}
+            self.calls |= {number for text, number in new.items() if text.startswith(("gloo:", "c10d::"))}
+        kind[(kind == DEVICE_NOTE) & np.isin(name, list(self.engines))] = KERNEL  # of MTIA only these compute
         start_ns = np.rint(times_us[0] * 1000).astype(np.int64)
         self.pieces.append(
             [
-                np.array([_kind(event) for event in known], np.int8),
-                np.array([names[event.name[:MOST_NAME]] for event in known], np.int32),
+                kind,
+                name,
                 start_ns,
                 start_ns + np.rint(times_us[1] * 1000).astype(np.int64),
                 np.array([threads[event.pid, event.tid] for event in known], np.int32),
@@ -174,22 +185,20 @@ class _Columns:
                 _numbers([each.sequence for each in args]),
             ]
         )
-        for row, each in enumerate(args):
-            if each.op is not None or (each.dims and known[row].name.startswith(("gloo:", "c10d::"))):
-                self.messages[self.count + row] = _message(known[row].name, each)
+        rows = {row for row, each in enumerate(args) if each.op is not None}
+        rows |= {row for row in np.flatnonzero(np.isin(name, list(self.calls))).tolist() if args[row].dims}
+        self.messages |= {self.count + row: _message(known[row].name, args[row]) for row in rows}
         self.count += len(known)
 
 
 _NO_ARGS = _Args()
 
 
-def _kind(event: _Event) -> int:
-    """Return the kind; of MTIA's engines only the processing elements compute."""
-    return KERNEL if event.name == "pe_exe" and event.cat == "mtia_ccp_events" else _KINDS[event.cat]
-
-
 def _numbers(found: list[int | None]) -> Wholes:
-    return np.array([-1 if number is None else number for number in found], np.int64)
+    try:
+        return np.array(found, np.int64)
+    except TypeError:  # null
+        return np.array([-1 if number is None else number for number in found], np.int64)
 
 
 def _message(name: str, args: _Args) -> Message:
@@ -230,6 +239,7 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENT_END = re.compile(rb"\}\s*,\s*(?=\{)")
+_LEAD = re.compile(rb"[ \r\n\t,]*")
 
 
 class _Text:
@@ -259,7 +269,7 @@ def _read(path: str, file: BinaryIO, progress: Callable[[int], None]) -> Profile
     header = _object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
     text.data, closed = text.data[match.end() :], False
     while not closed:
-        if text.data.strip(b" \r\n\t,") == b"" and not text.more():
+        if _lead(text.data) == len(text.data) and not text.more():
             break
         cut = _decoded_piece(text.data, columns)
         if cut:
@@ -288,9 +298,14 @@ def _object(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _lead(data: bytes) -> int:
+    """Return the length of what separates events, at the beginning of a text."""
+    return cast("re.Match[bytes]", _LEAD.match(data)).end()
+
+
 def _decoded_piece(data: bytes, columns: _Columns) -> int:
     """Decode up to the last event that ends in a piece of text; return the length of that, or 0 if none is found."""
-    end = len(data)
+    begin, end = _lead(data), len(data)
     for _ in range(_CUTS):
         end = data.rfind(b"}", 0, end)
         if end <= 0:
@@ -301,7 +316,7 @@ def _decoded_piece(data: bytes, columns: _Columns) -> int:
         if b'"ph"' not in data[match.end() : match.end() + 40] and b'"ph"' in data[:4096]:
             continue
         try:
-            events = _decode(b"[" + data[: end + 1].lstrip(b" \r\n\t,") + b"]")
+            events = _decode(b"[%b]" % memoryview(data)[begin : end + 1])
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
         columns.add(events)

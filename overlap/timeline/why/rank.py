@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..columnar import Table
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COMPUTE, COPY
@@ -114,8 +115,9 @@ def measure(profile: Profile) -> RankReport:
         (base_ns + int(pieces.start_ns[at]), base_ns + int(pieces.end_ns[at]), pieces.cause[at], shown[at])
         for at in longest
     ]
+    sums = _Costs(pieces, shown)
     for step, window in windows.items():
-        costs, found = _costs(pieces, shown, window)
+        costs, found = sums.within(window)
         fixed = {COMPUTE: compute, COMM: exposed, COPY: alone}
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
@@ -136,24 +138,32 @@ def _places_of(places: Places, pieces: Pieces) -> dict[int, Place]:
     return dict(zip(chosen.tolist(), found, strict=True))
 
 
-def _costs(
-    pieces: Pieces, places: dict[int, Place], window: Interval
-) -> tuple[dict[str, int], dict[str, list[tuple[Place, int, int]]]]:
-    """Return the costs of a window by cause, and by place, the most expensive first."""
-    low, high = window
-    first, last = np.searchsorted(pieces.end_ns, low, "right"), np.searchsorted(pieces.start_ns, high, "left")
-    costs: dict[str, int] = {}
-    sums: dict[tuple[str, Place], tuple[int, int]] = {}
-    for at in range(int(first), int(last)):
-        ns = int(min(pieces.end_ns[at], high) - max(pieces.start_ns[at], low))
-        cause, place = pieces.cause[at], places.get(at, _NOWHERE)
-        costs[cause] = costs.get(cause, 0) + ns
-        total_ns, count = sums.get((cause, place), (0, 0))
-        sums[cause, place] = total_ns + ns, count + 1
-    found: dict[str, list[tuple[Place, int, int]]] = {}
-    for (cause, place), (ns, count) in sorted(sums.items(), key=lambda each: -each[1][0]):
-        found.setdefault(cause, []).append((place, ns, count))
-    return costs, found
+class _Costs:
+    """Sums of pieces by cause and place."""
+
+    def __init__(self, pieces: Pieces, places: dict[int, Place]) -> None:
+        self._pieces, self._kinds = pieces, Table[tuple[str, Place]]()
+        numbers = {cause: self._kinds[cause, _NOWHERE] for cause in set(pieces.cause)}
+        self._kind = np.array([numbers[cause] for cause in pieces.cause], np.intp)
+        for at, place in places.items():
+            self._kind[at] = self._kinds[pieces.cause[at], place]
+
+    def within(self, window: Interval) -> tuple[dict[str, int], dict[str, list[tuple[Place, int, int]]]]:
+        """Return the costs of a window by cause, and by place, the most expensive first."""
+        low, high = window
+        start_ns, end_ns = self._pieces.start_ns, self._pieces.end_ns
+        part = slice(np.searchsorted(end_ns, low, "right"), np.searchsorted(start_ns, high, "left"))
+        ns = np.minimum(end_ns[part], high) - np.maximum(start_ns[part], low)
+        sums_ns = np.bincount(self._kind[part], ns, len(self._kinds)).astype(np.int64)
+        counts, kinds = np.bincount(self._kind[part], minlength=len(self._kinds)), list(self._kinds)
+        costs: dict[str, int] = {}
+        found: dict[str, list[tuple[Place, int, int]]] = {}
+        for at in np.argsort(-sums_ns, kind="stable").tolist():
+            if counts[at]:
+                cause, place = kinds[at]
+                costs[cause] = costs.get(cause, 0) + int(sums_ns[at])
+                found.setdefault(cause, []).append((place, int(sums_ns[at]), int(counts[at])))
+        return costs, found
 
 
 _NOWHERE = Place()
