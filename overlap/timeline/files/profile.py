@@ -316,7 +316,7 @@ def _decoded_piece(data: bytes, columns: _Columns) -> int:
         if b'"ph"' not in data[match.end() : match.end() + 40] and b'"ph"' in data[:4096]:
             continue
         try:
-            events = _decode(b"[%b]" % memoryview(data)[begin : end + 1])
+            events = _decode(b"".join((b"[", memoryview(data)[begin : end + 1], b"]")))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
         columns.add(events)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from ..files.profile import NOTE, OPERATOR, PYTHON, Profile, Wholes
 from ..measure.intervals import counted
-from .windows import Rows
+from .windows import Rows, is_outermost
 
 BACKWARD = "backward"
 """Phase of operators of the backward pass; their places are those of their forward."""
+_DEPTH, _PRIME = 200, np.uint64(0x100000001B3)
 _NAME = 80
 """Characters of an operator, module or note that are shown."""
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
@@ -99,7 +100,45 @@ class Places:
 
     def of(self, threads: Sequence[int], instants_ns: Wholes) -> list[Place]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward."""
-        chains = self._chains(np.array(threads, np.int32), instants_ns)
+        places, number = self.numbered(np.array(threads, np.int32), instants_ns)
+        return [places[each] for each in number.tolist()]
+
+    def numbered(self, threads: NDArray[np.int32], instants_ns: Wholes) -> tuple[list[Place], NDArray[np.intp]]:
+        """Return some places, and for each instant the index of its own; equal chains of names are looked up once."""
+        keys, backward = self._keys(threads, instants_ns)
+        at = np.flatnonzero(backward >= 0)
+        forward = np.array([self._forward.get(number, -1) for number in self._profile.sequence[backward[at]].tolist()])
+        at, forward = at[forward >= 0], forward[forward >= 0].astype(np.intp)
+        keys[at] += _PRIME * self._keys(self._profile.thread[forward], self._profile.start_ns[forward])[0]
+        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        return self._looked_up(threads[first], instants_ns[first]), number
+
+    def _keys(self, threads: NDArray[np.int32], instants_ns: Wholes) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Return a number for the names around each instant, and the row of a backward operator among them, or -1."""
+        profile = self._profile
+        keys, backward = threads.astype(np.uint64), np.full(len(threads), -1, np.intp)
+        for thread in np.unique(threads).tolist():
+            asked = np.flatnonzero(threads == thread)
+            at_ns = instants_ns[asked]
+            rows = self._rows[(profile.thread[self._rows] == thread)]
+            order_ns = np.sort(at_ns)
+            low, high = (np.searchsorted(order_ns, each[rows]) for each in (profile.start_ns, profile.end_ns))
+            rows = rows[high > low]
+            for _ in range(_DEPTH):
+                if not len(rows):
+                    break
+                level = is_outermost(profile, rows)
+                outer, rows = rows[level], rows[~level]
+                at = np.searchsorted(profile.start_ns[outer], at_ns, "right") - 1
+                inside = (at >= 0) & (at_ns < profile.end_ns[outer[at]]) & ~self._no_place[profile.name[outer[at]]]
+                row, mine = outer[at[inside]], asked[inside]
+                keys[mine] = keys[mine] * _PRIME + profile.name[row].astype(np.uint64) + np.uint64(1)
+                is_backward = self._backward[profile.name[row]] & (backward[mine] < 0)
+                backward[mine[is_backward]] = row[is_backward]
+        return keys, backward
+
+    def _looked_up(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[Place]:
+        chains = self._chains(threads, instants_ns)
         places = [self._place(chain) for chain in chains]
         forwards = [self._forward_of(chain) for chain in chains]
         known = [at for at, row in enumerate(forwards) if row is not None]

@@ -20,8 +20,8 @@ from .host import GRAPH, Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
 from .windows import Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
 
-MOST_QUERIES = 10_000
-"""Pieces whose places are looked up, the longest first: more change no sentence."""
+MOST_PIECES = 3_000
+"""Pieces, the longest first, that show what a late rank did."""
 TINY_NS = 20_000
 """A kernel that is shorter takes less time than its launch."""
 
@@ -104,18 +104,18 @@ def measure(profile: Profile) -> RankReport:
     else:
         pieces = host_gaps(profile, gaps, loads, unknown=bool(profile.header.get("deviceProperties")))
     places = Places(profile)
-    shown = _places_of(places, pieces)
+    shown, number = _places_of(places, pieces)
     report = _described(profile, work, windows)
     report.has_python = places.has_python
     report.calls = _calls(profile, work, windows, exposed, places)
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
-    longest = sorted(shown, key=lambda at: -int(pieces.end_ns[at] - pieces.start_ns[at]))[:MOST_QUERIES]
+    longest = np.argsort(pieces.start_ns - pieces.end_ns, kind="stable")[:MOST_PIECES].tolist()
     report.pieces = [
-        (base_ns + int(pieces.start_ns[at]), base_ns + int(pieces.end_ns[at]), pieces.cause[at], shown[at])
+        (base_ns + int(pieces.start_ns[at]), base_ns + int(pieces.end_ns[at]), pieces.cause[at], shown[number[at]])
         for at in longest
     ]
-    sums = _Costs(pieces, shown)
+    sums = _Costs(pieces, shown, number)
     for step, window in windows.items():
         costs, found = sums.within(window)
         fixed = {COMPUTE: compute, COMM: exposed, COPY: alone}
@@ -130,23 +130,24 @@ def measure(profile: Profile) -> RankReport:
     return report
 
 
-def _places_of(places: Places, pieces: Pieces) -> dict[int, Place]:
-    """Return the places of the longest pieces, by index."""
-    chosen = np.flatnonzero(pieces.thread >= 0)
-    chosen = chosen[np.argsort((pieces.start_ns - pieces.end_ns)[chosen], kind="stable")][:MOST_QUERIES]
-    found = places.of(pieces.thread[chosen].tolist(), pieces.instant_ns[chosen])
-    return dict(zip(chosen.tolist(), found, strict=True))
+def _places_of(places: Places, pieces: Pieces) -> tuple[list[Place], Rows]:
+    """Return places, and for each piece the index of its own."""
+    known = np.flatnonzero(pieces.thread >= 0)
+    found, of_known = places.numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
+    number = np.full(len(pieces.cause), len(found), np.intp)
+    number[known] = of_known
+    return [*found, _NOWHERE], number
 
 
 class _Costs:
     """Sums of pieces by cause and place."""
 
-    def __init__(self, pieces: Pieces, places: dict[int, Place]) -> None:
-        self._pieces, self._kinds = pieces, Table[tuple[str, Place]]()
-        numbers = {cause: self._kinds[cause, _NOWHERE] for cause in set(pieces.cause)}
-        self._kind = np.array([numbers[cause] for cause in pieces.cause], np.intp)
-        for at, place in places.items():
-            self._kind[at] = self._kinds[pieces.cause[at], place]
+    def __init__(self, pieces: Pieces, places: list[Place], number: Rows) -> None:
+        self._pieces, causes = pieces, Table[str]()
+        cause = np.array([causes[each] for each in pieces.cause], np.intp)
+        kinds, self._kind = np.unique(cause * len(places) + number, return_inverse=True)
+        names = list(causes)
+        self._kinds = [(names[kind // len(places)], places[kind % len(places)]) for kind in kinds.tolist()]
 
     def within(self, window: Interval) -> tuple[dict[str, int], dict[str, list[tuple[Place, int, int]]]]:
         """Return the costs of a window by cause, and by place, the most expensive first."""
@@ -155,12 +156,12 @@ class _Costs:
         part = slice(np.searchsorted(end_ns, low, "right"), np.searchsorted(start_ns, high, "left"))
         ns = np.minimum(end_ns[part], high) - np.maximum(start_ns[part], low)
         sums_ns = np.bincount(self._kind[part], ns, len(self._kinds)).astype(np.int64)
-        counts, kinds = np.bincount(self._kind[part], minlength=len(self._kinds)), list(self._kinds)
+        counts = np.bincount(self._kind[part], minlength=len(self._kinds))
         costs: dict[str, int] = {}
         found: dict[str, list[tuple[Place, int, int]]] = {}
         for at in np.argsort(-sums_ns, kind="stable").tolist():
             if counts[at]:
-                cause, place = kinds[at]
+                cause, place = self._kinds[at]
                 costs[cause] = costs.get(cause, 0) + int(sums_ns[at])
                 found.setdefault(cause, []).append((place, int(sums_ns[at]), int(counts[at])))
         return costs, found

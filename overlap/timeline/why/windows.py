@@ -161,11 +161,15 @@ def outermost(profile: Profile, operators: Rows) -> Rows:
     """Return the operators that are inside no other of their thread."""
     found = [np.empty(0, np.intp)]
     for thread in np.unique(profile.thread[operators]).tolist():
-        mine = operators[profile.thread[operators] == thread]  # in order of start, the longest first
-        until_ns = np.maximum.accumulate(profile.end_ns[mine])
-        first = np.concatenate([[True], profile.start_ns[mine][1:] >= until_ns[:-1]])
-        found.append(mine[first])
+        mine = operators[profile.thread[operators] == thread]
+        found.append(mine[is_outermost(profile, mine)])
     return np.concatenate(found)
+
+
+def is_outermost(profile: Profile, rows: Rows) -> NDArray[np.bool_]:
+    """Return which rows of one thread, in order of start and the longest first, are inside no other of them."""
+    until_ns = np.maximum.accumulate(profile.end_ns[rows])
+    return np.concatenate([[True], profile.start_ns[rows][1:] >= until_ns[:-1]])
 
 
 def messages_of(profile: Profile, comm: Rows) -> list[Message]:
