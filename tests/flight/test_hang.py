@@ -331,5 +331,6 @@ def test_processes_read_many_dumps_alike(tmp_path, monkeypatch):
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_plain_data_of_every_kind_is_read(protocol):
     data = {"a": [1, -1, 255, 256, 70_000, -70_000, 1 << 40, 1.5, None, True, False], "b": (1, ("x", 2), ()),
-            "c": ["text", "é" * 300, {}, {"k": [{"l": (1, 2, 3, 4)}]}], 7: [[i, str(i)] for i in range(400)]}  # fmt: skip
+            "c": ["text", "é" * 300, {}, {"k": [{"l": (1, 2, 3, 4)}]}],
+            7: [[i, str(i)] for i in range(400)]}  # fmt: skip
     assert plain(pickle.dumps(data, protocol)) == data
