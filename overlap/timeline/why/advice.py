@@ -1,7 +1,8 @@
 """Advice on profiles: changes to the program, each with evidence, a place, and bounds of its gain.
 
-A gain is the range over steps of the time that its cause takes: no step gets shorter by more if all of it goes. It is
-given only if it is more than by what steps differ anyway.
+A gain is the range over steps of what a step gets shorter by if all of its cause goes: each step is replayed without
+it, and ends when the rank is done that then has most to do. It is given only if it is more than by what steps differ
+anyway.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Facts:
     report: RankReport
     step: int | None
     steps: Mapping[int | None, Mapping[str, int]]  # causes of each step, means of the ranks
+    ranks: Mapping[int | None, Sequence[Mapping[str, int]]]  # causes of each step, of each rank
     places: Mapping[str, Sequence[tuple[Place, int, int]]]
     late: Sequence[Late]
     traffic: Sequence[Traffic]
@@ -57,15 +59,33 @@ def advice(facts: Facts) -> list[Advice]:
 
 def gain(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
     """Return the bounds of a gain and their text; None and a reason where they cannot be told."""
-    gains = [sum(costs.get(cause, 0) for cause in names) for costs in facts.steps.values()]
+    gains = [_shorter_ns(facts, step, names) for step in facts.steps]
     walls = [sum(costs.values()) for costs in facts.steps.values()]
     if len(walls) < FEW_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
+    return bounds(gains, walls)
+
+
+def bounds(gains: Sequence[int], walls: Sequence[int]) -> tuple[int | None, int | None, str]:
+    """Return the bounds of the gains of some steps and their text; no bounds if the lengths of steps differ by more."""
     noise_ns = (max(walls) - min(walls)) / 2
-    least, most = int(min(gains)), int(max(gains))
+    least, most = min(gains), max(gains)
     if least <= noise_ns:
         return None, None, f"not given: steps differ by {format_ns(2 * noise_ns)} anyway"
     return least, most, f"at most {format_ns(least)} to {format_ns(most)} a step (over {len(walls)} steps)"
+
+
+def _shorter_ns(facts: Facts, step: int | None, names: Sequence[str]) -> int:
+    """Return by how much a step gets shorter without some causes.
+
+    A rank that waits has less to do than the last one, so that its own work is what is not waiting: the step takes as
+    long as the most work of a rank, before and after.
+    """
+    if causes.WAIT in names:
+        return sum(facts.steps[step].get(cause, 0) for cause in names)
+    own = [sum(costs.values()) - costs.get(causes.WAIT, 0) for costs in facts.ranks[step]]
+    left = [ns - sum(costs.get(cause, 0) for cause in names) for ns, costs in zip(own, facts.ranks[step], strict=True)]
+    return max(own) - max(left)
 
 
 Found = Iterator[tuple[float, Advice]]

@@ -90,11 +90,10 @@ def _facts(reports: Sequence[RankReport], ranks: Ranks, shown: int | None, steps
     worst = max(having, key=lambda report: _lost(report, shown))
     exposed = clip(merge(worst.exposed), worst.windows[shown])
     late = [late for late in ranks.late.values() if late.step == shown]
+    of_ranks = {step: [report.costs_ns[step] for report in reports if step in report.costs_ns] for step in steps}
     return Facts(
         report=worst, step=shown, places=worst.places[shown], late=late,
-        steps={
-            step: shares([report.costs_ns[step] for report in reports if step in report.costs_ns]) for step in steps
-        },
+        steps={step: shares(costs) for step, costs in of_ranks.items()}, ranks=of_ranks,
         traffic=traffic([call for call in worst.calls if call.step == shown], exposed),
     )  # fmt: skip
 
