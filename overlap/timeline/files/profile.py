@@ -350,12 +350,21 @@ def _lenient(found: object) -> _Event | None:
     """Return an event as far as its fields are readable; None if it is no event."""
     if not isinstance(found, Mapping):
         return None
-    for fields in (found, {name: value for name, value in found.items() if name != "args"}):
+    without = {name: value for name, value in found.items() if name != "args"}
+    for encode, fields in (
+        (msgspec.json.encode, found),
+        (_with_whole_characters, found),
+        (msgspec.json.encode, without),
+    ):
         try:
-            return _decode_one(msgspec.json.encode(fields))
+            return _decode_one(encode(fields))
         except (ValueError, TypeError, OverflowError):  # errors of types, halves of characters, numbers without a bound
             continue
     return None
+
+
+def _with_whole_characters(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> Profile:

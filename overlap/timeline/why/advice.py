@@ -25,6 +25,7 @@ FEW_STEPS = 2
 """Steps from which a range of gains can be computed."""
 SMALL_BYTES = 64 * 1024
 SMALL_NS = 15_000
+LARGE_BYTES, SLOW = 16 << 20, 0.1
 MANY_CALLS = 50
 """Collectives of a step that are so many and small should be joined."""
 
@@ -167,6 +168,13 @@ def _sync(facts: Facts) -> Found:
     yield _item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
 
 
+def _event(facts: Facts) -> Found:
+    if _is_worth(facts, causes.EVENT):
+        change = "let streams wait for each other less often: fewer wait_stream and record_event, around larger parts"
+        evidence = "queued work begins only after work of another stream"
+        yield _item(facts, [causes.EVENT], change, top_place(facts, causes.EVENT), evidence)
+
+
 def _data(facts: Facts) -> Found:
     if _is_worth(facts, causes.DATA):
         change = "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item"
@@ -246,8 +254,12 @@ def _communication(facts: Facts) -> Found:
     evidence = f"{most.calls} {most.op}{size} a step, {format_ns(most.exposed_ns)} exposed"
     if most.bus_gb_s is not None:
         evidence += f"; the fastest large one has {most.bus_gb_s:.3g} GB/s of bus bandwidth"
+    if most.bus_gb_s is not None and most.link_gb_s is not None:
+        evidence += f", its links {most.link_gb_s:.3g}"
     if small:
         change = "join them: bucket_cap_mb of DDP, torch.distributed._coalescing_manager, or fewer, larger tensors"
+    elif most.bus_gb_s is not None and _is_slow(most):
+        change = "find out whether the wire is slow (NCCL_DEBUG=INFO shows the path) or a rank late (record all ranks)"
     elif most.op in ("all_gather", "reduce_scatter"):
         change = "prefetch: FSDP's set_modules_to_forward_prefetch, set_modules_to_backward_prefetch, larger units"
     elif most.op == "all_reduce":
@@ -256,6 +268,12 @@ def _communication(facts: Facts) -> Found:
         change = "issue it earlier with async_op=True, and wait where its result is used"
     where = next((str(call.place) for call in facts.report.calls if call.op == most.op and str(call.place)), "")
     yield _item(facts, sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True), change, where, evidence)
+
+
+def _is_slow(each: Traffic) -> bool:
+    """Whether large messages have a tenth of the links' bandwidth, or less; a quarter is usual for 16 MiB."""
+    large = each.nbytes // each.calls >= LARGE_BYTES
+    return large and each.link_gb_s is not None and (each.bus_gb_s or 0) < SLOW * each.link_gb_s
 
 
 def _is_small(each: Traffic) -> bool:
@@ -286,5 +304,5 @@ def _kernels(facts: Facts) -> Found:
 
 
 _RULES: tuple[Rule, ...] = (
-    _launch, _sync, _data, _python, _collector, _start, _copies, _waiting, _communication, _kernels,
+    _launch, _sync, _event, _data, _python, _collector, _start, _copies, _waiting, _communication, _kernels,
 )  # fmt: skip

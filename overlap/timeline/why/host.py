@@ -47,6 +47,7 @@ _DATA = re.compile(
 )
 _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
+_EVENT_WAIT = re.compile(r"StreamWaitEvent")
 _INSTANTIATE = re.compile(r"GraphInstantiate")
 GRAPH = re.compile(r"GraphLaunch")
 
@@ -116,13 +117,18 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     rest = Merged(until_ns, gaps.end_ns)  # the device's part; may be empty
     length_ns = rest.end_ns - rest.start_ns
     late = known & (begin_ns > gaps.start_ns)
-    before = rows[np.maximum(np.minimum(at, len(rows)) - 1, 0)]
+    last = np.maximum.accumulate(profile.end_ns[rows])
+    newest = np.maximum.accumulate(np.where(profile.end_ns[rows] == last, np.arange(len(rows)), 0))
+    before = rows[newest[np.maximum(np.minimum(at, len(rows)) - 1, 0)]]  # the work whose end began the gap
     graphs = profile.matching(GRAPH)[profile.name[launch]]
     in_graph = known & graphs & (profile.correlation[before] == profile.correlation[row])
     limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
     is_short = known & (length_ns <= limit_ns)
+    crosses = known & ~late & ~in_graph & (profile.thread[before] != profile.thread[row])
+    is_event = crosses & (is_short | _follows_event_wait(profile, launch))
     for cause, chosen in (
-        (causes.LAUNCH, is_short & late), (causes.QUEUE, is_short & ~late), (causes.UNKNOWN, ~is_short),
+        (causes.LAUNCH, is_short & late), (causes.EVENT, is_event), (causes.QUEUE, is_short & ~late & ~is_event),
+        (causes.UNKNOWN, ~is_short & ~is_event),
     ):  # fmt: skip
         chosen = chosen & (length_ns > 0)
         where = Merged(rest.start_ns[chosen], rest.end_ns[chosen])
@@ -136,6 +142,17 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
         parts = Merged(gaps.start_ns[mine], until_ns[mine])
         _divide(profile, work, found, parts, thread, launchers, busy)
     return found.pieces()
+
+
+def _follows_event_wait(profile: Profile, launch: Rows) -> NDArray[np.bool_]:
+    """Return which launches have a wait of their stream for an event as the call before them on their thread."""
+    calls = profile.rows(RUNTIME)
+    calls = calls[np.lexsort((profile.start_ns[calls], profile.thread[calls]))]
+    waits = profile.matching(_EVENT_WAIT)[profile.name[calls]]
+    follows = np.zeros(len(profile.kind), bool)
+    follows[calls[1:]] = waits[:-1] & (profile.thread[calls[1:]] == profile.thread[calls[:-1]])
+    found: NDArray[np.bool_] = follows[launch] & (launch >= 0)
+    return found
 
 
 def _divide(

@@ -13,7 +13,7 @@ from ..ranklist import listed
 from .advice import FEW_STEPS, Facts, advice, is_launch_bound, top_places
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .rank import RankReport
-from .ranks import Late, Ranks, traffic
+from .ranks import Late, Ranks, link_gb_s, traffic
 from .report import Cause, Why, median_of, shares
 
 BUSY = 0.8
@@ -94,7 +94,9 @@ def _facts(reports: Sequence[RankReport], ranks: Ranks, shown: int | None, steps
     return Facts(
         report=worst, step=shown, places=worst.places[shown], late=late,
         steps={step: shares(costs) for step, costs in of_ranks.items()}, ranks=of_ranks,
-        traffic=traffic([call for call in worst.calls if call.step == shown], exposed),
+        traffic=traffic(
+            [call for call in worst.calls if call.step == shown], exposed, link_gb_s(worst.device, worst.world_size)
+        ),
     )  # fmt: skip
 
 
