@@ -132,6 +132,7 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
     """Return the one sentence on a job: the largest loss, its place, and what to try."""
     name, unit_ns = figure_unit(wall_ns)
     what = "the recording" if facts.step is None else f"step {facts.step}"
+    what += " of a file that was cut off" * any("cut off" in note for note in facts.report.notes)
     loss = next((cause for cause in causes if cause.cause != COMPUTE), None)
     compute_ns, total_ns = facts.cost_ns(COMPUTE), facts.step_ns
     mean = "" if total_ns > 0.99 * wall_ns else f" on the longest rank, {figure(total_ns, unit_ns)} on average"
@@ -200,7 +201,9 @@ def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
         more = f"; at least {format_ns(least_ns)} are waiting: smaller messages took longer than larger ones"
         found.append(
             f"whether {format_ns(ns)} of communication are waiting or wire: of "
-            f"{facts.report.world_size} ranks, {listed(missing)} are not recorded" + more * (least_ns >= 0.1 * ns)
+            f"{facts.report.world_size} ranks, {listed(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"
+            + more
+            * (least_ns >= 0.1 * ns)
         )
     if facts.cost_ns(UNKNOWN) >= 0.05 * facts.step_ns and not _note(facts):
         found.append(f"{format_ns(facts.cost_ns(UNKNOWN))} of the step: {_why_unknown(facts)}")

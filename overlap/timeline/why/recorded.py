@@ -16,7 +16,7 @@ from ..measure.verdict import Verdict, verdict_of
 from ..replay.prediction import Prediction, advise, neighbours, predict
 from ..spans import ORIGIN, Timeline
 from .advice import FEW_STEPS, MOST, WORTH, bounds
-from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE
+from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .report import Advice, Cause, Why, shares
 
 ADVICE_S = 20.0
@@ -59,6 +59,7 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
     costs = {at: [(row.rank, _costs(row, verdict)) for row in found if row.wall_ns] for at, found in rows.items()}
     shown = shares([cost for _, cost in costs.get(step, [])])
     total_ns = sum(shown.values()) or 1
+    wording = _WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
     return Why(
         verdict=str(verdict), origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
         world_size=timeline.world_size, step=step, step_ns=verdict.wall_ns,
@@ -68,7 +69,7 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
         },
         causes=tuple(
             Cause(
-                cause=cause, text=_WORDING[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause)
+                cause=cause, text=wording[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause)
             )
             for cause, ns in sorted(shown.items(), key=lambda each: -each[1]) if ns
         ),
