@@ -168,19 +168,27 @@ def _sync(facts: Facts) -> Found:
     yield _item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
 
 
-def _event(facts: Facts) -> Found:
-    if _is_worth(facts, causes.EVENT):
-        change = "let streams wait for each other less often: fewer wait_stream and record_event, around larger parts"
-        evidence = "queued work begins only after work of another stream"
-        yield _item(facts, [causes.EVENT], change, top_place(facts, causes.EVENT), evidence)
+_CHANGES = {
+    causes.EVENT: (
+        "let streams wait for each other less often: fewer wait_stream and record_event, around larger parts",
+        "queued work begins only after work of another stream",
+    ),
+    causes.DATA: (
+        "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item",
+        "nothing runs while the next batch is made",
+    ),
+    causes.GC: (
+        "gc.freeze() after the start, gc.disable(), and gc.collect() every some hundred steps on all ranks",
+        "the garbage collector runs",
+    ),
+}
+"""Changes, and the evidence, where the cause alone shows what to do."""
 
 
-def _data(facts: Facts) -> Found:
-    if _is_worth(facts, causes.DATA):
-        change = "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item"
-        yield _item(
-            facts, [causes.DATA], change, top_place(facts, causes.DATA), "nothing runs while the next batch is made"
-        )
+def _of_cause(facts: Facts) -> Found:
+    for cause, (change, evidence) in _CHANGES.items():
+        if _is_worth(facts, cause):
+            yield _item(facts, [cause], change, top_place(facts, cause), evidence)
 
 
 def _python(facts: Facts) -> Found:
@@ -190,12 +198,6 @@ def _python(facts: Facts) -> Found:
         if not any(place.frame for place, _, _ in facts.places.get(causes.PYTHON, ())):
             change = "record with with_stack=True to see which function it is; then take it out of the loop"
         yield _item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
-
-
-def _collector(facts: Facts) -> Found:
-    if _is_worth(facts, causes.GC):
-        change = "gc.freeze() after the start, gc.disable(), and gc.collect() every some hundred steps on all ranks"
-        yield _item(facts, [causes.GC], change, top_place(facts, causes.GC), "the garbage collector runs")
 
 
 _ONCE = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
@@ -304,5 +306,5 @@ def _kernels(facts: Facts) -> Found:
 
 
 _RULES: tuple[Rule, ...] = (
-    _launch, _sync, _event, _data, _python, _collector, _start, _copies, _waiting, _communication, _kernels,
+    _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _kernels,
 )  # fmt: skip

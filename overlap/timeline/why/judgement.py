@@ -203,7 +203,7 @@ def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
             f"whether {format_ns(ns)} of communication are waiting or wire: of "
             f"{facts.report.world_size} ranks, {listed(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"
             + more
-            * (least_ns >= 0.1 * ns)
+            * (least_ns >= 0.05 * ns)
         )
     if facts.cost_ns(UNKNOWN) >= 0.05 * facts.step_ns and not _note(facts):
         found.append(f"{format_ns(facts.cost_ns(UNKNOWN))} of the step: {_why_unknown(facts)}")
