@@ -61,7 +61,7 @@ class Verdict:
     kept_ns: int  # Not computing, while a program kept the event loop
     queued_ns: int  # Nothing was busy, while an operation was queued
     idle_ns: int  # Nothing was busy, and nothing was queued
-    copy_ns: int  # Only copies and sets of a device's memory ran
+    copy_ns: int = 0  # Only copies and sets of a device's memory ran
     causes: tuple[Cause, ...]  # Of exposed communication over all ranks, the most expensive first
     kept: tuple[Cause, ...]  # The ranks and lines that kept event loops, the most expensive first
     queues: tuple[Cause, ...]  # The operations that were queued while nothing was busy, the longest first

@@ -268,7 +268,13 @@ def _communication(facts: Facts) -> Found:
         change = "begin it earlier: DDP with smaller bucket_cap_mb and gradient_as_bucket_view; or no_sync() for some"
     else:
         change = "issue it earlier with async_op=True, and wait where its result is used"
-    where = next((str(call.place) for call in facts.report.calls if call.op == most.op and str(call.place)), "")
+    calls = [
+        call for call in facts.report.calls if (call.op, call.group, call.step) == (most.op, most.group, facts.step)
+    ]
+    longest = max(calls, key=lambda call: call.exposed_ns)
+    where = str(longest.place)
+    if str(longest.waiter):
+        evidence += f"; for the longest waits {longest.waiter}"
     yield _item(facts, sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True), change, where, evidence)
 
 

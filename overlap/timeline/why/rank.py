@@ -16,7 +16,7 @@ from ..columnar import Table
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COMPUTE, COPY
-from .host import GRAPH, Pieces, device_gaps, host_gaps, loading
+from .host import GRAPH, LATENCY_NS, Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
 from .windows import Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
 
@@ -48,6 +48,7 @@ class Call:
     exposed_ns: int
     step: int | None
     place: Place
+    waiter: Place  # of the work that was queued before its end and began after it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,7 +189,7 @@ def _copy_places(
 
 
 def _launch_places(profile: Profile, work: Work, places: Places, rows: Rows) -> list[Place]:
-    launches = work.launch[rows]
+    launches = np.where(rows >= 0, work.launch[rows], -1)
     known = launches[launches >= 0]
     found = iter(places.of(threads_of(profile, known), profile.start_ns[known]))
     return [next(found) if launch >= 0 else _NOWHERE for launch in launches.tolist()]
@@ -201,9 +202,10 @@ def _calls(
     rows, base_ns = work.comm, profile.base_ns
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     where = _launch_places(profile, work, places, rows) if work.on_device else [_NOWHERE] * len(rows)
+    waiters = _launch_places(profile, work, places, _waiters(profile, work, rows))
     found = []
-    for row, ns, place, message in zip(
-        rows.tolist(), exposed_ns.tolist(), where, messages_of(profile, rows), strict=True
+    for row, ns, place, waiter, message in zip(
+        rows.tolist(), exposed_ns.tolist(), where, waiters, messages_of(profile, rows), strict=True
     ):
         at_ns = int(profile.start_ns[row])
         found.append(Call(
@@ -211,7 +213,23 @@ def _calls(
             number=message.seq or 0, name=profile.names[profile.name[row]],
             start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
             step=next((step for step, (low, high) in windows.items() if low <= at_ns < high), None), place=place,
+            waiter=waiter,
         ))  # fmt: skip
+    return found
+
+
+def _waiters(profile: Profile, work: Work, comm: Rows) -> Rows:
+    """Return for each row of communication the compute that waited for its end, or -1."""
+    found = np.full(len(comm), -1, np.intp)
+    if not len(work.compute):
+        return found
+    end_ns = profile.end_ns[comm]
+    at = np.searchsorted(profile.start_ns[work.compute], end_ns, "left")
+    following = work.compute[np.minimum(at, len(work.compute) - 1)]
+    launch = work.launch[following]
+    queued = (at < len(work.compute)) & (launch >= 0) & (profile.start_ns[launch] < end_ns)
+    waits = queued & (profile.start_ns[following] - end_ns <= LATENCY_NS)
+    found[waits] = following[waits]
     return found
 
 

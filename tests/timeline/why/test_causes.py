@@ -443,3 +443,17 @@ def test_a_slow_wire_is_held_against_the_links_of_the_device(tmp_path):
     other = recorded(tmp_path, plant, world=16).advice[0]  # on two hosts or more
     assert other.evidence.endswith("29.4 GB/s of bus bandwidth")
     assert "begin it earlier" in other.change
+
+
+def test_advice_names_the_most_exposed_call_and_what_waits_for_it(tmp_path):
+    def plant(rec, start):
+        rec.op("c10d::first", start - 20, start - 15)
+        rec.collective(start, start + 1_000, count=1 << 22, launch=start - 18)
+        rec.op("c10d::second", start - 14, start - 10)
+        rec.collective(start + 1_000, start + 4_000, count=1 << 22, launch=start - 12)
+        rec.op("aten::mm", start - 8, start - 1)
+        rec.kernel(start + 4_000, start + 10_000, launch=start - 5)
+
+    item = recorded(tmp_path, plant, device="").advice[0]
+    assert item.place == "c10d::second"
+    assert item.evidence.endswith("; for the longest waits aten::mm")
