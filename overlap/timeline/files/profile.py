@@ -368,13 +368,15 @@ def _with_whole_characters(fields: Mapping[str, object]) -> bytes:
 
 
 def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> Profile:
-    joined: list[NDArray[Any]] = [np.concatenate(parts) for parts in zip(*columns.pieces, strict=True)]
+    parts = [list(each) for each in zip(*columns.pieces, strict=True)]
+    columns.pieces.clear()  # so that memory holds one column twice, not all
+    joined: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
     if not columns.count:
         raise UsageError(f"{path}: no event of PyTorch's profiler in it" + " before it was cut off" * cut)
     order = np.lexsort((-joined[3], joined[2]))
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order))
-    kind, name, start_ns, end_ns, thread, correlation, sequence = (column[order] for column in joined)
+    kind, name, start_ns, end_ns, thread, correlation, sequence = (joined.pop(0)[order] for _ in range(len(joined)))
     return Profile(
         path=path, header=header, kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, thread=thread,
         correlation=correlation, sequence=sequence, names=list(columns.names),

@@ -51,7 +51,7 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
     missing = ranks.missing
     undecided = [*_undecided(facts, missing), *dict.fromkeys(note for report in reports for note in report.notes)]
     return Why(
-        verdict=_sentence(facts, causes, walls[shown], missing), origin="PyTorch profiler",
+        verdict=_sentence(facts, causes, walls[shown], missing, ranks.notes), origin="PyTorch profiler",
         ranks=tuple(report.rank for report in reports), world_size=max(report.world_size for report in reports),
         step=shown, step_ns=walls[shown], steps_ns={_name(at): walls[at] for at in sorted(walls, key=_number)},
         causes=tuple(causes), advice=tuple(advice(facts)), undecided=tuple(undecided), notes=tuple(ranks.notes),
@@ -128,7 +128,7 @@ def _worst(late: Sequence[Late]) -> list[Late]:
     return sorted(late, key=lambda each: -each.waited_ns)[:3]
 
 
-def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequence[int]) -> str:
+def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequence[int], notes: Sequence[str]) -> str:
     """Return the one sentence on a job: the largest loss, its place, and what to try."""
     name, unit_ns = figure_unit(wall_ns)
     what = "the recording" if facts.step is None else f"step {facts.step}"
@@ -150,7 +150,9 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
         return head + f"{reason}below {format_ns(median_ns)}) too slowly{where}{change}"
     if loss.cause == COMM:
         of = f": {loss.places[0]}" if loss.places else ""
-        alone = f"rank{'s' * (len(missing) > 1)} {listed(missing)} not recorded" if missing else "not matched"
+        unfit = any("clocks do" in note for note in notes)
+        alone = "the clocks of the files do not fit, or they are of two runs" if unfit else "not matched"
+        alone = f"rank{'s' * (len(missing) > 1)} {listed(missing)} not recorded" if missing else alone
         return head + f"{lost} are exposed communication{of}; wait or wire cannot be told: {alone}{change}"
     if loss.cause == WAIT and facts.late:
         late = _worst(facts.late)[0]
