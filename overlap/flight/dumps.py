@@ -263,26 +263,26 @@ def plain(content: bytes) -> Any:
             if at > end:
                 raise ValueError("pickle without an end")
             push(content[begin:at].decode("utf-8", "surrogatepass"))
+        elif code == 0x28:  # MARK
+            marks.append(len(stack))
         elif code in _NUMBERS:
             size, number = _NUMBERS[code]
             push(number(content, at)[0])
             at += size
-        elif code == 0x6A:  # LONG_BINGET
-            push(memo[_LONG(content, at)[0]])
-            at += 4
-        elif code == 0x94:  # MEMOIZE
-            memo[len(memo)] = stack[-1]
-        elif code == 0x28:  # MARK
-            marks.append(len(stack))
-        elif code == 0x7D:  # EMPTY_DICT
-            push({})
-        elif code == 0x5D:  # EMPTY_LIST
-            push([])
         elif code in _TO_MARK:
             begin = marks.pop()
             items = stack[begin:]
             del stack[begin:]
             _TO_MARK[code](stack, items)
+        elif code == 0x6A:  # LONG_BINGET
+            push(memo[_LONG(content, at)[0]])
+            at += 4
+        elif code == 0x94:  # MEMOIZE
+            memo[len(memo)] = stack[-1]
+        elif code == 0x7D:  # EMPTY_DICT
+            push({})
+        elif code == 0x5D:  # EMPTY_LIST
+            push([])
         elif code == 0x61:  # APPEND
             item = stack.pop()
             list.append(stack[-1], item)
