@@ -1,6 +1,8 @@
 """Traces of other tools: PyTorch's profiler, Neuron's profiles, open arrays, begins and ends."""
 
 import json
+import os
+import threading
 
 import pytest
 import trio
@@ -218,3 +220,12 @@ def test_what_ends_before_it_starts_is_left_out_and_said(tmp_path):
     begins = [{"ph": ph, "cat": "comm", "name": "sum", "ts": ts, "pid": 0, "tid": 1} for ph, ts in (("B", 9), ("E", 4))]
     timeline = read_trace(written(tmp_path, [*begins, event("compute", "a", 1, 2) | {"pid": 0}]))
     assert oddities(timeline) == "1 event ends before it starts ('sum'): shown is the rest"
+
+
+def test_why_refuses_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe.json").write_bytes(b"{}"))
+    writer.start()
+    with pytest.raises(UsageError, match="is no regular file"):
+        overlap.why(tmp_path / "pipe.json")
+    writer.join()

@@ -56,6 +56,8 @@ def _inside(path: Path) -> list[Path]:
     if not path.is_dir():
         if not path.exists():
             raise UsageError(f"why: {path}: no such file or folder")
+        if not path.is_file():
+            raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
         return [path]
     found = sorted(each for each in path.iterdir() if each.is_file() and each.name.endswith(ENDINGS))
     if not found:
