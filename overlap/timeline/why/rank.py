@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...units import format_ns
 from ..columnar import Table
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
-from .causes import COMM, COMPUTE, COPY
+from .causes import COMM, COMPUTE, COPY, UNKNOWN
 from .host import GRAPH, LATENCY_NS, Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
 from .windows import Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
 
+EARLY_NS = 1_000_000
+"""A launch within this time of the first event was perhaps not the first of its step."""
 MOST_PIECES = 3_000
 """Pieces, the longest first, that show what a late rank did."""
 TINY_NS = 20_000
@@ -126,9 +129,21 @@ def measure(profile: Profile) -> RankReport:
         report.comm_ns[step] = length(clip(comm, window))
         found.setdefault(COPY, []).extend(_copy_places(profile, work, places, alone, window))
         report.places[step] = found
-    report.notes += notes_of(profile, work)
+    report.notes += [*_middle(profile, pieces), *notes_of(profile, work)]
     report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
     return report
+
+
+def _middle(profile: Profile, pieces: Pieces) -> list[str]:
+    """Return that recording began in the middle, where gaps end with work that was launched as it began."""
+    early = (pieces.thread >= 0) & (pieces.instant_ns < profile.start_ns.min() + EARLY_NS)
+    early &= np.array([cause == UNKNOWN for cause in pieces.cause], bool)
+    if (ns := int((pieces.end_ns - pieces.start_ns)[early].sum())) < EARLY_NS:
+        return []
+    return [
+        f"recording began in the middle: the work after {format_ns(ns)} of it had been launched as it began, and what "
+        "the device did before that work is not recorded"
+    ]
 
 
 def _places_of(places: Places, pieces: Pieces) -> tuple[list[Place], Rows]:

@@ -367,9 +367,20 @@ def test_work_from_before_the_recording_is_not_blamed_on_the_host(tmp_path):
     found = overlap.why(rec.write(tmp_path / "t.json"))
     assert costs(found) == {"unrecorded": 459_980, "compute": 5_010}
     assert found.verdict == (
-        "the recording takes 465.0 ms: it cannot be told why 460.0 ms (99%) of it are lost: the next work was queued "
-        "already, or its launch is not recorded: nothing shows what the device waited for"
+        "the recording takes 465.0 ms: it cannot be told why 460.0 ms (99%) of it are lost: recording began in the "
+        "middle: the work after 460 ms of it had been launched as it began, and what the device did before that work is "
+        "not recorded"
     )
+
+
+def test_queued_work_that_nothing_explains_is_not_explained(tmp_path):
+    """It was launched long after recording began."""
+    rec = Recording()
+    rec.kernel(10, 20, launch=0)
+    rec.kernel(5_000, 6_000, launch=4_990)
+    rec.kernel(46_000, 47_000, launch=5_000)
+    found = overlap.why(rec.write(tmp_path / "t.json"))
+    assert found.verdict.endswith("nothing shows what the device waited for")
 
 
 def test_operators_of_the_host_are_no_compute_of_a_device_without_kernels(tmp_path):
