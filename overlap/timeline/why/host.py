@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
 from ..measure.intervals import Merged, covered_ns, intersect, subtract, union
 from . import causes
-from .windows import Rows, Work, joined, merged, outermost
+from .windows import GRAPH, Rows, Work, joined, merged, outermost
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -49,7 +49,6 @@ _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
 _EVENT_WAIT = re.compile(r"StreamWaitEvent")
 _INSTANTIATE = re.compile(r"GraphInstantiate")
-GRAPH = re.compile(r"GraphLaunch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +160,9 @@ def _divide(
 ) -> None:  # fmt: skip
     """Divide the host's parts of gaps that a thread ended; what comes first in the list of classes has precedence."""
     calls = _on(profile, profile.rows(RUNTIME), thread)
+    lost = _lost_graphs(profile, work, calls)
+    found.add(causes.UNKNOWN, intersect(parts, lost))
+    parts = subtract(parts, lost)
     syncs = calls[_waits(profile, work, calls)]
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
     for cause, cover in [*_classes(profile, thread, calls, syncs), (causes.SYNC, _after(profile, syncs, blocked_ns))]:
@@ -190,6 +192,14 @@ def _cut(profile: Profile, parts: Merged, rows: Rows) -> Merged:
     at, bounds_ns = at[at < len(parts)], bounds_ns[at < len(parts)]
     bounds_ns = bounds_ns[(parts.start_ns[at] < bounds_ns) & (bounds_ns < parts.end_ns[at])]
     return Merged(*(np.sort(np.concatenate([each, bounds_ns])) for each in (parts.start_ns, parts.end_ns)))
+
+
+def _lost_graphs(profile: Profile, work: Work, calls: Rows) -> Merged:
+    """Return from the launches of graphs whose nodes are not recorded to the next launches: the device may be busy."""
+    known = np.isin(calls, work.launch[work.rows])
+    lost = calls[profile.matching(GRAPH)[profile.name[calls]] & ~known]
+    begins_ns = np.append(profile.start_ns[calls[known]], profile.end_ns.max())
+    return union(profile.start_ns[lost], begins_ns[np.searchsorted(begins_ns[:-1], profile.start_ns[lost], "right")])
 
 
 def _on(profile: Profile, rows: Rows, thread: int) -> Rows:

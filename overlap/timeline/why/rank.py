@@ -17,9 +17,9 @@ from ..columnar import Table
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COMPUTE, COPY, UNKNOWN
-from .host import GRAPH, LATENCY_NS, Pieces, device_gaps, host_gaps, loading
+from .host import LATENCY_NS, Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
-from .windows import Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
+from .windows import GRAPH, Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""

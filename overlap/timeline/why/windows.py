@@ -21,6 +21,7 @@ _PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
 """Copies between devices: collectives of copy engines have no kernel."""
 _ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
 _OURS, _CALL = re.compile(r"^overlap:"), re.compile(r"^c10d::")
+GRAPH = re.compile(r"GraphLaunch")
 _LONG_LEAD = 0.5
 """Without steps: the host's work before the first work of the device counts from this part of the latter's length."""
 
@@ -212,6 +213,10 @@ def notes_of(profile: Profile, work: Work) -> list[str]:
     threads = np.unique(profile.thread[profile.rows(KERNEL, COPY, SET)]).tolist()
     if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
         notes.append(f"the file has {devices} devices: only the one that did most counts")
+    graphs = profile.rows(RUNTIME)
+    graphs = graphs[profile.matching(GRAPH)[profile.name[graphs]]]
+    if work.on_device and (lost := int((~np.isin(graphs, work.launch[work.rows])).sum())):
+        notes.append(f"{lost} of {len(graphs)} launches of CUDA graphs have no recorded kernels: they look idle")
     if work.on_device and len(rows := work.rows):
         orphans = int((work.launch[rows] < 0).sum())
         if orphans > len(rows) // 2:

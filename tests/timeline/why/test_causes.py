@@ -368,8 +368,8 @@ def test_work_from_before_the_recording_is_not_blamed_on_the_host(tmp_path):
     assert costs(found) == {"unrecorded": 459_980, "compute": 5_010}
     assert found.verdict == (
         "the recording takes 465.0 ms: it cannot be told why 460.0 ms (99%) of it are lost: recording began in the "
-        "middle: the work after 460 ms of it had been launched as it began, and what the device did before that work is "
-        "not recorded"
+        "middle: the work after 460 ms of it had been launched as it began, and what the device did before that work "
+        "is not recorded"
     )
 
 
@@ -468,3 +468,16 @@ def test_advice_names_the_most_exposed_call_and_what_waits_for_it(tmp_path):
     item = recorded(tmp_path, plant, device="").advice[0]
     assert item.place == "c10d::second"
     assert item.evidence.endswith("; for the longest waits aten::mm")
+
+
+def test_graphs_whose_kernels_are_not_recorded_are_not_the_hosts_fault(tmp_path):
+    def plant(rec, start):
+        busy(rec, start, start + 2_000)
+        rec.op("aten::add", start + 1_000, start + 2_600)
+        rec.call("cudaGraphLaunch", start + 2_500, start + 2_510)  # its kernels run until 8,900
+        rec.op("aten::mm", start + 8_900, start + 9_000)
+        busy(rec, start + 9_000, start + 10_000)
+
+    found = recorded(tmp_path, plant)
+    assert costs(found) == {"compute": 3_000, "unrecorded": 6_495, "launch": 505}
+    assert "3 of 3 launches of CUDA graphs have no recorded kernels" in found.verdict
