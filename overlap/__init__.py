@@ -121,15 +121,9 @@
 import signal as _signal
 import sys as _sys
 from importlib import import_module
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
-if (_sys.orig_argv[1:3] == ["-m", __name__] or _sys.argv[0].endswith("/overlap")) and (
-    _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
-):
-    # This is the command: a Ctrl-C ends it here, without the traceback of an import. `cli.main` takes that back.
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-
-from .collectives.reduce import OPS
 from .errors import (
     CollectiveMismatchError,
     DeadlineError,
@@ -149,16 +143,25 @@ from .errors import (
     TraceWarning,
     UsageError,
 )
-from .front import run, run_async
-from .runtime.compute import ComputeFuture
-from .runtime.future import Future
-from .runtime.group import Group
-from .runtime.memory.arrays import shape_only
-from .runtime.memory.buffer_pool import BufferPoolStatistics
-from .runtime.mesh import Mesh
-from .runtime.operation import CollectiveFuture
-from .runtime.rank import Rank, RankStatistics
-from .runtime.stream import Stream
+
+_is_command = _sys.orig_argv[1:3] == ["-m", __name__] or _sys.argv[0].endswith("/overlap")
+if _is_command and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    # This is the command: a Ctrl-C ends it here, without the traceback of an import. `cli.main` takes that back.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+_only_reads = (_is_command and _sys.argv[1:2] == ["why"]) or f"{__name__}.timeline.why.children" in _sys.orig_argv
+
+if TYPE_CHECKING or not _only_reads:  # half of the time of a command that only reads files
+    from .collectives.reduce import OPS
+    from .front import run, run_async
+    from .runtime.compute import ComputeFuture
+    from .runtime.future import Future
+    from .runtime.group import Group
+    from .runtime.memory.arrays import shape_only
+    from .runtime.memory.buffer_pool import BufferPoolStatistics
+    from .runtime.mesh import Mesh
+    from .runtime.operation import CollectiveFuture
+    from .runtime.rank import Rank, RankStatistics
+    from .runtime.stream import Stream
 
 if TYPE_CHECKING:
     __version__: str
@@ -211,13 +214,26 @@ __all__ = [
 ]
 
 _LOADED_WHEN_USED = {
+    "BufferPoolStatistics": "runtime.memory.buffer_pool",
+    "CollectiveFuture": "runtime.operation",
+    "ComputeFuture": "runtime.compute",
     "Conditions": "simulation",
     "Connection": "embedded.connection",
     "Faults": "simulation",
+    "Future": "runtime.future",
+    "Group": "runtime.group",
     "Interference": "simulation",
+    "Mesh": "runtime.mesh",
+    "OPS": "collectives.reduce",
+    "Rank": "runtime.rank",
+    "RankStatistics": "runtime.rank",
     "Startup": "cost.parameters",
+    "Stream": "runtime.stream",
     "Virtual": "simulation.simulated_backend",
     "connect": "embedded.door",
+    "run": "front",
+    "run_async": "front",
+    "shape_only": "runtime.memory.arrays",
     "why": "explanation",
 }
 
@@ -227,7 +243,7 @@ def __getattr__(name: str) -> object:
         from .version import version
 
         return version()
-    if name in ("dask", "ray"):  # the doors on engines that are installed as extras
+    if name in ("dask", "ray") or (_only_reads and _find_spec(f".{name}", __name__)):  # extras; `from . import name`
         return import_module(f".{name}", __name__)
     if name not in _LOADED_WHEN_USED:
         from .hints import missing

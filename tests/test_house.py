@@ -364,6 +364,13 @@ def test_importing_overlap_loads_nothing_that_is_used_by_few() -> None:
     assert loaded & {"rich", "msgpack", "msgspec", "threadpoolctl", "ml_dtypes", "mpi4py"} == set()
 
 
+def test_a_command_that_only_reads_files_loads_no_runtime_before_it_is_used() -> None:
+    statement = "sys.argv = ['bin/overlap', 'why']; import overlap, overlap.cli.why"
+    assert modules_after(statement) & {"trio", "transports", "torch", "rich"} == set()
+    assert "overlap.runtime.rank" not in modules_after(statement, whole=True)
+    assert "overlap.front" in modules_after(f"{statement}; overlap.run", whole=True)
+
+
 def test_the_backend_of_torch_loads_no_strategies_before_one_is_used() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     strategies = {"overlap.parallel", "overlap.parallel.tuning", "overlap.simulation"}

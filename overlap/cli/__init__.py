@@ -14,8 +14,6 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from ..errors import UsageError
-from ..launch.output import discard
-from ..launch.report import report
 from ..notice import notify
 from .output import open_missing
 from .parser import HelpFormatter, Parser
@@ -85,16 +83,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
     except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
-        code = report(error)
+        code = _report(error)
     try:
         sys.stdout.flush()
     except OSError as error:  # nobody reads it, or it is full
-        lost = report(error)
+        lost = _report(error)
         code = code or lost
     try:
         sys.stderr.flush()
     except OSError:  # nobody can be told
-        discard(sys.stderr)
+        import_module("..launch.output", __name__).discard(sys.stderr)
+    return code
+
+
+def _report(error: BaseException) -> int:
+    """Report an error and return the exit code; a command that only reads files loads no launcher before."""
+    code: int = import_module("..launch.report", __name__).report(error)
     return code
 
 

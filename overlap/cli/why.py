@@ -7,7 +7,6 @@ import sys
 
 from ..errors import UsageError
 from ..explanation import explanation
-from ..launch.report import EXIT_FAILED
 from ..notice import notify
 from ..timeline.measure.verdict import Limit, parse_limit
 from ..timeline.why.against import Comparison, compare
@@ -76,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     failed = [sentence for test in tests if (sentence := _failure(test, found, comparison))]
     for sentence in failed:
         notify(f"why: --fail-if: {sentence}")
-    return EXIT_FAILED if failed else 0
+    return 1 if failed else 0
 
 
 def _progress(done: int, count: int) -> None:

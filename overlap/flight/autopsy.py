@@ -96,6 +96,27 @@ def verdict(world: World) -> list[str]:
     return [f"who:        {who}", f"where:      {_where(world, rank)}", f"waited for: {_waited(world, rank)}"]
 
 
+def sentence(world: World) -> str:
+    """Return one sentence: the culprit, what it did last, and what it waited for, or what waited for it."""
+    who, rank = _culprit(world)
+    if rank is None:
+        longest = _longest(world)
+        return f"{who.removeprefix('nobody: ')}; {_summary(world)}" + f", the {longest}" * (longest != "nothing")
+    record, waiters = world.ranks.get(rank), _waiters(world, [rank])
+    if record is None:
+        return "; ".join([who, *waiters[:1]])
+    operation = oldest(record)
+    if operation is None:
+        did = _where(world, rank) if record.operations else "had issued nothing yet"
+        verb = "" if did.startswith(("its", "had")) else "was "
+        subject = f"of rank {rank}, " if did.startswith("its") else f"rank {rank} "
+        return "; ".join([who, f"{subject}{verb}{did}", *waiters[:1]])
+    verb = "was " if operation.words.kind == "compute" else "was in "
+    told = _awaited(operation, rank, world)
+    rest = f", waiting for {told}" if told else "".join(f"; {line}" for line in waiters[:1])
+    return f"{who}; rank {rank} {verb}{_where(world, rank)}{rest}"
+
+
 def last_signs(world: World, pid: int) -> list[str]:
     """Return the last operations of a process that ended without a word, and the ranks that waited for it.
 

@@ -51,6 +51,16 @@ class Job:
 
     def group(self, call: Call) -> Group:
         """Return the group of an operation."""
+        key = call.rank, call.group
+        if key not in self._groups:
+            self._groups[key] = self._found_group(call)
+        return self._groups[key]
+
+    @cached_property
+    def _groups(self) -> dict[tuple[int, str], Group]:
+        return {}
+
+    def _found_group(self, call: Call) -> Group:
         dump = self.dumps[call.rank]
         listed = dump.groups.get(call.group, ())
         if not listed and (call.group == "0" or dump.names.get(call.group) == "default_pg"):

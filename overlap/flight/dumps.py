@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from struct import Struct
+from struct import error as StructError
 from typing import Any
 
 from ..errors import UsageError
@@ -22,7 +24,17 @@ MOST_BYTES, MOST_OPCODES = 256 << 20, 10_000_000
 """Bounds of one dump: 20,000 operations with 20 frames take 8 million opcodes."""
 
 _MOST_FRAMES, _MOST_TEXT, _MOST_SHAPES = 64, 300, 256
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, MemoryError)
+_DAMAGE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+    StructError,
+)
 _NOT_OF_THE_USER = re.compile(r"(^|[/\\])(torch|overlap)[/\\]|^<|importlib")
 
 
@@ -210,14 +222,19 @@ def _types(dtypes: Any) -> str:
 
 def _line(frames: Sequence[Any]) -> str:
     """Return the innermost frame of the user's program, else the innermost one."""
-    places = [(_text(frame["filename"]), int(frame["line"]), _text(frame["name"])) for frame in frames[:_MOST_FRAMES]]
-    own = next((place for place in places if not _NOT_OF_THE_USER.search(place[0])), None)
-    file, line, name = own or (places[0] if places else ("", 0, ""))
-    return f"{Path(file).name}:{line} in {name}"[:_MOST_TEXT] if file else ""
+    frames = frames[:_MOST_FRAMES]
+    own = (frame for frame in frames if not _NOT_OF_THE_USER.search(_text(frame["filename"])))
+    found = next(own, frames[0] if frames else None)
+    if not found or not found["filename"]:
+        return ""
+    name = re.split(r"[/\\]", _text(found["filename"]))[-1]
+    return f"{name}:{int(found['line'])} in {_text(found['name'])}"[:_MOST_TEXT]
 
 
 def plain(content: bytes) -> Any:
     """Return the plain data of a pickle: numbers, texts, lists, tuples and dicts.
+
+    A large dump has millions of opcodes: the frequent ones are carried out here, byte by byte.
 
     Raises:
         ValueError: The pickle is truncated or too large, or has an opcode that can make anything else.
@@ -225,64 +242,114 @@ def plain(content: bytes) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
+    push, at, end = stack.append, 0, len(content)
+    for _ in range(MOST_OPCODES):
+        if at >= end:
+            raise ValueError("pickle without an end")
+        code = content[at]
+        at += 1
+        if code == 0x68:  # BINGET
+            push(memo[content[at]])
+            at += 1
+        elif code == 0x71:  # BINPUT
+            memo[content[at]] = stack[-1]
+            at += 1
+        elif code == 0x72:  # LONG_BINPUT
+            memo[_LONG(content, at)[0]] = stack[-1]
+            at += 4
+        elif code in (0x58, 0x8C):  # BINUNICODE, SHORT_BINUNICODE
+            begin = at + (4 if code == 0x58 else 1)
+            at = begin + (_LONG(content, at)[0] if code == 0x58 else content[at])
+            if at > end:
+                raise ValueError("pickle without an end")
+            push(content[begin:at].decode("utf-8", "surrogatepass"))
+        elif code == 0x28:  # MARK
+            marks.append(len(stack))
+        elif code in _NUMBERS:
+            size, number = _NUMBERS[code]
+            push(number(content, at)[0])
+            at += size
+        elif code in _TO_MARK:
+            begin = marks.pop()
+            items = stack[begin:]
+            del stack[begin:]
+            _TO_MARK[code](stack, items)
+        elif code == 0x6A:  # LONG_BINGET
+            push(memo[_LONG(content, at)[0]])
+            at += 4
+        elif code == 0x94:  # MEMOIZE
+            memo[len(memo)] = stack[-1]
+        elif code == 0x7D:  # EMPTY_DICT
+            push({})
+        elif code == 0x5D:  # EMPTY_LIST
+            push([])
+        elif code == 0x61:  # APPEND
+            item = stack.pop()
+            list.append(stack[-1], item)
+        elif code in _CONSTANTS:
+            push(_CONSTANTS[code])
+        elif code == 0x2E:  # STOP
+            return stack[-1]
+        else:
+            at = _rare(content, at, stack)
+    raise ValueError(f"more than {MOST_OPCODES} opcodes")
 
-    def since_mark() -> list[Any]:
-        begin = marks.pop()
-        items = stack[begin:]
-        del stack[begin:]
-        return items
 
-    def pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
-        if not all(isinstance(key, str | int) for key in items[::2]):  # a nested tuple takes for ever to hash
-            raise ValueError("refused: a key that is neither text nor number")
-        return zip(items[::2], items[1::2], strict=True)
-
-    def last(count: int) -> list[Any]:
+def _rare(content: bytes, at: int, stack: list[Any]) -> int:
+    """Carry out an opcode that a dump seldom has; return the place of the next one."""
+    opcode = _OPCODES.get(chr(content[at - 1]))
+    name = opcode.name if opcode is not None else f"{content[at - 1]:#x}"
+    if opcode is None or not (name in _VALUES or name in _STEPS):
+        raise ValueError(f"refused: its opcode {name} could run code; a dump is plain data")
+    argument = None
+    if opcode.arg is not None:
+        stream = io.BytesIO(content)  # shares the bytes
+        stream.seek(at)
+        argument, at = opcode.arg.reader(stream), stream.tell()
+    if name in _VALUES:
+        stack.append(argument)
+    elif step := _STEPS[name]:
+        count, make = step
         if len(stack) < count:
             raise ValueError("pickle without enough values")
         items = stack[len(stack) - count :]
         del stack[len(stack) - count :]
-        return items
-
-    def put(index: int) -> None:
-        memo[index] = stack[-1]
-
-    steps: dict[str, Callable[[Any], Any]] = {
-        **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
-        **dict.fromkeys(_VALUES, stack.append),
-        "NONE": lambda _: stack.append(None),
-        "NEWTRUE": lambda _: stack.append(True),
-        "NEWFALSE": lambda _: stack.append(False),
-        "EMPTY_LIST": lambda _: stack.append([]),
-        "EMPTY_DICT": lambda _: stack.append({}),
-        "EMPTY_TUPLE": lambda _: stack.append(()),
-        "MARK": lambda _: marks.append(len(stack)),
-        "TUPLE1": lambda _: stack.append(tuple(last(1))),
-        "TUPLE2": lambda _: stack.append(tuple(last(2))),
-        "TUPLE3": lambda _: stack.append(tuple(last(3))),
-        "TUPLE": lambda _: stack.append(tuple(since_mark())),
-        "LIST": lambda _: stack.append(since_mark()),
-        "DICT": lambda _: stack.append(dict(pairs(since_mark()))),
-        "APPEND": lambda _: list.extend(stack[-2], last(1)),
-        "APPENDS": lambda _: (items := since_mark(), list.extend(stack[-1], items)),
-        "SETITEM": lambda _: (items := last(2), dict.update(stack[-1], pairs(items))),
-        "SETITEMS": lambda _: (items := since_mark(), dict.update(stack[-1], pairs(items))),
-        **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), put),
-        "MEMOIZE": lambda _: put(len(memo)),
-        **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda index: stack.append(memo[index])),
-    }
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(io.BytesIO(content))):
-        if opcode.name == "STOP":
-            return last(1)[0]
-        if count > MOST_OPCODES:
-            raise ValueError(f"more than {MOST_OPCODES} opcodes")
-        if opcode.name not in steps:
-            raise ValueError(f"refused: its opcode {opcode.name} could run code; a dump is plain data")
-        steps[opcode.name](argument)
-    raise ValueError("pickle without an end")
+        make(stack, items)
+    return at
 
 
-_VALUES = (
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE",
-    "SHORT_BINUNICODE", "BINUNICODE8",
-)  # fmt: skip
+def _pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
+    if not _KEYS.issuperset(map(type, items[::2])):  # a nested tuple takes for ever to hash
+        raise ValueError("refused: a key that is neither text nor number")
+    return zip(items[::2], items[1::2], strict=True)
+
+
+_KEYS = {str, int, bool}
+_Step = Callable[[list[Any], list[Any]], object]
+_LONG = Struct("<I").unpack_from
+_NUMBERS = {
+    code: (each.size, each.unpack_from)
+    for code, each in ((0x4B, Struct("B")), (0x4D, Struct("<H")), (0x4A, Struct("<i")), (0x47, Struct(">d")))
+}
+"""Opcodes with a number (BININT1, BININT2, BININT, BINFLOAT): its bytes, and how it is read."""
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
+_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
+_TO_MARK: dict[int, _Step] = {
+    0x75: lambda stack, items: dict.update(stack[-1], _pairs(items)),  # SETITEMS
+    0x65: lambda stack, items: list.extend(stack[-1], items),  # APPENDS
+    0x74: lambda stack, items: stack.append(tuple(items)),  # TUPLE
+    0x6C: lambda stack, items: stack.append(items),  # LIST
+    0x64: lambda stack, items: stack.append(dict(_pairs(items))),  # DICT
+}
+"""Opcodes that take all values from the last mark on."""
+_VALUES = ("INT", "LONG", "LONG1", "LONG4", "FLOAT", "UNICODE", "BINUNICODE8")
+_STEPS: dict[str, tuple[int, _Step] | None] = {
+    "PROTO": None,
+    "FRAME": None,
+    "EMPTY_TUPLE": (0, lambda stack, _: stack.append(())),
+    "TUPLE1": (1, lambda stack, items: stack.append(tuple(items))),
+    "TUPLE2": (2, lambda stack, items: stack.append(tuple(items))),
+    "TUPLE3": (3, lambda stack, items: stack.append(tuple(items))),
+    "SETITEM": (2, lambda stack, items: dict.update(stack[-1], _pairs(items))),
+}
+"""Opcodes, the number of values that they take, and their meaning."""

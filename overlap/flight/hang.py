@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -9,8 +10,9 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..timeline.ranklist import listed
+from ..timeline.why.children import in_children
 from ..units import columns, wrapped
-from .autopsy import table, verdict
+from .autopsy import sentence, table, verdict
 from .desync import Job, Mismatch
 from .dumps import Call, Dump, looks_like_dump, read_dump
 from .folder import ENDING
@@ -19,6 +21,8 @@ from .records import recent_world
 SCHEMA_VERSION = 1
 PAGE_LINES, _WIDTH = 24, 110
 _MOST_FILES = 20_000
+MANY_BYTES = 16 << 20
+"""Dumps that together have fewer bytes are read faster than processes start."""
 _UNTOLD = "cannot be told, because "
 
 
@@ -112,19 +116,17 @@ def judge(paths: Sequence[Path]) -> Hang:
 def _of_records(files: Sequence[str]) -> Hang:
     world, job, more = recent_world(files)
     lines = verdict(world)
-    who, where, waited = (line.partition(":")[2].strip() for line in lines)
-    sentence = f"{who}; it was {where}; it waited for {waited}"
     rows = table(world, most_rows=1 << 30)
-    return Hang(sentence=sentence, verdict="ended", notes=[job, *lines], evidence=rows, footer=more)
+    return Hang(sentence=sentence(world), verdict="ended", notes=[job, *lines], evidence=rows, footer=more)
 
 
 def _of_dumps(files: Sequence[Path]) -> Hang:
     dumps, notes = [], []
-    for file in files:
-        try:
-            dumps.append(read_dump(file))
-        except UsageError as error:
-            notes.append(f"not read: {error}")
+    for each in _read(files):
+        if isinstance(each, UsageError):
+            notes.append(f"not read: {each}")
+        else:
+            dumps.append(each)
     if not dumps:
         raise UsageError("\n".join(notes[:8]))
     run, more = _newest_run(dumps)
@@ -139,6 +141,18 @@ def _of_dumps(files: Sequence[Path]) -> Hang:
         sentence=sentence, verdict=found.verdict, ranks=found.ranks, missing=job.missing, calls=found.calls,
         notes=[*found.notes, *more, *notes[:4]], evidence=_table(job, found.ranks),
     )  # fmt: skip
+
+
+def _read(files: Sequence[Path]) -> Iterator[Dump | UsageError]:
+    """Yield the dumps in files, or the reasons why they cannot be read; many are read by two processes."""
+    if sum(file.stat().st_size for file in files if file.exists()) > MANY_BYTES and sys.executable and len(files) > 1:
+        yield from in_children(read_dump, [files[::2], files[1::2]])
+        return
+    for file in files:
+        try:
+            yield read_dump(file)
+        except UsageError as error:
+            yield error
 
 
 def _newest_run(dumps: Sequence[Dump]) -> tuple[Mapping[int, Dump], list[str]]:
@@ -243,7 +257,13 @@ def _unexplained(job: Job) -> Hang:
             "the network, a device, or a rank whose dump is not here"
         )
         if not job.group(first)[1]:
-            why = f"no dump lists the members of {job.name(first)}, where rank {first.rank} is in {first}{first.place}"
+            came = {rank for by_rank in job.calls.get(job.group(first), {}).values() for rank in by_rank}
+            rest = sorted({*job.dumps, *job.missing} - came)
+            others = f"ranks {listed(rest)} have" if len(rest) > 1 else f"rank {listed(rest)} has"
+            why = f"rank {first.rank} is in {first} of {job.name(first)}{first.place}, and " + (
+                f"{others} called nothing in that group: no dump lists its members, so one of them may be missing there"
+                if rest else "no dump lists the members"
+            )  # fmt: skip
         return Hang(sentence=_UNTOLD + why, verdict="unknown", calls=[first], notes=_of_gloo(job))
     newest = {(job.group(c), c.rank): c for d in job.dumps.values() for c in d.calls if c.kind not in ("send", "recv")}
     ends = [(job.absent(call), call) for call in newest.values()]

@@ -34,7 +34,7 @@ class Group(NamedTuple):
 NOBODY = Group("", ())
 """The group of a span that is no operation."""
 
-KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires")
+KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires", "copy")
 ROLES: tuple[Role, ...] = get_args(Role)
 NONE = int(np.iinfo(np.int64).min)
 """Stands for a step, an instant of the call or an instant of the await that is not known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["compute", "comm", "step", "program", "wires"]
+Kind: TypeAlias = Literal["compute", "comm", "step", "program", "wires", "copy"]
 Clock: TypeAlias = Literal["real", "virtual"]
 Role: TypeAlias = Literal["", "program", "pack", "update", "bucket", "stage", "library"]
 """What a compute or an operation is for: it puts gradients into a bucket ("pack"), changes parameters ("update"),
@@ -79,7 +79,8 @@ class Span:
     """A named interval `[start_ns, end_ns)` of one rank on one lane.
 
     `lane` is "compute", "step", "program" (the program kept the event loop busy), "wires" (instants at which
-    connections between processes were lost or came back), or the name of a communication stream. `info` is set on
+    connections between processes were lost or came back), "copy" (copies and sets of a device's memory), or the name of
+    a communication stream. `info` is set on
     communication that is known in detail. `step` is the index of the step in which the operation was issued, however
     much later it ran; on a span of kind "step", its own. `call_site` of a compute is "file:line" of the call, or "",
     and `issued_ns` the instant of the call, if it is known. `role` is that of a compute or an operation.

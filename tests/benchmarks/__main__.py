@@ -19,6 +19,7 @@ from . import (
     connecting,
     contests,
     costs,
+    gains,
     layer,
     pytorch,
     results,
@@ -62,6 +63,7 @@ MEASURED: dict[str, Measure] = {
     "connect": lambda how, _: connecting.figures(how),
     "simulation": lambda how, _: simulation.figures(how),
     "timeline": lambda how, _: timeline.figures(how),
+    "gains": lambda how, _: gains.figures(how),
     "truth": lambda how, _: truth.figures(how),
     "algorithms": lambda how, _: algorithms.figures(how),
     "sockets": lambda how, _: sockets.figures(how),
@@ -90,6 +92,7 @@ or, by itself,
   torch       PyTorch on our backend, in turn with gloo in one torchrun: training steps, single all-reduces (minutes)
   engines     worlds on a cluster of Ray: up, a killed actor, a lost node, steps beside overlap run (needs Ray; minutes)
   timeline    a run of a million spans packed, written, loaded, drawn; 1024 ranks folded; a what-if (a minute)
+  gains       what `overlap why` promises of changes to programs of PyTorch on the CPU, and what they really gain
   algorithms  each collective by each algorithm between 2 and 4 processes: do plans name the fastest? (4 minutes)
   truth       programs on the real clock, over paced links and as they are, and simulated: how far apart they are
   two_hosts   a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)

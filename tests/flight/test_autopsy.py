@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlap.flight.autopsy import World, last_signs, newest_world, table, verdict
+from overlap.flight.autopsy import World, last_signs, newest_world, sentence, table, verdict
 from overlap.flight.reading import CallWords, Flight, Operation, RankRecord, WorldEnd
 
 S = 1_000_000_000
@@ -85,6 +85,48 @@ def test_a_process_that_was_killed_is_named_with_what_it_was_doing():
         "where:      running compute 'think' (train.py:30) in step 12, for 6.0 s",
         "waited for: nobody; ranks 0-2 waited for it in all_reduce #41 on group 'world' (train.py:33)",
     ]
+
+
+SENTENCES = {
+    "failed": (
+        [flight(0, record(0, operation(40, ended=1), operation(since=3)), ending=ending(rank=1, line="no", at=9)),
+         flight(1, record(1, operation(40, ended=1)), ending=ending(rank=1, here=True, line="ValueError: no"))],
+        "rank 1 (node 1, pid 4711 on host1) failed: ValueError: no; rank 1 was in its program in step 12, with nothing "
+        "unfinished; all_reduce #40 on group 'world' had ended 9.0 s before; rank 0 waited for it in all_reduce #41 on "
+        "group 'world' (train.py:33)",
+    ),
+    "killed": (
+        [flight(0, record(0, operation(since=3)), ending=ending(rank=1, line=LOST)),
+         flight(1, record(1, compute(since=3, started=4)))],
+        "node 1 (rank 1, pid 4711 on host1) ended without a word: killed, or by os._exit; rank 1 was running compute "
+        "'think' (train.py:30) in step 12, for 6.0 s; rank 0 waited for it in all_reduce #41 on group 'world' "
+        "(train.py:33)",
+    ),
+    "not here": (
+        [flight(0, record(0, operation(since=3)), ending=ending(rank=1, line=LOST))],
+        f"rank 1 (of a process whose file is not here), as another process tells: {LOST}; rank 0 waited for it in "
+        "all_reduce #41 on group 'world' (train.py:33)",
+    ),
+    "circle": (
+        [flight(0, record(0, operation(5, group="a", members=(0, 1), since=1)),
+                record(1, operation(7, group="b", members=(0, 1), since=2)), ending=ending("stalled", at=9),
+                processes=1)],
+        "ranks 0-1 wait for each other; rank 0 was in all_reduce #5 on group 'a' (train.py:33) in step 12, for 8.0 s, "
+        "waiting for rank 1, which had not called it (rank 1: all_reduce #7 on group 'b' (train.py:33))",
+    ),
+    "together": (
+        [flight(0, record(0, operation(since=3))), flight(1, record(1, operation(since=3)))],
+        "2 processes (node 0: pid 4710, node 1: pid 4711) ended together without a word: by their launcher, the "
+        "machine or the scheduler; 0 of 2 ranks had finished their programs, 2 operations were unfinished, the longest "
+        "in all_reduce #41 on group 'world' (train.py:33), rank 0 for 0.0 ms",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_one_sentence_has_the_culprit_and_what_it_did(case):
+    flights, expected = SENTENCES[case]
+    assert sentence(World(flights, lambda flight: False)) == expected
 
 
 @pytest.mark.parametrize(

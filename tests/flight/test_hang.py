@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from overlap.errors import UsageError
+from overlap.flight import hang
 from overlap.flight.dumps import plain, read_dump
 from overlap.flight.hang import PAGE_LINES, is_dump, judge
 
@@ -303,3 +304,33 @@ def test_torchs_own_analysis_says_no_more(planted, tmp_path):
                 named += 1
                 assert any(row.split()[0] == rank for row in hang.evidence[1:]), (part, hang.sentence)
     assert named > 3
+
+
+def test_a_group_that_one_rank_called_and_whose_members_no_dump_lists(tmp_path):
+    """As gloo's dumps are of groups in which the other members have issued nothing."""
+    groups = {"0": ("default_pg", [0, 1, 2]), "1": ("tp", [])}
+    ranks = [[FIRST, entry(1, group=("1", "tp"))], [FIRST], [FIRST]]
+    hang = judge([write(tmp_path / "d", ranks, groups=groups)])
+    assert (hang.verdict, hang.ranks) == ("unknown", ())
+    assert hang.sentence == (
+        "cannot be told, because rank 0 is in all_reduce #1 of float [8] of group 'tp' at train.py:33 in main, and "
+        "ranks 1-2 have called nothing in that group: no dump lists its members, so one of them may be missing there"
+    )
+
+
+def test_processes_read_many_dumps_alike(tmp_path, monkeypatch):
+    folder = write(tmp_path / "d", [[FIRST, entry(2)], [FIRST], [FIRST, entry(2)]])
+    (folder / "nccl_trace_rank_3").write_bytes(b"\x80\x02pg_config")
+    alone = judge([folder]).as_dict()
+    monkeypatch.setattr(hang, "MANY_BYTES", 0)
+    assert judge([folder]).as_dict() == alone
+    assert alone["ranks"] == [1]
+    assert "nccl_trace_rank_3: is damaged" in alone["notes"][-1]
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_plain_data_of_every_kind_is_read(protocol):
+    data = {"a": [1, -1, 255, 256, 70_000, -70_000, 1 << 40, 1.5, None, True, False], "b": (1, ("x", 2), ()),
+            "c": ["text", "é" * 300, {}, {"k": [{"l": (1, 2, 3, 4)}]}],
+            7: [[i, str(i)] for i in range(400)]}  # fmt: skip
+    assert plain(pickle.dumps(data, protocol)) == data

@@ -91,6 +91,7 @@ def test_json_has_a_version_and_exact_figures(command, training):
         "transfer_ns": 6_200_000,
         "queued_ns": 50_000,
         "kept_ns": 0,
+        "copy_ns": 0,
         "idle_ns": 450_000,
         "overlap_ratio": 2_700_000 / 6_200_000,
         "ideal_wall_ns": 8_100_000,

@@ -1,6 +1,8 @@
 """Traces of other tools: PyTorch's profiler, Neuron's profiles, open arrays, begins and ends."""
 
 import json
+import os
+import threading
 
 import pytest
 import trio
@@ -175,12 +177,17 @@ def test_events_of_neuron_that_end_before_they_start_are_left_out_and_told(tmp_p
     ("document", "message"),
     [
         (
-            kineto(0, [event("overhead", "x", 1, 2)]),
+            {"traceEvents": [event("overhead", "x", 1, 2)]},
             "no compute or communication in it: looked for complete events (ph X, or B and E) of category collective, "
             "comm, communication, compute, kernel, nccl; it has overhead",
         ),
+        (kineto(0, [event("overhead", "x", 1, 2)]), "no event of PyTorch's profiler in it"),
+        (
+            kineto(0, [event("user_annotation", "x", 1, 2)]),
+            "no work of a device in it, and no operator of a host: nothing to show",
+        ),
         ({"trace_events": [{"name": "cc_running", "timestamp": "x"}]}, "timestamp is 'x', not a number of nanoseconds"),
-        (kineto(0, [event("kernel", "k", None, 1)]), "ts is None, not a number of microseconds"),
+        (kineto(0, [event("kernel", "k", None, 1)]), "no event of PyTorch's profiler in it"),
         (profile(-3, -4), "all of its events end before they start"),
         ({"traceEvents": [event("kernel", "k", 5, -1)]}, "all of its events end before they start"),
         (profile(float("inf")), "duration is inf, not a number of nanoseconds"),
@@ -209,7 +216,16 @@ def test_what_ends_before_it_starts_is_left_out_and_said(tmp_path):
     ]
     timeline = read_trace(written(tmp_path, kineto(0, events)))
     assert [span.name for span in timeline.spans] == ["gemm"]
-    assert oddities(timeline) == "2 events end before they start (first: 'late'): shown is the rest"
+    assert oddities(timeline).startswith("2 events end before they start: left out")
     begins = [{"ph": ph, "cat": "comm", "name": "sum", "ts": ts, "pid": 0, "tid": 1} for ph, ts in (("B", 9), ("E", 4))]
     timeline = read_trace(written(tmp_path, [*begins, event("compute", "a", 1, 2) | {"pid": 0}]))
     assert oddities(timeline) == "1 event ends before it starts ('sum'): shown is the rest"
+
+
+def test_why_refuses_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe.json").write_bytes(b"{}"))
+    writer.start()
+    with pytest.raises(UsageError, match="is no regular file"):
+        overlap.why(tmp_path / "pipe.json")
+    writer.join()

@@ -224,7 +224,7 @@ def test_of_what_there_is_not_no_limit_holds():
         (
             "speed > 5%",
             "--fail-if: 'speed > 5%' is no condition; write one of step, hidden, compute, exposed, waiting, wire, "
-            "kept, queued, idle, then < or >, then a number with %, ns, us, ms or s: 'exposed > 5%'",
+            "kept, copy, queued, idle, then < or >, then a number with %, ns, us, ms or s: 'exposed > 5%'",
         ),
         ("step > 5%", "--fail-if: 'step > 5%': step is a time, not %"),
         ("hidden < 5ms", "--fail-if: 'hidden < 5ms': hidden is a share, not ms"),

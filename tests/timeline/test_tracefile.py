@@ -367,17 +367,18 @@ def test_a_kineto_trace_gives_one_rank_with_its_kernels_and_steps(tmp_path):
     events = [
         event("cpu_op", "aten::mm", 0, 5),
         event("user_annotation", "ProfilerStep#12", 0.5, 30),
-        event("kernel", "gemm", 1.25, 10),
-        event("kernel", "ncclDevKernel_AllReduce", 5, 10.0625),
-        event("kernel", "custom", 20, 1, **{"Collective name": "allreduce"}),
+        event("cuda_runtime", "cudaGraphLaunch", 0.75, 0.25, correlation=1),
+        event("kernel", "gemm", 1.25, 10, correlation=1),
+        event("kernel", "ncclDevKernel_AllReduce", 5, 10.0625, correlation=1),
+        event("kernel", "custom", 20, 1, correlation=1, **{"Collective name": "allreduce"}),
         {"ph": "i", "name": "mark", "ts": 3},
     ]
     path = tmp_path / "kineto.json"
     path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": 3}}))
     timeline = read_trace(path)
     assert [(span.rank, span.kind, span.name, span.start_ns, span.end_ns) for span in timeline.spans] == [
-        (3, "step", "ProfilerStep#12", 500, 30_500),
         (3, "compute", "gemm", 1_250, 11_250),
+        (3, "step", "ProfilerStep#12", 1_250, 21_000),
         (3, "comm", "ncclDevKernel_AllReduce", 5_000, 15_062),
         (3, "comm", "custom", 20_000, 21_000),
     ]

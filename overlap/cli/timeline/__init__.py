@@ -39,11 +39,12 @@ Every rank has a compute lane and lanes for its communication streams on one tim
 hidden and costs nothing; on its own it is exposed. Exposed bytes on the wire are time that overlap can hide. Exposed
 waiting comes from a rank that is late; look at what that rank does meanwhile:
 
-    wall = compute only + overlapped + exposed + kept + queued + idle
+    wall = compute only + overlapped + exposed + kept + copy + queued + idle
     exposed = waiting for a rank + on the wire
 
-Kept is time in which a program computed on its event loop, so that nothing of its process went on. The last
-line is the verdict: how long the step takes, and the means of its ranks.
+Kept is time in which a program computed on its event loop, so that nothing of its process went on; copy is time in
+which a device did nothing but copy or set memory. Profiles of PyTorch are shown as well: `overlap why` says what the
+host did while a device was idle. The last line is the verdict: how long the step takes, and the means of its ranks.
 """
 
 _EPILOG = """\

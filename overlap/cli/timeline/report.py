@@ -74,6 +74,7 @@ def _figures(row: Breakdown) -> dict[str, int | float | None]:
         "transfer_ns": row.transfer_ns,
         "queued_ns": row.queued_ns,
         "kept_ns": row.kept_ns,
+        "copy_ns": row.copy_ns,
         "idle_ns": row.idle_ns,
         "overlap_ratio": row.overlap_ratio,
         "ideal_wall_ns": row.ideal_wall_ns,

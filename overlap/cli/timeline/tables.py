@@ -89,7 +89,7 @@ def critical_path_table(path: Sequence[Link], *, width: int, rows_at_most: int =
     return lines + ([f"and {len(ordered) - rows_at_most} more, {figure(rest_ns, unit_ns)} {unit}"] if rest_ns else [])
 
 
-_SELDOM = ("event loop kept", "queued")
+_SELDOM = ("event loop kept", "copies", "queued")
 """Rows that are left out where both runs have nothing of the kind."""
 _ROWS = (
     ("compute", "compute_ns"),
@@ -97,6 +97,7 @@ _ROWS = (
     ("  waiting for ranks", "waiting_ns"),
     ("  on the wire", "wire_ns"),
     ("event loop kept", "kept_ns"),
+    ("copies", "copy_ns"),
     ("queued", "queued_ns"),
     ("idle", "idle_ns"),
     ("bytes moved for", "transfer_ns"),
@@ -138,7 +139,7 @@ def compared(one: Verdict, other: Verdict) -> str:
     )
 
 
-_ALONE = ("compute", "event loop kept", "queued", "idle")
+_ALONE = ("compute", "event loop kept", "copies", "queued", "idle")
 
 
 def _mean(verdict: Verdict, name: str) -> float:

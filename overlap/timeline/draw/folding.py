@@ -58,7 +58,7 @@ def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) 
 
 
 def _point(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
-    names = ("wall", "compute", "overlapped", "waiting", "wire", "kept", "queued", "idle")
+    names = ("wall", "compute", "overlapped", "waiting", "wire", "kept", "copy", "queued", "idle")
     times_ns = [getattr(row, f"{name}_ns") for name in names]
     return tuple(time_ns / wall_ns for time_ns in times_ns)
 
@@ -92,20 +92,20 @@ def _made(
     )
 
 
-_TIMES = ("wall", "compute", "hidden", "hid%", "wait", "wire", "kept", "queued", "idle")
+_TIMES = ("wall", "compute", "hidden", "hid%", "wait", "wire", "kept", "copy", "queued", "idle")
 
 
 def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[str]:
     """Return the lines of the table under a drawing: for each row the means of its ranks.
 
     Wall is compute (some of which hides communication), waiting, bytes on the wire, time in which a program kept the
-    event loop, queued and idle, added up. Columns that do not fit go into a second block under the first; a column of
-    zeros is left out where possible.
+    event loop, copies of a device's memory, queued and idle, added up. Columns that do not fit go into a second block
+    under the first; a column of zeros is left out where possible.
     """
     unit, unit_ns = figure_unit(max(row.wall_ns for _, ranks in rows for row in ranks))
     heads = [f"rank/{unit}", *_TIMES, "spread"]
     columns = [list(column) for column in zip(heads, *(_figures(*row, unit_ns) for row in rows), strict=True)]
-    for name in ("queued", "kept"):
+    for name in ("queued", "copy", "kept"):
         if not any(getattr(row, f"{name}_ns") for _, ranks in rows for row in ranks):
             columns.pop(heads.index(name))
     if all(len(one.ranks) == 1 for one, _ in rows):
@@ -131,6 +131,7 @@ def _figures(one: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
         mean(sum(row.waiting_ns for row in ranks)),
         mean(sum(row.wire_ns for row in ranks)),
         mean(sum(row.kept_ns for row in ranks)),
+        mean(sum(row.copy_ns for row in ranks)),
         mean(sum(row.queued_ns for row in ranks)),
         mean(sum(row.idle_ns for row in ranks)),
         f"{one.spread:.1%}" if len(ranks) > 1 else "",

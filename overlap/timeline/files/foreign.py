@@ -1,4 +1,4 @@
-"""Traces of other tools: events that are recognisably compute, communication or a step; and Neuron's profiles.
+"""Traces of other tools than PyTorch's profiler: recognisable computes, communication and steps; Neuron's profiles.
 
 Names, fields and units of Neuron's system profiles: aws-neuron-sdk,
 tools/neuron-explorer/profile-schema-reference.rst.
@@ -16,7 +16,6 @@ from ...errors import UsageError
 from ..span import Kind, Span
 from ..spans import LEFT_OUT, ORIGIN, Timeline
 from .events import Event, Json
-from .kineto import from_kineto, is_kineto
 
 _COMM_NAME = re.compile(r"(nccl|rccl|hccl|c10d::|gloo:)", re.IGNORECASE)
 _COMM_CATEGORIES = frozenset({"comm", "communication", "collective", "nccl"})
@@ -25,20 +24,13 @@ _STEP_NAME = re.compile(r"ProfilerStep#(\d+)")
 
 
 def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timeline:
-    """Read the events of a trace without our fields: of PyTorch's profiler, Neuron's, or similar tools.
-
-    The profiler's file holds one rank, named in `distributedInfo`; elsewhere the pid is taken as the rank.
+    """Read the events of a trace without our fields: of Neuron's profiler, or similar tools; a pid is the rank.
 
     Raises:
         UsageError: No event is recognised, or a pid is not a number; the message names what was expected and found.
     """
     slices, backwards = forwards(complete(events), "dur")
-    if is_neuron(document):
-        found = from_neuron(document)
-    elif is_kineto(document):
-        found = from_kineto(slices, document)
-    else:
-        found = _from_others(slices)
+    found = from_neuron(document) if is_neuron(document) else _from_others(slices)
     if found is None and backwards and not slices:
         raise ValueError(ALL_BACKWARDS)
     if found is None:

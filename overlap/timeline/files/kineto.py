@@ -1,258 +1,74 @@
-"""Traces of PyTorch's profiler (Kineto): one file for each rank.
+"""Timelines of profiles: each file of PyTorch's profiler (Kineto) is one rank.
 
 Where events of a device are recorded, computes are its kernels, communication is the kernels of the communication
-libraries, and a step is what was launched in it, from its first event on the device to that of the next step: the host
-is ahead of its device, often by more than a step. On a CPU, computes are the outermost operators and
-communication is what gloo's threads do, or what our backend records from the call of an operation to its end.
-Categories, fields and their traps: pytorch/kineto, libkineto/src/output_json.cpp.
+libraries, and a step is what was launched in it: see `why.windows`, which `overlap why` shares. On a CPU, computes are
+the outermost operators and communication is what gloo's threads do, or our backend from the call of an operation on.
 """
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
-from ..span import CollectiveInfo, Kind, Span
-from ..spans import LEFT_OUT, ORIGIN, Timeline
-from .events import Event, Json
+import numpy as np
 
-COMM_KERNEL = re.compile(  # NCCL, RCCL, oneCCL; symmetric memory of PyTorch, NVSHMEM, DeepEP; kernels of vLLM, TensorRT
-    r"(void )?(nccl|rccl|hccl|oneccl|nvshmem|mscclpp)|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce|"
-    r"deep_ep::|nvshmem|cross_device_reduce|allreduce_fusion|quick_?reduce)",
-    re.IGNORECASE,
-)
-_ON_CPU = re.compile(r"(?:gloo|overlap):(\w+)")
-_STEP = re.compile(r"ProfilerStep#(\d+)")
-_WIDTHS = {
-    "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "c10::half": 2, "bfloat16": 2,
-    "c10::bfloat16": 2, "int": 4, "int32": 4, "long": 8, "long int": 8, "int64": 8, "byte": 1, "unsigned char": 1,
-    "char": 1, "bool": 1, "int8": 1, "uint8": 1, "int16": 2,
-}  # fmt: skip
-_OPS = {
-    "allreduce": "all_reduce", "_allgather_base": "all_gather", "allgather": "all_gather", "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter", "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-}  # fmt: skip
+from ...errors import UsageError
+from ..columnar import KINDS, NOBODY, NONE, Group, SpanColumns, Table
+from ..spans import CUT, LEFT_OUT, ORIGIN, Timeline
+from ..why.windows import messages_of, notes_of, outermost, windows_of, work_of
+from .profile import Profile
+
+PROFILER = "PyTorch profiler"
+"""Origin of the timelines that are made here."""
 
 
-def collective_name(name: str) -> str:
-    """Return the usual name of a collective that a library names in its own way."""
-    return _OPS.get(name.lower(), name)
+def timeline_of(profile: Profile) -> Timeline:
+    """Return the timeline of a profile, one rank of its run.
 
-
-def is_kineto(document: Mapping[str, Json]) -> bool:
-    """Whether the profiler has written a document."""
-    return any(name in document for name in ("distributedInfo", "baseTimeNanoseconds", "schemaVersion"))
-
-
-def from_kineto(events: Sequence[Event], document: Mapping[str, Json]) -> Timeline | None:
-    """Read the complete events of a file; None if they show neither compute nor communication."""
-    rank, world = _place(document)
-    base_ns = document.get("baseTimeNanoseconds")
-    reader = _Reader(rank, world, base_ns if isinstance(base_ns, int) else 0)
-    device = [event for event in events if _is_kernel(event)]
-    spans = [*reader.steps(events, device), *reader.computes(events, device), *reader.communication(events)]
-    if not any(span.kind != "step" for span in spans):
-        return None
-    meta = {ORIGIN: "PyTorch profiler"}
-    if not device and document.get("deviceProperties"):
-        meta[LEFT_OUT] = "no kernel of its device is recorded: computes are operators of the host"
-    elif device and (copies := sum(event.get("cat") in ("gpu_memcpy", "gpu_memset") for event in events)):
-        meta[LEFT_OUT] = f"{copies} copies and sets of memory are not shown and count as idle: `overlap why` has them"
-    return Timeline(spans=spans, world_size=world, meta=meta)
-
-
-def _place(document: Mapping[str, Json]) -> tuple[int, int]:
-    info = document.get("distributedInfo")
-    found = info if isinstance(info, Mapping) else {}
-    rank, world = found.get("rank"), found.get("world_size")
-    rank = rank if isinstance(rank, int) and rank >= 0 else 0
-    return rank, max(world if isinstance(world, int) else 1, rank + 1)
-
-
-class _Reader:
-    """Turns events of one file into spans; numbers its collectives."""
-
-    def __init__(self, rank: int, world: int, base_ns: int) -> None:
-        self._rank, self._world, self._base_ns = rank, world, base_ns
-        self._numbers: dict[tuple[str, str], int] = {}
-
-    def steps(self, events: Sequence[Event], device: Sequence[Event]) -> Iterator[Span]:
-        """Yield the profiler's steps: on a device, those of which it has done something."""
-        host: dict[int, Event] = {}
-        marked: dict[int, tuple[float, float]] = {}  # on the device, by the profiler
-        for event in events:
-            match = _STEP.fullmatch(str(event.get("name", "")))
-            if match and event.get("cat") == "user_annotation":
-                host[int(match[1])] = event
-            elif match and event.get("cat") == "gpu_user_annotation":
-                start_us, end_us = _interval(event)  # a device has a mark on each stream
-                first_us, last_us = marked.get(int(match[1]), (start_us, end_us))
-                marked[int(match[1])] = min(first_us, start_us), max(last_us, end_us)
-        found = increasing(marked or _launched(host, events, device)) if device else {}
-        for step, (start_us, end_us) in (found or {step: _interval(event) for step, event in host.items()}).items():
-            event = {"ts": start_us, "dur": end_us - start_us}
-            yield self._span(event, "step", "step", f"ProfilerStep#{step}", step=step)
-
-    def computes(self, events: Sequence[Event], device: Sequence[Event]) -> Iterator[Span]:
-        """Yield kernels, or where there are none the outermost operators."""
-        for event in device:
-            if not _communicates(event):
-                yield self._span(event, "compute", f"compute {event.get('tid', '')}".strip(), str(event.get("name")))
-        if not device:
-            yield from self._operators(events)
-
-    def _operators(self, events: Sequence[Event]) -> Iterator[Span]:
-        """Yield the operators that are inside no other of their thread; operators of c10d only enqueue or wait."""
-        threads: dict[str, list[Span]] = {}
-        for event in events:
-            name = str(event.get("name", ""))
-            if event.get("cat") == "cpu_op" and not name.startswith(("c10d::", "record_param_comms")):
-                span = self._span(event, "compute", f"compute {event.get('tid', '')}".strip(), name)
-                threads.setdefault(str(event.get("tid")), []).append(span)
-        for spans in threads.values():
-            spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
-            until_ns = spans[0].start_ns - 1
-            for span in spans:
-                if span.start_ns >= until_ns:
-                    yield span
-                    until_ns = span.end_ns
-
-    def communication(self, events: Sequence[Event]) -> Iterator[Span]:
-        """Yield collectives, numbered in their order, so that collectives of several ranks can be matched."""
-        found, calls = [event for event in events if _communicates(event)], _Calls(events)
-        for event in sorted(found, key=lambda event: _us(event, "ts")):
-            cpu = _ON_CPU.fullmatch(str(event.get("name", "")))
-            given = _args(calls.around(event) if cpu and _is_ours(event) else event)
-            op = cpu[1] if cpu else str(given.get("Collective name", event.get("name", "")))
-            # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
-            span = self._span(event, "comm", "comm", op if cpu else str(event.get("name", "")))
-            yield self._described(span, collective_name(op), given)
-
-    def _described(self, span: Span, op: str, args: Mapping[str, Json]) -> Span:
-        group = str(args.get("Process Group Name", "world"))
-        number = self._numbers[op, group] = self._numbers.get((op, group), -1) + 1
-        seq, dtype = args.get("Seq"), str(args.get("dtype", ""))
-        info = CollectiveInfo(
-            op=op, algorithm="", group=group, seq=seq if isinstance(seq, int) else number,
-            nbytes=bytes_of(args), dtype=dtype, issued_ns=span.start_ns, met_ns=span.start_ns, priority=0, call_site="",
-            start_ns=span.start_ns, end_ns=span.end_ns, ranks=self._ranks(args),
-        )  # fmt: skip
-        return replace(span, info=info)
-
-    def _ranks(self, args: Mapping[str, Json]) -> tuple[int, ...]:
-        listed = re.findall(r"\d+", str(args.get("Process Group Ranks", "")))
-        return tuple(map(int, listed)) or tuple(range(self._world))
-
-    def _span(self, event: Event, kind: Kind, lane: str, name: str, *, step: int | None = None) -> Span:
-        start_ns = self._base_ns + round(_us(event, "ts") * 1000)
-        length_ns = max(round(_us(event, "dur") * 1000), 0)
-        return Span(
-            rank=self._rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=start_ns + length_ns, step=step
-        )
-
-
-def _launched(
-    host: Mapping[int, Event], events: Iterable[Event], device: Iterable[Event]
-) -> dict[int, tuple[float, float]]:
-    """Return the first begin and the last end of what was launched on the device in each step of the host."""
-    launches = {
-        _args(event).get("correlation"): _us(event, "ts")
-        for event in events
-        if str(event.get("cat")).endswith(("_runtime", "_driver"))
+    Raises:
+        UsageError: It shows no work.
+    """
+    work = work_of(profile)
+    if not len(work.rows):
+        raise UsageError(f"{profile.path}: no work of a device in it, and no operator of a host: nothing to show")
+    notes = [note for note in notes_of(profile, work) if not profile.cut or "cut off" not in note]
+    meta = {ORIGIN: PROFILER, **({CUT: "only what is complete"} if profile.cut else {})}
+    compute = work.compute if work.on_device else outermost(profile, work.compute)
+    steps = {step: window for step, window in windows_of(profile, work).items() if step is not None}
+    rows = np.concatenate([compute, work.copies, work.comm])
+    count, operations = len(rows) + len(steps), slice(len(rows) - len(work.comm), len(rows))
+    texts, groups = Table[str]({name: number for number, name in enumerate(profile.names)}), Table[Group]()
+    columns: dict[str, Any] = {
+        name: np.zeros(count, np.int64) for name in ("met_ns", "seq", "nbytes", "priority", "role")
     }
-    steps = sorted((*_interval(event), step) for step, event in host.items())
-    found: dict[int, tuple[float, float]] = {}
-    for event in device:
-        at_us = launches.get(_args(event).get("correlation"))
-        place = -1 if at_us is None else bisect_right(steps, at_us, key=lambda step: step[0]) - 1
-        if at_us is not None and place >= 0 and at_us < steps[place][1]:
-            step, (start_us, end_us) = steps[place][2], _interval(event)
-            first_us, last_us = found.get(step, (start_us, end_us))
-            found[step] = min(first_us, start_us), max(last_us, end_us)
-    return found
-
-
-T = TypeVar("T", int, float)
-
-
-def increasing(steps: Mapping[int, tuple[T, T]]) -> dict[int, tuple[T, T]]:
-    """Return intervals of steps, each of which ends where the next begins; none if they are out of order."""
-    numbers = sorted(steps)
-    begins = [steps[number][0] for number in numbers]
-    if begins != sorted(begins):
-        return {}
-    following = {number: steps[number + 1][0] for number in numbers if number + 1 in steps}
-    return {number: (steps[number][0], following.get(number, steps[number][1])) for number in numbers}
-
-
-def _interval(event: Event) -> tuple[float, float]:
-    return _us(event, "ts"), _us(event, "ts") + _us(event, "dur")
-
-
-class _Calls:
-    """Calls of c10d's operators, which say how large an operation of ours is, and among which ranks."""
-
-    def __init__(self, events: Iterable[Event]) -> None:
-        self._by_thread: dict[object, list[Event]] = {}
-        for event in events:
-            if str(event.get("name", "")).startswith("c10d::"):
-                self._by_thread.setdefault(event.get("tid"), []).append(event)
-        for calls in self._by_thread.values():
-            calls.sort(key=lambda call: _us(call, "ts"))
-
-    def around(self, event: Event) -> Event:
-        """Return the call in which the record of an operation begins, or the record if there is none."""
-        calls, begin_us = self._by_thread.get(event.get("tid"), []), _us(event, "ts")
-        place = bisect_right(calls, begin_us, key=lambda call: _us(call, "ts"))
-        if place and begin_us <= _us(calls[place - 1], "ts") + _us(calls[place - 1], "dur"):
-            return calls[place - 1]
-        return event
-
-
-def _is_ours(event: Event) -> bool:
-    return str(event.get("name", "")).startswith("overlap:")
-
-
-def _args(event: Event) -> Mapping[str, Json]:
-    args = event.get("args")
-    return args if isinstance(args, Mapping) else {}
-
-
-def _is_kernel(event: Event) -> bool:
-    """Whether a device computed or communicated; engines of MTIA have events for what they do besides, too."""
-    return event.get("cat") == "kernel" or (event.get("cat") == "mtia_ccp_events" and event.get("name") == "pe_exe")
-
-
-def _communicates(event: Event) -> bool:
-    args, category = event.get("args"), event.get("cat")
-    if category == "user_annotation":  # nccl's are the time to enqueue; those of gloo and ours are the transfer
-        return bool(_ON_CPU.fullmatch(str(event.get("name", ""))))
-    named = isinstance(args, Mapping) and "Collective name" in args
-    return category in ("kernel", "collective_comm") and bool(named or COMM_KERNEL.match(str(event.get("name", ""))))
-
-
-def bytes_of(args: Mapping[str, Json]) -> int:
-    """Return the larger of the bytes that go in and that come out."""
-    counts = [n for name in ("In msg nelems", "Out msg nelems") if isinstance(n := args.get(name), int)]
-    if counts:
-        return max(counts) * _WIDTHS.get(str(args.get("dtype", "")).lower(), 4)
-    dims, types = args.get("Input Dims"), args.get("Input type")
-    total = 0
-    if isinstance(dims, list) and isinstance(types, list):
-        for shape, dtype in zip(dims, types, strict=False):
-            count = 1
-            for extent in shape if isinstance(shape, list) else ():
-                count *= extent if isinstance(extent, int) else 0
-            total += count * _WIDTHS.get(str(dtype).lower(), 4) if shape else 0
-    return total
-
-
-def _us(event: Event, field: str) -> float:
-    value = event.get(field)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{field} is {value!r}, not a number of microseconds")
-    return value
+    columns |= {name: np.full(count, texts[""]) for name in ("algorithm", "dtype", "call_site")}
+    columns |= {name: np.full(count, NONE) for name in ("issued_ns", "awaited_ns", "step")}
+    lanes = [texts[f"compute {thread}".strip()] for _, thread in profile.threads]
+    lane, step_lane = np.array(lanes)[profile.thread[compute]], texts["step"]
+    low_ns, high_ns = (np.array([window[at] for window in steps.values()], np.int64) for at in (0, 1))
+    parts = (len(compute), len(work.copies), len(work.comm), len(steps))
+    columns |= {
+        "rank": np.full(count, profile.rank),
+        "kind": np.repeat([KINDS.index(kind) for kind in ("compute", "copy", "comm", "step")], parts),
+        "lane": np.concatenate([lane, np.repeat([texts["copy"], texts["comm"], step_lane], parts[1:])]),
+        "name": np.concatenate([profile.name[rows], [texts[f"ProfilerStep#{step}"] for step in steps]]),
+        "start_ns": profile.base_ns + np.concatenate([profile.start_ns[rows], low_ns]),
+        "end_ns": profile.base_ns + np.concatenate([profile.end_ns[rows], high_ns]),
+        "op": np.full(count, -1), "group": np.full(count, groups[NOBODY]),
+    }  # fmt: skip
+    columns["step"][len(rows) :] = list(steps)
+    # Streams of one collective have other numbers on other ranks: one lane, for they must be matched.
+    found = messages_of(profile, work.comm)
+    columns["op"][operations] = [texts[each.op] for each in found]
+    columns["dtype"][operations] = [texts[each.dtype] for each in found]
+    for name in ("seq", "nbytes"):
+        columns[name][operations] = [getattr(each, name) for each in found]
+    world = tuple(range(profile.world_size))
+    columns["group"][operations] = [
+        groups[Group(each.group or "world", each.ranks or world * (each.group_size in (0, len(world))))]
+        for each in found
+    ]
+    for name in ("issued_ns", "met_ns"):
+        columns[name][operations] = columns["start_ns"][operations]
+    spans = SpanColumns.of_named(columns, texts, groups)
+    meta |= {LEFT_OUT: "; ".join(notes)} if notes else {}
+    return Timeline.of_columns(spans, world_size=len(world), meta=meta)

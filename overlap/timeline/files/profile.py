@@ -7,15 +7,13 @@ place is found, events are decoded one by one, as leniently as Python's reader a
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from itertools import compress, islice
+from typing import Annotated, Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -23,14 +21,16 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ..columnar import Table
-from .kineto import bytes_of, collective_name
+from .messages import Message, bytes_of, collective_name
+from .packed import next_piece, unpacked
 
 PIECE_BYTES = 4 << 20
 MOST_PIECE_BYTES = 256 << 20
 """Text without the end of an event in it: more than this is no trace."""
 MOST_NAME = 2_000
 """Characters of a name that are kept."""
-_MOST_US = 4e15  # the sum of two such times has 63 bits of nanoseconds
+MOST_RANKS = 10_000_000
+_MOST_US, _MOST_BASE_NS = 3e15, 1 << 61  # the sum of two such times and the base has 63 bits of nanoseconds
 _CUTS = 32  # places tried in a piece before it is decoded event by event
 _TRAILER_BYTES = 16 << 20
 
@@ -52,8 +52,8 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _Args(msgspec.Struct, gc=False):
-    correlation: _Int64 | None = None
-    sequence: _Int64 | None = msgspec.field(default=None, name="Sequence number")
+    correlation: _Int64 | None = -1
+    sequence: _Int64 | None = msgspec.field(default=-1, name="Sequence number")
     op: str | None = msgspec.field(default=None, name="Collective name")
     in_count: int | None = msgspec.field(default=None, name="In msg nelems")
     out_count: int | None = msgspec.field(default=None, name="Out msg nelems")
@@ -79,18 +79,7 @@ class _Event(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(list[_Event]).decode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """Fields of a collective's event: what the profiler has copied from the call to the kernel."""
-
-    op: str
-    group: str
-    group_size: int
-    ranks: tuple[int, ...]
-    nbytes: int
-    seq: int | None
+_decode_one = msgspec.json.Decoder(_Event).decode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +106,29 @@ class Profile:
     def base_ns(self) -> int:
         """Instant of time 0 on the clock of the host."""
         base = self.header.get("baseTimeNanoseconds")
-        return base if isinstance(base, int) else 0
+        return base if isinstance(base, int) and 0 <= base < _MOST_BASE_NS else 0
+
+    @property
+    def named_rank(self) -> int | None:
+        """Rank that the file names."""
+        rank = self._distributed.get("rank")
+        return rank if isinstance(rank, int) and rank >= 0 else None
+
+    @property
+    def rank(self) -> int:
+        """Rank that the file names, or 0."""
+        return self.named_rank or 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the run, as far as the file shows it."""
+        world = self._distributed.get("world_size")
+        return max(world if isinstance(world, int) and world < MOST_RANKS else 1, self.rank + 1)
+
+    @property
+    def _distributed(self) -> Mapping[str, Any]:
+        info = self.header.get("distributedInfo")
+        return info if isinstance(info, dict) else {}
 
     def rows(self, *kinds: int) -> NDArray[np.intp]:
         """Return the rows of some kinds of events, in order of start."""
@@ -136,27 +147,37 @@ class _Columns:
     threads: Table[tuple[object, object]] = field(default_factory=Table[tuple[object, object]])
     pieces: list[list[NDArray[Any]]] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
+    engines: set[int] = field(default_factory=set)  # names of events that compute although their kind does not
+    calls: set[int] = field(default_factory=set)  # names of collectives and calls of them on the host
     count: int = 0
     backwards: int = 0
     unreadable: int = 0
 
     def add(self, events: list[_Event]) -> None:
         """Append the complete events of known kinds."""
-        kinds = _KINDS
-        known = [event for event in events if event.ph == "X" and event.cat in kinds]
+        kind_of = _KINDS.get
+        kind = np.array([kind_of(event.cat, -1) if event.ph == "X" else -1 for event in events], np.int8)
+        known = list(compress(events, (kind >= 0).tolist()))
+        kind = kind[kind >= 0]
         times_us = np.array([[event.ts for event in known], [event.dur for event in known]], np.float64)
         is_whole = (times_us[1] >= 0) & (np.abs(times_us) < _MOST_US).all(axis=0)
         if not is_whole.all():
             self.backwards += (backwards := int((times_us[1] < 0).sum()))
             self.unreadable += int((~is_whole).sum()) - backwards
-            known, times_us = [known[at] for at in np.flatnonzero(is_whole).tolist()], times_us[:, is_whole]
+            known, kind, times_us = list(compress(known, is_whole.tolist())), kind[is_whole], times_us[:, is_whole]
         args = [event.args or _NO_ARGS for event in known]
-        names, threads = self.names, self.threads
+        names, threads, before = self.names, self.threads, len(self.names)
+        name = np.array([names[event.name[:MOST_NAME]] for event in known], np.int32)
+        if len(names) > before:
+            new = dict(islice(names.items(), before, None))
+            self.engines |= {number for text, number in new.items() if text == "pe_exe"}
+            self.calls |= {number for text, number in new.items() if text.startswith(("gloo:", "c10d::"))}
+        kind[(kind == DEVICE_NOTE) & np.isin(name, list(self.engines))] = KERNEL  # of MTIA only these compute
         start_ns = np.rint(times_us[0] * 1000).astype(np.int64)
         self.pieces.append(
             [
-                np.array([_kind(event) for event in known], np.int8),
-                np.array([names[event.name[:MOST_NAME]] for event in known], np.int32),
+                kind,
+                name,
                 start_ns,
                 start_ns + np.rint(times_us[1] * 1000).astype(np.int64),
                 np.array([threads[event.pid, event.tid] for event in known], np.int32),
@@ -164,22 +185,20 @@ class _Columns:
                 _numbers([each.sequence for each in args]),
             ]
         )
-        for row, each in enumerate(args):
-            if each.op is not None or (each.dims and known[row].name.startswith(("gloo:", "overlap:"))):
-                self.messages[self.count + row] = _message(known[row].name, each)
+        rows = {row for row, each in enumerate(args) if each.op is not None}
+        rows |= {row for row in np.flatnonzero(np.isin(name, list(self.calls))).tolist() if args[row].dims}
+        self.messages |= {self.count + row: _message(known[row].name, args[row]) for row in rows}
         self.count += len(known)
 
 
 _NO_ARGS = _Args()
 
 
-def _kind(event: _Event) -> int:
-    """Return the kind; of MTIA's engines only the processing elements compute."""
-    return KERNEL if event.name == "pe_exe" and event.cat == "mtia_ccp_events" else _KINDS[event.cat]
-
-
 def _numbers(found: list[int | None]) -> Wholes:
-    return np.array([-1 if number is None else number for number in found], np.int64)
+    try:
+        return np.array(found, np.int64)
+    except TypeError:  # null
+        return np.array([-1 if number is None else number for number in found], np.int64)
 
 
 def _message(name: str, args: _Args) -> Message:
@@ -193,6 +212,7 @@ def _message(name: str, args: _Args) -> Message:
         group_size=args.group_size or 0,
         ranks=tuple(map(int, ranks)),
         nbytes=bytes_of(fields),
+        dtype=args.dtype or "",
         seq=args.seq,
     )
 
@@ -209,7 +229,7 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
     """
     try:
         with open(path, "rb") as raw:
-            return _read(str(path), _unpacked(raw), progress or (lambda _: None))
+            return _read(str(path), unpacked(raw), progress or (lambda _: None))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (OverflowError, FloatingPointError) as error:
@@ -219,6 +239,7 @@ def read_profile(path: str | os.PathLike[str], progress: Callable[[int], None] |
 _BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENT_END = re.compile(rb"\}\s*,\s*(?=\{)")
+_LEAD = re.compile(rb"[ \r\n\t,]*")
 
 
 class _Text:
@@ -229,7 +250,7 @@ class _Text:
 
     def more(self) -> bool:
         """Read a piece; False at the end of the file, also if the file was cut off there."""
-        piece, self.cut = _piece(self._file, PIECE_BYTES)
+        piece, self.cut = next_piece(self._file, PIECE_BYTES)
         self.data += piece
         self.bytes_read += len(piece)
         self.ended = not piece
@@ -248,7 +269,7 @@ def _read(path: str, file: BinaryIO, progress: Callable[[int], None]) -> Profile
     header = _object(text.data[: match.start()].rstrip().removesuffix(b",") + b"}")
     text.data, closed = text.data[match.end() :], False
     while not closed:
-        if text.data.strip(b" \r\n\t,") == b"" and not text.more():
+        if _lead(text.data) == len(text.data) and not text.more():
             break
         cut = _decoded_piece(text.data, columns)
         if cut:
@@ -277,9 +298,14 @@ def _object(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _lead(data: bytes) -> int:
+    """Return the length of what separates events, at the beginning of a text."""
+    return cast("re.Match[bytes]", _LEAD.match(data)).end()
+
+
 def _decoded_piece(data: bytes, columns: _Columns) -> int:
     """Decode up to the last event that ends in a piece of text; return the length of that, or 0 if none is found."""
-    end = len(data)
+    begin, end = _lead(data), len(data)
     for _ in range(_CUTS):
         end = data.rfind(b"}", 0, end)
         if end <= 0:
@@ -290,7 +316,7 @@ def _decoded_piece(data: bytes, columns: _Columns) -> int:
         if b'"ph"' not in data[match.end() : match.end() + 40] and b'"ph"' in data[:4096]:
             continue
         try:
-            events = _decode(b"[" + data[: end + 1].lstrip(b" \r\n\t,") + b"]")
+            events = _decode(b"".join((b"[", memoryview(data)[begin : end + 1], b"]")))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
         columns.add(events)
@@ -324,66 +350,36 @@ def _lenient(found: object) -> _Event | None:
     """Return an event as far as its fields are readable; None if it is no event."""
     if not isinstance(found, Mapping):
         return None
-    for fields in (found, {name: value for name, value in found.items() if name != "args"}):
+    without = {name: value for name, value in found.items() if name != "args"}
+    for encode, fields in (
+        (msgspec.json.encode, found),
+        (_with_whole_characters, found),
+        (msgspec.json.encode, without),
+    ):
         try:
-            event = msgspec.convert(fields, _Event)
-            return event if np.isfinite(event.ts) and np.isfinite(event.dur) else None
-        except (ValueError, TypeError):  # msgspec's errors of types, and halves of characters
+            return _decode_one(encode(fields))
+        except (ValueError, TypeError, OverflowError):  # errors of types, halves of characters, numbers without a bound
             continue
     return None
 
 
+def _with_whole_characters(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
+
+
 def _finished(path: str, header: dict[str, Any], columns: _Columns, *, cut: bool) -> Profile:
-    joined: list[NDArray[Any]] = [np.concatenate(parts) for parts in zip(*columns.pieces, strict=True)]
+    parts = [list(each) for each in zip(*columns.pieces, strict=True)]
+    columns.pieces.clear()  # so that memory holds one column twice, not all
+    joined: list[NDArray[Any]] = [np.concatenate(parts.pop(0)) for _ in range(len(parts))]
     if not columns.count:
         raise UsageError(f"{path}: no event of PyTorch's profiler in it" + " before it was cut off" * cut)
     order = np.lexsort((-joined[3], joined[2]))
     place = np.empty(len(order), np.intp)
     place[order] = np.arange(len(order))
-    kind, name, start_ns, end_ns, thread, correlation, sequence = (column[order] for column in joined)
+    kind, name, start_ns, end_ns, thread, correlation, sequence = (joined.pop(0)[order] for _ in range(len(joined)))
     return Profile(
         path=path, header=header, kind=kind, name=name, start_ns=start_ns, end_ns=end_ns, thread=thread,
         correlation=correlation, sequence=sequence, names=list(columns.names),
         threads=list(columns.threads), messages={int(place[row]): each for row, each in columns.messages.items()},
         backwards=columns.backwards, unreadable=columns.unreadable, cut=cut,
     )  # fmt: skip
-
-
-def beginning(path: Path) -> bytes:
-    """Return the first bytes of a file's text; nothing if it cannot be read."""
-    try:
-        with open(path, "rb") as raw:
-            return _piece(_unpacked(raw), _BEGIN_BYTES)[0]
-    except OSError:
-        return b""
-
-
-def is_profile(begin: bytes) -> bool:
-    """Whether a text begins as PyTorch's profiler writes it."""
-    return b'"traceEvents"' in begin and b'"overlap"' not in begin and any(mark in begin for mark in _MARKS)
-
-
-def _unpacked(raw: BinaryIO) -> BinaryIO:
-    """Return a file's text, if it is packed unpacked."""
-    packed = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
-    return gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[return-value]
-
-
-_BEGIN_BYTES = 1 << 18
-_MARKS = (b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"', b'"cat"')
-
-
-def _piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
-    """Return the next bytes of a file, and whether a packed file was cut off or damaged after them."""
-    pieces: list[bytes] = []
-    while most_bytes > 0:
-        try:
-            piece = file.read1(most_bytes) if isinstance(file, gzip.GzipFile) else file.read(most_bytes)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            return b"".join(pieces), True
-        if not piece:
-            break
-        pieces.append(piece)
-        most_bytes -= len(piece)
-    return b"".join(pieces), False

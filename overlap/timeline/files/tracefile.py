@@ -24,8 +24,11 @@ from .chakra import from_chakra, from_chakra_json, is_chakra, is_chakra_json
 from .decode import VERSION, Document, complete_part, file_header
 from .events import Json, dumps, rank_events
 from .foreign import from_foreign
+from .kineto import timeline_of
 from .merge import merged_columns, merged_header
+from .packed import beginning, is_profile
 from .parts import MAGIC, Header, Part, rank_at_end, read_end, read_stream, with_end
+from .profile import read_profile
 
 _PIECE_BYTES = 1 << 20
 _LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)
@@ -97,6 +100,8 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
             communication.
     """
+    if os.path.isfile(path) and is_profile(beginning(Path(path))):
+        return timeline_of(read_profile(path))
     try:
         with _opened(Path(path)) as (data, whole):
             if data[: len(MAGIC)] == MAGIC:

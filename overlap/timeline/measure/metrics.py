@@ -1,6 +1,6 @@
 """Metrics of overlap: how much communication hid behind compute, per rank and per step, in exact nanoseconds.
 
-    wall = compute_only + overlapped + exposed + kept + queued + idle
+    wall = compute_only + overlapped + exposed + kept + copy + queued + idle
     exposed = waiting + wire
 
 hold exactly, because every term is a length of merged intervals inside one window. While a program keeps the event
@@ -39,6 +39,7 @@ class Breakdown:
     transfer_ns: int  # Time in which bytes moved, exposed or not
     queued_ns: int  # Time in which nothing was busy, and an operation had been called that could not begin
     kept_ns: int = 0  # Time without compute in which a program kept the event loop of this rank
+    copy_ns: int = 0  # Time in which only copies and sets of a device's memory ran
 
     @property
     def compute_only_ns(self) -> int:
@@ -58,7 +59,7 @@ class Breakdown:
     @property
     def idle_ns(self) -> int:
         """Nothing was busy, and nothing had been called: the program did something else, or slept."""
-        return self.wall_ns - self.compute_ns - self.exposed_ns - self.kept_ns - self.queued_ns
+        return self.wall_ns - self.compute_ns - self.exposed_ns - self.kept_ns - self.copy_ns - self.queued_ns
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -68,7 +69,7 @@ class Breakdown:
     @property
     def ideal_wall_ns(self) -> int:
         """Wall time if no rank was late, and the shorter of compute and transfer hid entirely behind the longer."""
-        return max(self.compute_ns, self.transfer_ns) + self.kept_ns + self.queued_ns + self.idle_ns
+        return self.wall_ns - self.compute_ns - self.exposed_ns + max(self.compute_ns, self.transfer_ns)
 
     @property
     def possible_gain_ns(self) -> int:
@@ -88,6 +89,7 @@ class Coverage:
     transfer: Merged
     called: Merged  # from the call of an operation to its end
     kept: Merged  # where a program kept the event loop, and the rank did not compute; the three before are without it
+    copy: Merged  # where only copies and sets of a device's memory ran
 
     @property
     def overlapped(self) -> Merged:
@@ -116,10 +118,12 @@ class Coverage:
 
     def within(self, window: Interval) -> Coverage:
         """Return the part inside another window. Cost: proportional to that part."""
-        compute, comm, transfer, called, kept = (
-            clip(merged, window) for merged in (self.compute, self.comm, self.transfer, self.called, self.kept)
+        compute, comm, transfer, called, kept, copy = (
+            clip(part, window) for part in (self.compute, self.comm, self.transfer, self.called, self.kept, self.copy)
         )
-        return replace(self, window=window, compute=compute, comm=comm, transfer=transfer, called=called, kept=kept)
+        return replace(
+            self, window=window, compute=compute, comm=comm, transfer=transfer, called=called, kept=kept, copy=copy
+        )
 
     def breakdown(self) -> Breakdown:
         """Measure the intervals."""
@@ -135,6 +139,7 @@ class Coverage:
             transfer_ns=length(self.transfer),
             queued_ns=length(self.queued),
             kept_ns=length(self.kept),
+            copy_ns=length(self.copy),
         )
 
 
@@ -180,6 +185,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
         comm, transfer, called = (
             subtract(inside(start_ns, "comm"), kept) for start_ns in (columns.start_ns, moved_ns, called_ns)
         )
+        copy = subtract(inside(columns.start_ns, "copy"), compute)
         return Coverage(
             rank=rank,
             step=step if rank in marked else None,
@@ -189,6 +195,7 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
             transfer=transfer,
             called=called,
             kept=kept,
+            copy=subtract(copy, called) if len(copy) else copy,
         )
 
     return [cover(rank) for rank in chosen]

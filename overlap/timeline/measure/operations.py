@@ -9,7 +9,7 @@ import numpy as np
 
 from ...collectives.kinds import Collective
 from ..columnar import Rows, SpanColumns, runs
-from ..spans import Timeline
+from ..spans import ORIGIN, Timeline
 from .activity import WAITING, Activity
 from .metrics import coverage, issued_in, of_steps
 
@@ -18,7 +18,10 @@ _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """All operations of one kind from one line of the program, with one algorithm: sums over ranks."""
+    """All operations of one kind from one line of the program, with one algorithm: sums over ranks.
+
+    Profiles of other tools show no lines: there, those of one size.
+    """
 
     op: str  # Name of the operation
     call_site: str  # "file:line", or ""
@@ -63,9 +66,10 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
         np.add.at(exposed_ns[0], pieces.row, lengths_ns)
         np.add.at(exposed_ns[1], pieces.row[waits], lengths_ns[waits])
     (under_way,) = np.nonzero(exposed_ns[0])
-    exposed = _lines(activity.columns, under_way[activity.columns.is_operation[under_way]])
+    sized = ORIGIN in timeline.meta
+    exposed = _lines(activity.columns, under_way[activity.columns.is_operation[under_way]], sized=sized)
     windows = {cover.rank: cover.window for cover in covers}
-    issued = _lines(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)))
+    issued = _lines(timeline.columns, np.flatnonzero(issued_in(timeline, windows, covers[0].step)), sized=sized)
     told = []
     for line, rows in (exposed | issued).items():
         spans = (timeline if line in issued else activity).columns.take(rows)
@@ -74,10 +78,12 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
     return sorted(told, key=lambda one: (-one.exposed_ns, -one.transfer_ns, one.op, one.call_site, one.algorithm))
 
 
-def _lines(columns: SpanColumns, rows: Rows) -> dict[tuple[int, ...], Rows]:
-    """Return the rows by operation, place and algorithm."""
-    rows = rows[np.lexsort((columns.algorithm[rows], columns.call_site[rows], columns.op[rows]))]
-    keys = [each[rows] for each in (columns.op, columns.call_site, columns.algorithm)]
+def _lines(columns: SpanColumns, rows: Rows, *, sized: bool) -> dict[tuple[int, ...], Rows]:
+    """Return the rows by operation, place and algorithm, and by size if desired."""
+    kinds = [each.astype(np.int64) for each in (columns.op, columns.call_site, columns.algorithm)]
+    kinds += [columns.nbytes] if sized else []
+    rows = rows[np.lexsort([each[rows] for each in reversed(kinds)])]
+    keys = [each[rows] for each in kinds]
     firsts = runs(*keys)
     lines = zip(*(key[firsts].tolist() for key in keys), strict=True)
     return dict(zip(lines, np.split(rows, firsts[1:]), strict=False))

@@ -61,12 +61,14 @@ class Verdict:
     kept_ns: int  # Not computing, while a program kept the event loop
     queued_ns: int  # Nothing was busy, while an operation was queued
     idle_ns: int  # Nothing was busy, and nothing was queued
+    copy_ns: int = 0  # Only copies and sets of a device's memory ran
     causes: tuple[Cause, ...]  # Of exposed communication over all ranks, the most expensive first
     kept: tuple[Cause, ...]  # The ranks and lines that kept event loops, the most expensive first
     queues: tuple[Cause, ...]  # The operations that were queued while nothing was busy, the longest first
     small: Calls | None  # The operation that is called most, if it is called often and carries little
     issued: bool = False  # Whether operations were issued in it, whenever these ran
     torch: bool = False  # Whether it is a program of `torch.distributed`
+    foreign: bool = False  # Whether another tool recorded it, which may not have recorded all
     partial: bool = False  # Whether waiting and wire cannot be told apart: other ranks' parts are not in the trace
 
     @property
@@ -116,7 +118,8 @@ class Verdict:
         mean = "" if alike else f" on the longest of {self.ranks} ranks; {mean} on average"
         parts = [f"{what} {longest} {name}{mean}: compute {self._mean(self.compute_ns, unit_ns)}"]
         if not self.comm_ns:
-            told = [parts[0], *self._kept(unit_ns), f", idle {self._mean(self.idle_ns, unit_ns)}"]
+            copies = [f", copies {self._mean(self.copy_ns, unit_ns)}"] if self.copy_ns else []
+            told = [parts[0], *self._kept(unit_ns), *copies, f", {self._idle} {self._mean(self.idle_ns, unit_ns)}"]
             none = "what was issued in it ran before" if self.issued else "none recorded"
             none = "none while the event loop was free" if self.kept_ns else none
             return printable(f"{''.join(told)}; communication: {none}")
@@ -127,7 +130,7 @@ class Verdict:
             parts.append(f": {', '.join(why)}")
         if self.small is not None and (self.exposed_ns + self.queued_ns) * 20 >= self.walls_ns:
             parts.append(f"; {self.small}")
-        for lost, ns in (("queued", self.queued_ns), ("idle", self.idle_ns)):
+        for lost, ns in (("copies", self.copy_ns), ("queued", self.queued_ns), (self._idle, self.idle_ns)):
             if ns * 20 >= self.walls_ns or ns > max(self.compute_ns, self.exposed_ns, self.kept_ns):
                 where = _mostly(self.queues) if lost == "queued" and named > 1 else ""
                 parts.append(f"; {lost} {self._mean(ns, unit_ns)}{where}")
@@ -137,6 +140,10 @@ class Verdict:
         elif self.hidden_share is not None and self.possible_share is not None:
             parts.append(f"; hidden {self.hidden_share:.0%} of {self.possible_share:.0%} possible")
         return printable("".join(parts))
+
+    @property
+    def _idle(self) -> str:
+        return "idle or not recorded" if self.foreign else "idle"
 
     def _mean(self, sum_ns: int, unit_ns: int) -> str:
         mean_ns = sum_ns / self.ranks
@@ -215,6 +222,7 @@ def judge(timeline: Timeline, covers: Sequence[Coverage], found: Reasons, *, ste
         small=_small(timeline, covers),
         issued=bool(rows) and bool(issued_in(timeline, {each.rank: each.window for each in covers}, step).any()),
         torch="torch" in timeline.meta,
+        foreign=ORIGIN in timeline.meta,
         partial=is_partial(timeline),
         **{name: _sum(rows, name) for name in _SUMMED},
     )
@@ -248,7 +256,8 @@ def _small(timeline: Timeline, covers: Sequence[Coverage]) -> Calls | None:
 
 
 _SUMMED = tuple(
-    f"{name}_ns" for name in ("compute", "comm", "exposed", "waiting", "wire", "transfer", "kept", "queued", "idle")
+    f"{name}_ns"
+    for name in ("compute", "comm", "exposed", "waiting", "wire", "transfer", "kept", "copy", "queued", "idle")
 )
 
 
@@ -275,6 +284,7 @@ _MEAN: Mapping[str, Callable[[Verdict], int]] = {
     "waiting": lambda verdict: verdict.waiting_ns,
     "wire": lambda verdict: verdict.wire_ns,
     "kept": lambda verdict: verdict.kept_ns,
+    "copy": lambda verdict: verdict.copy_ns,
     "queued": lambda verdict: verdict.queued_ns,
     "idle": lambda verdict: verdict.idle_ns,
 }
@@ -287,8 +297,8 @@ _NAMES = ("step", "hidden", *_MEAN)
 class Limit:
     """A condition on a verdict, such as `exposed > 5%` or `step > 41ms`, that a run must not meet."""
 
-    # "step" (the longest rank's time), "compute", "exposed", "waiting", "wire", "kept", "queued", "idle" (means of the
-    # ranks), or "hidden" (of communication).
+    # "step" (the longest rank's time), "compute", "exposed", "waiting", "wire", "kept", "copy", "queued", "idle" (means
+    # of the ranks), or "hidden" (of communication).
     name: str
     above: bool  # Whether the condition holds above the bound, or else below
     bound: float  # In percent of the ranks' time, or in nanoseconds

@@ -1,7 +1,8 @@
 """Advice on profiles: changes to the program, each with evidence, a place, and bounds of its gain.
 
-A gain is the range over steps of the time that its cause takes: no step gets shorter by more if all of it goes. It is
-given only if it is more than by what steps differ anyway.
+A gain is the range over steps of what a step gets shorter by if all of its cause goes: each step is replayed without
+it, and ends when the rank is done that then has most to do. It is given only if it is more than by what steps differ
+anyway.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ FEW_STEPS = 2
 """Steps from which a range of gains can be computed."""
 SMALL_BYTES = 64 * 1024
 SMALL_NS = 15_000
+LARGE_BYTES, SLOW = 16 << 20, 0.1
 MANY_CALLS = 50
 """Collectives of a step that are so many and small should be joined."""
 
@@ -35,6 +37,7 @@ class Facts:
     report: RankReport
     step: int | None
     steps: Mapping[int | None, Mapping[str, int]]  # causes of each step, means of the ranks
+    ranks: Mapping[int | None, Sequence[Mapping[str, int]]]  # causes of each step, of each rank
     places: Mapping[str, Sequence[tuple[Place, int, int]]]
     late: Sequence[Late]
     traffic: Sequence[Traffic]
@@ -57,15 +60,33 @@ def advice(facts: Facts) -> list[Advice]:
 
 def gain(facts: Facts, *names: str) -> tuple[int | None, int | None, str]:
     """Return the bounds of a gain and their text; None and a reason where they cannot be told."""
-    gains = [sum(costs.get(cause, 0) for cause in names) for costs in facts.steps.values()]
+    gains = [_shorter_ns(facts, step, names) for step in facts.steps]
     walls = [sum(costs.values()) for costs in facts.steps.values()]
     if len(walls) < FEW_STEPS:
         return None, None, f"not given: one step is recorded, and it has {format_ns(gains[0])} of it"
+    return bounds(gains, walls)
+
+
+def bounds(gains: Sequence[int], walls: Sequence[int]) -> tuple[int | None, int | None, str]:
+    """Return the bounds of the gains of some steps and their text; no bounds if the lengths of steps differ by more."""
     noise_ns = (max(walls) - min(walls)) / 2
-    least, most = int(min(gains)), int(max(gains))
+    least, most = min(gains), max(gains)
     if least <= noise_ns:
         return None, None, f"not given: steps differ by {format_ns(2 * noise_ns)} anyway"
     return least, most, f"at most {format_ns(least)} to {format_ns(most)} a step (over {len(walls)} steps)"
+
+
+def _shorter_ns(facts: Facts, step: int | None, names: Sequence[str]) -> int:
+    """Return by how much a step gets shorter without some causes.
+
+    A rank that waits has less to do than the last one, so that its own work is what is not waiting: the step takes as
+    long as the most work of a rank, before and after.
+    """
+    if causes.WAIT in names:
+        return sum(facts.steps[step].get(cause, 0) for cause in names)
+    own = [sum(costs.values()) - costs.get(causes.WAIT, 0) for costs in facts.ranks[step]]
+    left = [ns - sum(costs.get(cause, 0) for cause in names) for ns, costs in zip(own, facts.ranks[step], strict=True)]
+    return max(own) - max(left)
 
 
 Found = Iterator[tuple[float, Advice]]
@@ -147,12 +168,27 @@ def _sync(facts: Facts) -> Found:
     yield _item(facts, [causes.SYNC], change, top_place(facts, causes.SYNC), evidence)
 
 
-def _data(facts: Facts) -> Found:
-    if _is_worth(facts, causes.DATA):
-        change = "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item"
-        yield _item(
-            facts, [causes.DATA], change, top_place(facts, causes.DATA), "nothing runs while the next batch is made"
-        )
+_CHANGES = {
+    causes.EVENT: (
+        "let streams wait for each other less often: fewer wait_stream and record_event, around larger parts",
+        "queued work begins only after work of another stream",
+    ),
+    causes.DATA: (
+        "DataLoader(num_workers=..., prefetch_factor=..., pin_memory=True), or less work for each item",
+        "nothing runs while the next batch is made",
+    ),
+    causes.GC: (
+        "gc.freeze() after the start, gc.disable(), and gc.collect() every some hundred steps on all ranks",
+        "the garbage collector runs",
+    ),
+}
+"""Changes, and the evidence, where the cause alone shows what to do."""
+
+
+def _of_cause(facts: Facts) -> Found:
+    for cause, (change, evidence) in _CHANGES.items():
+        if _is_worth(facts, cause):
+            yield _item(facts, [cause], change, top_place(facts, cause), evidence)
 
 
 def _python(facts: Facts) -> Found:
@@ -162,12 +198,6 @@ def _python(facts: Facts) -> Found:
         if not any(place.frame for place, _, _ in facts.places.get(causes.PYTHON, ())):
             change = "record with with_stack=True to see which function it is; then take it out of the loop"
         yield _item(facts, [causes.PYTHON], change, where, "no operator runs in that time")
-
-
-def _collector(facts: Facts) -> Found:
-    if _is_worth(facts, causes.GC):
-        change = "gc.freeze() after the start, gc.disable(), and gc.collect() every some hundred steps on all ranks"
-        yield _item(facts, [causes.GC], change, top_place(facts, causes.GC), "the garbage collector runs")
 
 
 _ONCE = (causes.STARTUP, causes.ALLOCATOR, causes.COMPILE, causes.CAPTURE)
@@ -226,16 +256,32 @@ def _communication(facts: Facts) -> Found:
     evidence = f"{most.calls} {most.op}{size} a step, {format_ns(most.exposed_ns)} exposed"
     if most.bus_gb_s is not None:
         evidence += f"; the fastest large one has {most.bus_gb_s:.3g} GB/s of bus bandwidth"
+    if most.bus_gb_s is not None and most.link_gb_s is not None:
+        evidence += f", its links {most.link_gb_s:.3g}"
     if small:
         change = "join them: bucket_cap_mb of DDP, torch.distributed._coalescing_manager, or fewer, larger tensors"
+    elif most.bus_gb_s is not None and _is_slow(most):
+        change = "find out whether the wire is slow (NCCL_DEBUG=INFO shows the path) or a rank late (record all ranks)"
     elif most.op in ("all_gather", "reduce_scatter"):
         change = "prefetch: FSDP's set_modules_to_forward_prefetch, set_modules_to_backward_prefetch, larger units"
     elif most.op == "all_reduce":
         change = "begin it earlier: DDP with smaller bucket_cap_mb and gradient_as_bucket_view; or no_sync() for some"
     else:
         change = "issue it earlier with async_op=True, and wait where its result is used"
-    where = next((str(call.place) for call in facts.report.calls if call.op == most.op and str(call.place)), "")
+    calls = [
+        call for call in facts.report.calls if (call.op, call.group, call.step) == (most.op, most.group, facts.step)
+    ]
+    longest = max(calls, key=lambda call: call.exposed_ns)
+    where = str(longest.place)
+    if str(longest.waiter):
+        evidence += f"; for the longest waits {longest.waiter}"
     yield _item(facts, sorted((causes.COMM, causes.WIRE), key=facts.cost_ns, reverse=True), change, where, evidence)
+
+
+def _is_slow(each: Traffic) -> bool:
+    """Whether large messages have a tenth of the links' bandwidth, or less; a quarter is usual for 16 MiB."""
+    large = each.nbytes // each.calls >= LARGE_BYTES
+    return large and each.link_gb_s is not None and (each.bus_gb_s or 0) < SLOW * each.link_gb_s
 
 
 def _is_small(each: Traffic) -> bool:
@@ -266,5 +312,5 @@ def _kernels(facts: Facts) -> Found:
 
 
 _RULES: tuple[Rule, ...] = (
-    _launch, _sync, _data, _python, _collector, _start, _copies, _waiting, _communication, _kernels,
+    _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _kernels,
 )  # fmt: skip

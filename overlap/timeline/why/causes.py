@@ -5,7 +5,7 @@ from __future__ import annotations
 COMPUTE, COMM, WAIT, WIRE, COPY = "compute", "communication", "waiting", "wire", "copy"
 LAUNCH, SYNC, DATA, PYTHON, GC = "launch", "sync", "data", "python", "gc"
 ALLOCATOR, STARTUP, COMPILE, CAPTURE = "allocator", "startup", "compile", "capture"
-QUEUE, LOOP, UNKNOWN = "queue", "loop", "unrecorded"
+QUEUE, EVENT, LOOP, UNKNOWN = "queue", "event", "loop", "unrecorded"
 
 WORDING = {
     COMPUTE: "computing",
@@ -23,6 +23,7 @@ WORDING = {
     COMPILE: "compiling",
     CAPTURE: "capture of a graph",
     QUEUE: "between kernels that were queued",
+    EVENT: "waiting for an event of another stream",
     LOOP: "the program keeps the event loop",
     UNKNOWN: "nothing is recorded",
 }

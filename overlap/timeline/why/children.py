@@ -1,17 +1,20 @@
-"""Processes that measure the files of a job, two at a time: `python -m overlap.timeline.why.children FILE` is one.
+"""Processes that read the files of a job, two at a time: `python -m overlap.timeline.why.children FUNCTION FILE ...`.
 
 They run a module of their own, and not the caller's script, which may call `overlap.why` without a guard.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib import import_module
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ...errors import UsageError
 from .rank import RankReport, measure_file
@@ -21,12 +24,18 @@ AT_ONCE = 2
 SMALL_BYTES = 32 << 20
 """Files that together have fewer bytes are read faster than a process starts."""
 
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(1 << 28), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
+"""Pieces of text are of one size: memory that is given back for each costs a sixth of the time."""
+
 Progress = Callable[[int, int], None]
 """Called with how many files are read, and how many there are."""
 
 
+T = TypeVar("T")
+
+
 def measured(files: Sequence[Path], progress: Progress) -> list[RankReport]:
-    """Measure each file; large ones in processes, which end with this call whatever ends it.
+    """Measure each file; large ones in processes.
 
     Raises:
         UsageError: A file cannot be read.
@@ -37,13 +46,28 @@ def measured(files: Sequence[Path], progress: Progress) -> list[RankReport]:
             progress(number, len(files))
             found.append(measure_file(file))
         return found
+    reports = in_children(measure_file, [[file] for file in files], progress)
+    if refusal := next((each for each in reports if isinstance(each, UsageError)), None):
+        raise refusal
+    return [each for each in reports if not isinstance(each, UsageError)]
+
+
+def in_children(
+    read: Callable[[Path], T], batches: Sequence[Sequence[Path]], progress: Progress | None = None
+) -> list[T | UsageError]:
+    """Read batches of files in processes, one for each batch, which end with this call whatever ends it.
+
+    Raises:
+        UsageError: A process has ended before it had read its files.
+    """
     children: list[subprocess.Popen[bytes]] = []
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        reports = [pool.submit(_child, file, children) for file in files]
-        for number, _ in enumerate(as_completed(reports)):
-            progress(number, len(files))
-        return [report.result() for report in reports]
+        results = [pool.submit(_child, f"{read.__module__}:{read.__name__}", batch, children) for batch in batches]
+        for number, _ in enumerate(as_completed(results)):
+            if progress is not None:
+                progress(number, len(batches))
+        return [each for result in results for each in result.result()]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
@@ -51,30 +75,32 @@ def measured(files: Sequence[Path], progress: Progress) -> list[RankReport]:
         pool.shutdown()
 
 
-def _child(file: Path, children: list[subprocess.Popen[bytes]]) -> RankReport:
-    command = [sys.executable, "-m", __name__, str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+def _child(function: str, files: Sequence[Path], children: list[subprocess.Popen[bytes]]) -> list[Any]:
+    command = [sys.executable, "-m", __name__, function, *map(str, files)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | _ENVIRONMENT) as child:
         children.append(child)
         data, _ = child.communicate()
     if child.returncode:
-        raise UsageError(f"why: the process that read {file} ended with {child.returncode}, perhaps for lack of memory")
-    report, refusal = pickle.loads(data)  # of our own child
-    if report is None:
-        raise UsageError(refusal)
-    assert isinstance(report, RankReport)
-    return report
+        raise UsageError(
+            f"why: the process that read {files[0]} ended with {child.returncode}, perhaps for lack of memory"
+        )
+    results: list[Any] = pickle.loads(data)  # of our own child
+    return [UsageError(each) if isinstance(each, str) else each for each in results]
 
 
-def _main(path: str) -> None:
+def _main(function: str, files: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        found = measure_file(path), ""
-    except UsageError as error:
-        found = None, str(error)  # type: ignore[assignment]
+    module, _, name = function.partition(":")
+    read, found = getattr(import_module(module), name), []
+    for file in files:
+        try:
+            found.append(read(Path(file)))
+        except UsageError as error:
+            found.append(str(error))
     sys.stdout.buffer.write(pickle.dumps(found))
 
 
 if __name__ == "__main__":
     from overlap.timeline.why.children import _main as main  # so that reports are of classes that the parent has
 
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...errors import UsageError
-from ..files.profile import beginning, is_profile
+from ..files.packed import beginning, is_profile
 from .children import Progress, measured
 from .judgement import judge
 from .rank import RankReport
@@ -33,10 +33,7 @@ def explain(
         return report
     profiles = []
     for file in files:
-        begin = beginning(file)
-        if begin[257:262] == b"ustar":
-            raise UsageError(f"why: {file} is a tar archive: unpack it, and name the folder")
-        profiles += [file] if is_profile(begin) else []
+        profiles += [file] if is_profile(beginning(file)) else []
     if profiles and len(profiles) == len(files):
         reports = measured(profiles, progress or (lambda done, count: None))
         return judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)
@@ -59,6 +56,8 @@ def _inside(path: Path) -> list[Path]:
     if not path.is_dir():
         if not path.exists():
             raise UsageError(f"why: {path}: no such file or folder")
+        if not path.is_file():
+            raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
         return [path]
     found = sorted(each for each in path.iterdir() if each.is_file() and each.name.endswith(ENDINGS))
     if not found:

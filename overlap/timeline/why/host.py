@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
 from ..measure.intervals import Merged, covered_ns, intersect, subtract, union
 from . import causes
-from .windows import Rows, Work, joined, merged
+from .windows import GRAPH, Rows, Work, joined, merged, outermost
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -47,8 +47,8 @@ _DATA = re.compile(
 )
 _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
+_EVENT_WAIT = re.compile(r"StreamWaitEvent")
 _INSTANTIATE = re.compile(r"GraphInstantiate")
-GRAPH = re.compile(r"GraphLaunch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +116,18 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     rest = Merged(until_ns, gaps.end_ns)  # the device's part; may be empty
     length_ns = rest.end_ns - rest.start_ns
     late = known & (begin_ns > gaps.start_ns)
-    before = rows[np.maximum(np.minimum(at, len(rows)) - 1, 0)]
+    last = np.maximum.accumulate(profile.end_ns[rows])
+    newest = np.maximum.accumulate(np.where(profile.end_ns[rows] == last, np.arange(len(rows)), 0))
+    before = rows[newest[np.maximum(np.minimum(at, len(rows)) - 1, 0)]]  # the work whose end began the gap
     graphs = profile.matching(GRAPH)[profile.name[launch]]
     in_graph = known & graphs & (profile.correlation[before] == profile.correlation[row])
     limit_ns = np.where(late | (graphs & ~in_graph), LATENCY_NS, QUEUED_NS)
     is_short = known & (length_ns <= limit_ns)
+    crosses = known & ~late & ~in_graph & (profile.thread[before] != profile.thread[row])
+    is_event = crosses & (is_short | _follows_event_wait(profile, launch))
     for cause, chosen in (
-        (causes.LAUNCH, is_short & late), (causes.QUEUE, is_short & ~late), (causes.UNKNOWN, ~is_short),
+        (causes.LAUNCH, is_short & late), (causes.EVENT, is_event), (causes.QUEUE, is_short & ~late & ~is_event),
+        (causes.UNKNOWN, ~is_short & ~is_event),
     ):  # fmt: skip
         chosen = chosen & (length_ns > 0)
         where = Merged(rest.start_ns[chosen], rest.end_ns[chosen])
@@ -138,12 +143,26 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     return found.pieces()
 
 
+def _follows_event_wait(profile: Profile, launch: Rows) -> NDArray[np.bool_]:
+    """Return which launches have a wait of their stream for an event as the call before them on their thread."""
+    calls = profile.rows(RUNTIME)
+    calls = calls[np.lexsort((profile.start_ns[calls], profile.thread[calls]))]
+    waits = profile.matching(_EVENT_WAIT)[profile.name[calls]]
+    follows = np.zeros(len(profile.kind), bool)
+    follows[calls[1:]] = waits[:-1] & (profile.thread[calls[1:]] == profile.thread[calls[:-1]])
+    found: NDArray[np.bool_] = follows[launch] & (launch >= 0)
+    return found
+
+
 def _divide(
     profile: Profile, work: Work, found: _Found, parts: Merged, thread: int,
     launchers: Wholes, busy: Merged,
 ) -> None:  # fmt: skip
     """Divide the host's parts of gaps that a thread ended; what comes first in the list of classes has precedence."""
     calls = _on(profile, profile.rows(RUNTIME), thread)
+    lost = _lost_graphs(profile, work, calls)
+    found.add(causes.UNKNOWN, intersect(parts, lost))
+    parts = subtract(parts, lost)
     syncs = calls[_waits(profile, work, calls)]
     blocked_ns = covered_ns(profile.start_ns[syncs], profile.end_ns[syncs], busy)
     for cause, cover in [*_classes(profile, thread, calls, syncs), (causes.SYNC, _after(profile, syncs, blocked_ns))]:
@@ -162,7 +181,25 @@ def _divide(
         idle = Merged(idle.start_ns[is_long], idle.end_ns[is_long])
         found.add(causes.PYTHON, idle, thread=thread)
         parts = subtract(parts, idle)
+        parts = _cut(profile, parts, outermost(profile, _on(profile, operators, thread)))
     found.add(causes.LAUNCH, parts, thread=thread)
+
+
+def _cut(profile: Profile, parts: Merged, rows: Rows) -> Merged:
+    """Return parts that are cut where some rows begin and end, so that each has one place."""
+    bounds_ns = np.unique(np.concatenate([profile.start_ns[rows], profile.end_ns[rows]]))
+    at = np.searchsorted(parts.end_ns, bounds_ns, "left")
+    at, bounds_ns = at[at < len(parts)], bounds_ns[at < len(parts)]
+    bounds_ns = bounds_ns[(parts.start_ns[at] < bounds_ns) & (bounds_ns < parts.end_ns[at])]
+    return Merged(*(np.sort(np.concatenate([each, bounds_ns])) for each in (parts.start_ns, parts.end_ns)))
+
+
+def _lost_graphs(profile: Profile, work: Work, calls: Rows) -> Merged:
+    """Return from the launches of graphs whose nodes are not recorded to the next launches: the device may be busy."""
+    known = np.isin(calls, work.launch[work.rows])
+    lost = calls[profile.matching(GRAPH)[profile.name[calls]] & ~known]
+    begins_ns = np.append(profile.start_ns[calls[known]], profile.end_ns.max())
+    return union(profile.start_ns[lost], begins_ns[np.searchsorted(begins_ns[:-1], profile.start_ns[lost], "right")])
 
 
 def _on(profile: Profile, rows: Rows, thread: int) -> Rows:

@@ -13,7 +13,7 @@ from ..ranklist import listed
 from .advice import FEW_STEPS, Facts, advice, is_launch_bound, top_places
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
 from .rank import RankReport
-from .ranks import Late, Ranks, traffic
+from .ranks import Late, Ranks, link_gb_s, traffic
 from .report import Cause, Why, median_of, shares
 
 BUSY = 0.8
@@ -51,7 +51,7 @@ def judge(reports: Sequence[RankReport], *, step: int | None = None) -> Why:
     missing = ranks.missing
     undecided = [*_undecided(facts, missing), *dict.fromkeys(note for report in reports for note in report.notes)]
     return Why(
-        verdict=_sentence(facts, causes, walls[shown], missing), origin="PyTorch profiler",
+        verdict=_sentence(facts, causes, walls[shown], missing, ranks.notes), origin="PyTorch profiler",
         ranks=tuple(report.rank for report in reports), world_size=max(report.world_size for report in reports),
         step=shown, step_ns=walls[shown], steps_ns={_name(at): walls[at] for at in sorted(walls, key=_number)},
         causes=tuple(causes), advice=tuple(advice(facts)), undecided=tuple(undecided), notes=tuple(ranks.notes),
@@ -90,12 +90,13 @@ def _facts(reports: Sequence[RankReport], ranks: Ranks, shown: int | None, steps
     worst = max(having, key=lambda report: _lost(report, shown))
     exposed = clip(merge(worst.exposed), worst.windows[shown])
     late = [late for late in ranks.late.values() if late.step == shown]
+    of_ranks = {step: [report.costs_ns[step] for report in reports if step in report.costs_ns] for step in steps}
     return Facts(
         report=worst, step=shown, places=worst.places[shown], late=late,
-        steps={
-            step: shares([report.costs_ns[step] for report in reports if step in report.costs_ns]) for step in steps
-        },
-        traffic=traffic([call for call in worst.calls if call.step == shown], exposed),
+        steps={step: shares(costs) for step, costs in of_ranks.items()}, ranks=of_ranks,
+        traffic=traffic(
+            [call for call in worst.calls if call.step == shown], exposed, link_gb_s(worst.device, worst.world_size)
+        ),
     )  # fmt: skip
 
 
@@ -127,10 +128,11 @@ def _worst(late: Sequence[Late]) -> list[Late]:
     return sorted(late, key=lambda each: -each.waited_ns)[:3]
 
 
-def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequence[int]) -> str:
+def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequence[int], notes: Sequence[str]) -> str:
     """Return the one sentence on a job: the largest loss, its place, and what to try."""
     name, unit_ns = figure_unit(wall_ns)
     what = "the recording" if facts.step is None else f"step {facts.step}"
+    what += " of a file that was cut off" * any("cut off" in note for note in facts.report.notes)
     loss = next((cause for cause in causes if cause.cause != COMPUTE), None)
     compute_ns, total_ns = facts.cost_ns(COMPUTE), facts.step_ns
     mean = "" if total_ns > 0.99 * wall_ns else f" on the longest rank, {figure(total_ns, unit_ns)} on average"
@@ -148,7 +150,9 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
         return head + f"{reason}below {format_ns(median_ns)}) too slowly{where}{change}"
     if loss.cause == COMM:
         of = f": {loss.places[0]}" if loss.places else ""
-        alone = f"rank{'s' * (len(missing) > 1)} {listed(missing)} not recorded" if missing else "not matched"
+        unfit = any("clocks do" in note for note in notes)
+        alone = "the clocks of the files do not fit, or they are of two runs" if unfit else "not matched"
+        alone = f"rank{'s' * (len(missing) > 1)} {listed(missing)} not recorded" if missing else alone
         return head + f"{lost} are exposed communication{of}; wait or wire cannot be told: {alone}{change}"
     if loss.cause == WAIT and facts.late:
         late = _worst(facts.late)[0]
@@ -199,7 +203,9 @@ def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
         more = f"; at least {format_ns(least_ns)} are waiting: smaller messages took longer than larger ones"
         found.append(
             f"whether {format_ns(ns)} of communication are waiting or wire: of "
-            f"{facts.report.world_size} ranks, {listed(missing)} are not recorded" + more * (least_ns >= 0.1 * ns)
+            f"{facts.report.world_size} ranks, {listed(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"
+            + more
+            * (least_ns >= 0.05 * ns)
         )
     if facts.cost_ns(UNKNOWN) >= 0.05 * facts.step_ns and not _note(facts):
         found.append(f"{format_ns(facts.cost_ns(UNKNOWN))} of the step: {_why_unknown(facts)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 
 from ..files.profile import NOTE, OPERATOR, PYTHON, Profile, Wholes
 from ..measure.intervals import counted
-from .windows import Rows
+from .windows import Rows, is_outermost
 
 BACKWARD = "backward"
 """Phase of operators of the backward pass; their places are those of their forward."""
+_DEPTH, _PRIME = 200, np.uint64(0x100000001B3)
 _NAME = 80
 """Characters of an operator, module or note that are shown."""
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
 _FRAME = re.compile(r"^(?P<path>[^()]+\.py)\((?P<line>\d+)\): (?P<name>.+)$")
 _LIBRARY = re.compile(r"(^|/)(torch|torchvision|numpy|triton|importlib|<frozen)(/|$)|^<|^threading\.py|/lib/python3")
+_INSTANCE = re.compile(r"_\d+$")
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: ")
 _NOT_A_PLACE = re.compile(r"^(ProfilerStep#|PyTorch Profiler|enumerate\(DataLoader\)|gloo:|overlap:|nccl:)")
 
@@ -32,8 +34,13 @@ class Place:
 
     operator: str = ""  # the outermost operator
     module: str = ""  # the innermost module
-    frame: str = ""  # "file.py:line (function)", the innermost of the program; the line is that of its `def`
+    frames: tuple[str, ...] = ()  # "file.py:line (function)" of the program, the outermost first; lines are of `def`s
     phase: str = ""  # "backward", or a note of the user around it
+
+    @property
+    def frame(self) -> str:
+        """Innermost function of the program."""
+        return self.frames[-1] if self.frames else ""
 
     def __str__(self) -> str:
         name = self.module or self.operator
@@ -50,14 +57,23 @@ class Place:
 def common(places: Sequence[tuple[Place, int]]) -> Place:
     """Return what places, each with its time, have in common: the parts that hold for most of the time."""
     total_ns = sum(ns for _, ns in places)
-    parts: dict[str, str] = {}
-    for part in ("operator", "module", "frame", "phase"):
+
+    def most(texts: Iterable[tuple[str, int]]) -> str:
         times: dict[str, int] = {}
-        for place, ns in places:
-            times[getattr(place, part)] = times.get(getattr(place, part), 0) + ns
-        most = max(times, key=lambda text: times[text])
-        parts[part] = most if 2 * times[most] > total_ns else ""
-    return Place(**parts)
+        for text, ns in texts:
+            times[text] = times.get(text, 0) + ns
+        found = [text for text, ns in times.items() if 2 * ns > total_ns]
+        return found[-1] if found else ""
+
+    modules = [(place.module, ns) for place, ns in places]
+    return Place(
+        operator=most((place.operator, ns) for place, ns in places),
+        module=most(modules) or most((_INSTANCE.sub("", name), ns) for name, ns in modules),
+        frames=tuple(
+            filter(None, [most((frame, ns) for place, ns in places for frame in dict.fromkeys(place.frames))])
+        ),
+        phase=most((place.phase, ns) for place, ns in places),
+    )
 
 
 class Places:
@@ -84,7 +100,45 @@ class Places:
 
     def of(self, threads: Sequence[int], instants_ns: Wholes) -> list[Place]:
         """Return the place of each instant of a thread; a backward operator has the place of its forward."""
-        chains = self._chains(np.array(threads, np.int32), instants_ns)
+        places, number = self.numbered(np.array(threads, np.int32), instants_ns)
+        return [places[each] for each in number.tolist()]
+
+    def numbered(self, threads: NDArray[np.int32], instants_ns: Wholes) -> tuple[list[Place], NDArray[np.intp]]:
+        """Return some places, and for each instant the index of its own; equal chains of names are looked up once."""
+        keys, backward = self._keys(threads, instants_ns)
+        at = np.flatnonzero(backward >= 0)
+        forward = np.array([self._forward.get(number, -1) for number in self._profile.sequence[backward[at]].tolist()])
+        at, forward = at[forward >= 0], forward[forward >= 0].astype(np.intp)
+        keys[at] += _PRIME * self._keys(self._profile.thread[forward], self._profile.start_ns[forward])[0]
+        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        return self._looked_up(threads[first], instants_ns[first]), number
+
+    def _keys(self, threads: NDArray[np.int32], instants_ns: Wholes) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Return a number for the names around each instant, and the row of a backward operator among them, or -1."""
+        profile = self._profile
+        keys, backward = threads.astype(np.uint64), np.full(len(threads), -1, np.intp)
+        for thread in np.unique(threads).tolist():
+            asked = np.flatnonzero(threads == thread)
+            at_ns = instants_ns[asked]
+            rows = self._rows[(profile.thread[self._rows] == thread)]
+            order_ns = np.sort(at_ns)
+            low, high = (np.searchsorted(order_ns, each[rows]) for each in (profile.start_ns, profile.end_ns))
+            rows = rows[high > low]
+            for _ in range(_DEPTH):
+                if not len(rows):
+                    break
+                level = is_outermost(profile, rows)
+                outer, rows = rows[level], rows[~level]
+                at = np.searchsorted(profile.start_ns[outer], at_ns, "right") - 1
+                inside = (at >= 0) & (at_ns < profile.end_ns[outer[at]]) & ~self._no_place[profile.name[outer[at]]]
+                row, mine = outer[at[inside]], asked[inside]
+                keys[mine] = keys[mine] * _PRIME + profile.name[row].astype(np.uint64) + np.uint64(1)
+                is_backward = self._backward[profile.name[row]] & (backward[mine] < 0)
+                backward[mine[is_backward]] = row[is_backward]
+        return keys, backward
+
+    def _looked_up(self, threads: NDArray[np.int32], instants_ns: Wholes) -> list[Place]:
+        chains = self._chains(threads, instants_ns)
         places = [self._place(chain) for chain in chains]
         forwards = [self._forward_of(chain) for chain in chains]
         known = [at for at, row in enumerate(forwards) if row is not None]
@@ -92,7 +146,7 @@ class Places:
         around = self._chains(self._profile.thread[rows], self._profile.start_ns[rows]) if known else []
         for at, chain in zip(known, around, strict=True):
             forward = self._place(chain)
-            places[at] = Place(operator=forward.operator, module=forward.module, frame=forward.frame, phase=BACKWARD)
+            places[at] = Place(operator=forward.operator, module=forward.module, frames=forward.frames, phase=BACKWARD)
         return places
 
     def _forward_of(self, chain: list[int]) -> int | None:
@@ -118,7 +172,8 @@ class Places:
 
     def _place(self, chain: list[int]) -> Place:
         profile = self._profile
-        operator = module = frame = phase = ""
+        operator = module = phase = ""
+        frames: list[str] = []
         for row in chain:
             name, kind = profile.names[profile.name[row]][:_NAME], profile.kind[row]
             if kind == OPERATOR and not operator and not self._no_place[profile.name[row]]:
@@ -128,8 +183,8 @@ class Places:
             elif name.startswith("nn.Module: "):
                 module = name.removeprefix("nn.Module: ")
             elif kind == PYTHON and (match := _frame(profile.names[profile.name[row]])):
-                frame = f"{match['path']}:{match['line']} ({match['name']})"
-        return Place(operator=operator, module=module, frame=frame, phase=phase)
+                frames.append(f"{match['path']}:{match['line']} ({match['name']})")
+        return Place(operator=operator, module=module, frames=tuple(frames), phase=phase)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..files.profile import COPY as COPIES
-from ..files.profile import KERNEL, SET, Profile, read_profile
+from ...units import format_ns
+from ..columnar import Table
+from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
-from .causes import COMM, COMPUTE, COPY
-from .host import GRAPH, Pieces, device_gaps, host_gaps, loading
+from .causes import COMM, COMPUTE, COPY, UNKNOWN
+from .host import LATENCY_NS, Pieces, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
-from .windows import Rows, Work, joined, merged, windows_of, work_of
+from .windows import GRAPH, Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
 
-MOST_QUERIES = 3_000
-"""Pieces whose places are looked up, the longest first: more change no sentence."""
+EARLY_NS = 1_000_000
+"""A launch within this time of the first event was perhaps not the first of its step."""
+MOST_PIECES = 3_000
+"""Pieces, the longest first, that show what a late rank did."""
 TINY_NS = 20_000
 """A kernel that is shorter takes less time than its launch."""
 
@@ -48,6 +51,7 @@ class Call:
     exposed_ns: int
     step: int | None
     place: Place
+    waiter: Place  # of the work that was queued before its end and began after it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,19 +108,20 @@ def measure(profile: Profile) -> RankReport:
     else:
         pieces = host_gaps(profile, gaps, loads, unknown=bool(profile.header.get("deviceProperties")))
     places = Places(profile)
-    shown = _places_of(places, pieces)
+    shown, number = _places_of(places, pieces)
     report = _described(profile, work, windows)
     report.has_python = places.has_python
     report.calls = _calls(profile, work, windows, exposed, places)
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
-    longest = sorted(shown, key=lambda at: -int(pieces.end_ns[at] - pieces.start_ns[at]))[:MOST_QUERIES]
+    longest = np.argsort(pieces.start_ns - pieces.end_ns, kind="stable")[:MOST_PIECES].tolist()
     report.pieces = [
-        (base_ns + int(pieces.start_ns[at]), base_ns + int(pieces.end_ns[at]), pieces.cause[at], shown[at])
+        (base_ns + int(pieces.start_ns[at]), base_ns + int(pieces.end_ns[at]), pieces.cause[at], shown[number[at]])
         for at in longest
     ]
+    sums = _Costs(pieces, shown, number)
     for step, window in windows.items():
-        costs, found = _costs(pieces, shown, window)
+        costs, found = sums.within(window)
         fixed = {COMPUTE: compute, COMM: exposed, COPY: alone}
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
@@ -124,37 +129,58 @@ def measure(profile: Profile) -> RankReport:
         report.comm_ns[step] = length(clip(comm, window))
         found.setdefault(COPY, []).extend(_copy_places(profile, work, places, alone, window))
         report.places[step] = found
-    report.notes += _notes(profile, work)
+    report.notes += [*_middle(profile, pieces), *notes_of(profile, work)]
     report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
     return report
 
 
-def _places_of(places: Places, pieces: Pieces) -> dict[int, Place]:
-    """Return the places of the longest pieces, by index."""
-    chosen = np.flatnonzero(pieces.thread >= 0)
-    chosen = chosen[np.argsort((pieces.start_ns - pieces.end_ns)[chosen], kind="stable")][:MOST_QUERIES]
-    found = places.of(pieces.thread[chosen].tolist(), pieces.instant_ns[chosen])
-    return dict(zip(chosen.tolist(), found, strict=True))
+def _middle(profile: Profile, pieces: Pieces) -> list[str]:
+    """Return that recording began in the middle, where gaps end with work that was launched as it began."""
+    early = (pieces.thread >= 0) & (pieces.instant_ns < profile.start_ns.min() + EARLY_NS)
+    early &= np.array([cause == UNKNOWN for cause in pieces.cause], bool)
+    if (ns := int((pieces.end_ns - pieces.start_ns)[early].sum())) < EARLY_NS:
+        return []
+    return [
+        f"recording began in the middle: the work after {format_ns(ns)} of it had been launched as it began, and what "
+        "the device did before that work is not recorded"
+    ]
 
 
-def _costs(
-    pieces: Pieces, places: dict[int, Place], window: Interval
-) -> tuple[dict[str, int], dict[str, list[tuple[Place, int, int]]]]:
-    """Return the costs of a window by cause, and by place, the most expensive first."""
-    low, high = window
-    first, last = np.searchsorted(pieces.end_ns, low, "right"), np.searchsorted(pieces.start_ns, high, "left")
-    costs: dict[str, int] = {}
-    sums: dict[tuple[str, Place], tuple[int, int]] = {}
-    for at in range(int(first), int(last)):
-        ns = int(min(pieces.end_ns[at], high) - max(pieces.start_ns[at], low))
-        cause, place = pieces.cause[at], places.get(at, _NOWHERE)
-        costs[cause] = costs.get(cause, 0) + ns
-        total_ns, count = sums.get((cause, place), (0, 0))
-        sums[cause, place] = total_ns + ns, count + 1
-    found: dict[str, list[tuple[Place, int, int]]] = {}
-    for (cause, place), (ns, count) in sorted(sums.items(), key=lambda each: -each[1][0]):
-        found.setdefault(cause, []).append((place, ns, count))
-    return costs, found
+def _places_of(places: Places, pieces: Pieces) -> tuple[list[Place], Rows]:
+    """Return places, and for each piece the index of its own."""
+    known = np.flatnonzero(pieces.thread >= 0)
+    found, of_known = places.numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
+    number = np.full(len(pieces.cause), len(found), np.intp)
+    number[known] = of_known
+    return [*found, _NOWHERE], number
+
+
+class _Costs:
+    """Sums of pieces by cause and place."""
+
+    def __init__(self, pieces: Pieces, places: list[Place], number: Rows) -> None:
+        self._pieces, causes = pieces, Table[str]()
+        cause = np.array([causes[each] for each in pieces.cause], np.intp)
+        kinds, self._kind = np.unique(cause * len(places) + number, return_inverse=True)
+        names = list(causes)
+        self._kinds = [(names[kind // len(places)], places[kind % len(places)]) for kind in kinds.tolist()]
+
+    def within(self, window: Interval) -> tuple[dict[str, int], dict[str, list[tuple[Place, int, int]]]]:
+        """Return the costs of a window by cause, and by place, the most expensive first."""
+        low, high = window
+        start_ns, end_ns = self._pieces.start_ns, self._pieces.end_ns
+        part = slice(np.searchsorted(end_ns, low, "right"), np.searchsorted(start_ns, high, "left"))
+        ns = np.minimum(end_ns[part], high) - np.maximum(start_ns[part], low)
+        sums_ns = np.bincount(self._kind[part], ns, len(self._kinds)).astype(np.int64)
+        counts = np.bincount(self._kind[part], minlength=len(self._kinds))
+        costs: dict[str, int] = {}
+        found: dict[str, list[tuple[Place, int, int]]] = {}
+        for at in np.argsort(-sums_ns, kind="stable").tolist():
+            if counts[at]:
+                cause, place = self._kinds[at]
+                costs[cause] = costs.get(cause, 0) + int(sums_ns[at])
+                found.setdefault(cause, []).append((place, int(sums_ns[at]), int(counts[at])))
+        return costs, found
 
 
 _NOWHERE = Place()
@@ -170,7 +196,7 @@ def _copy_places(
     found: dict[Place, tuple[int, int]] = {}
     for row, place in zip(rows.tolist(), _launch_places(profile, work, places, rows), strict=True):
         name = profile.names[profile.name[row]].split(" (")[-1].rstrip(")") or "copy"
-        place = Place(operator=place.operator, module=place.module, frame=place.frame, phase=name)
+        place = Place(operator=place.operator, module=place.module, frames=place.frames, phase=name)
         ns = int(covered_ns(profile.start_ns[[row]], profile.end_ns[[row]], alone)[0])
         total_ns, count = found.get(place, (0, 0))
         found[place] = total_ns + ns, count + 1
@@ -178,7 +204,7 @@ def _copy_places(
 
 
 def _launch_places(profile: Profile, work: Work, places: Places, rows: Rows) -> list[Place]:
-    launches = work.launch[rows]
+    launches = np.where(rows >= 0, work.launch[rows], -1)
     known = launches[launches >= 0]
     found = iter(places.of(threads_of(profile, known), profile.start_ns[known]))
     return [next(found) if launch >= 0 else _NOWHERE for launch in launches.tolist()]
@@ -191,47 +217,39 @@ def _calls(
     rows, base_ns = work.comm, profile.base_ns
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
     where = _launch_places(profile, work, places, rows) if work.on_device else [_NOWHERE] * len(rows)
-    numbers: dict[tuple[str, str], int] = {}
+    waiters = _launch_places(profile, work, places, _waiters(profile, work, rows))
     found = []
-    for row, ns, place in zip(rows.tolist(), exposed_ns.tolist(), where, strict=True):
-        name, message = profile.names[profile.name[row]], profile.messages.get(row)
-        op = message.op if message else operation(name)
-        group = message.group if message else ""
-        numbers[op, group] = number = numbers.get((op, group), -1) + 1
+    for row, ns, place, waiter, message in zip(
+        rows.tolist(), exposed_ns.tolist(), where, waiters, messages_of(profile, rows), strict=True
+    ):
         at_ns = int(profile.start_ns[row])
         found.append(Call(
-            op=op, group=group, group_size=message.group_size if message else 0,
-            nbytes=message.nbytes if message else 0,
-            number=message.seq if message and message.seq is not None else number,
-            name=name, start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
+            op=message.op, group=message.group, group_size=message.group_size, nbytes=message.nbytes,
+            number=message.seq or 0, name=profile.names[profile.name[row]],
+            start_ns=base_ns + at_ns, end_ns=base_ns + int(profile.end_ns[row]), exposed_ns=ns,
             step=next((step for step, (low, high) in windows.items() if low <= at_ns < high), None), place=place,
+            waiter=waiter,
         ))  # fmt: skip
     return found
 
 
-_KERNEL_OPS = (
-    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
-    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
-    ("all_to_all", re.compile(r"all_?to_?all|send_?recv", re.IGNORECASE)),
-    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
-    ("reduce", re.compile(r"reduce", re.IGNORECASE)),
-)
-
-
-def operation(name: str) -> str:
-    """Return the operation that the name of a kernel shows; NCCL sends all-to-alls as sends and receives."""
-    short = name.partition(":")[2] if name.startswith(("gloo:", "overlap:")) else ""
-    return short or next((op for op, pattern in _KERNEL_OPS if pattern.search(name)), name.split("(")[0][:60])
+def _waiters(profile: Profile, work: Work, comm: Rows) -> Rows:
+    """Return for each row of communication the compute that waited for its end, or -1."""
+    found = np.full(len(comm), -1, np.intp)
+    if not len(work.compute):
+        return found
+    end_ns = profile.end_ns[comm]
+    at = np.searchsorted(profile.start_ns[work.compute], end_ns, "left")
+    following = work.compute[np.minimum(at, len(work.compute) - 1)]
+    launch = work.launch[following]
+    queued = (at < len(work.compute)) & (launch >= 0) & (profile.start_ns[launch] < end_ns)
+    waits = queued & (profile.start_ns[following] - end_ns <= LATENCY_NS)
+    found[waits] = following[waits]
+    return found
 
 
 def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]) -> RankReport:
     header = profile.header
-    info = header.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
-    rank, world = info.get("rank"), info.get("world_size")
-    has_rank = isinstance(rank, int)
-    rank = rank if isinstance(rank, int) and rank >= 0 else 0
     properties = header.get("deviceProperties")
     first = properties[0] if isinstance(properties, list) and properties else {}
     took_ns = profile.end_ns - profile.start_ns
@@ -250,30 +268,9 @@ def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]
         counts[step] = len(mine)
         medians[step] = int(np.median(took_ns[mine])) if len(mine) else 0
     return RankReport(
-        path=profile.path, rank=rank, world_size=max(world if isinstance(world, int) else 1, rank + 1),
-        host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=has_rank,
+        path=profile.path, rank=profile.rank, world_size=profile.world_size,
+        host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=profile.named_rank is not None,
         device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={}, comm_ns={},
         graph_share=float(graphs.mean()) if len(rows) else 0.0, places={}, calls=[], exposed=[], pieces=[],
         kernels=counts, kernel_median_ns=medians, kernel_classes_ns=classes,
     )  # fmt: skip
-
-
-def _notes(profile: Profile, work: Work) -> list[str]:
-    """Return what the file cannot show, and why."""
-    notes = []
-    if profile.cut:
-        notes.append("the file was cut off: only its complete events count")
-    if profile.backwards:
-        notes.append(f"{profile.backwards} events end before they start: left out")
-    if profile.unreadable:
-        notes.append(f"{profile.unreadable} events have fields of another type: left out")
-    if not work.on_device and profile.header.get("deviceProperties"):
-        notes.append("no kernel of its device is recorded (CUPTI or ROCTracer was off): only the host is seen")
-    threads = np.unique(profile.thread[profile.rows(KERNEL, COPIES, SET)]).tolist()
-    if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
-        notes.append(f"the file has {devices} devices: only the one that did most counts")
-    if work.on_device and len(rows := work.rows):
-        orphans = int((work.launch[rows] < 0).sum())
-        if orphans > len(rows) // 2:
-            notes.append(f"{orphans} of {len(rows)} kernels and copies have no recorded launch: gaps have no cause")
-    return notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -189,6 +190,7 @@ class Traffic:
     exposed_ns: int
     algorithm_gb_s: float | None  # of the fastest call, by bytes, of those that carry the most
     bus_gb_s: float | None
+    link_gb_s: float | None  # of the device's links to others of its host, one direction, if the group is inside one
     waits_at_least_ns: int  # longer than a larger message of the same kind took
 
 
@@ -196,7 +198,23 @@ _BUS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all
 """Bus bandwidth is algorithm bandwidth times this and (n - 1) / n (nccl-tests, doc/PERFORMANCE.md)."""
 
 
-def traffic(calls: Sequence[Call], exposed: Merged) -> list[Traffic]:
+_LINKS_GB_S = (
+    (r"V100-SXM", 150), (r"A100-(SXM|PG)", 300), (r"H100 80GB HBM3|H100 SXM|H200", 450), (r"\bG?B[23]00", 900),
+    (r"MI300X", 448), (r"MI355X", 535.5),
+)  # fmt: skip
+"""Links of a device to the others of its host, one direction (vendors' pages; stas00/ml-engineering, network)."""
+ONE_HOST = 8
+"""Devices of one host at most: a job with as many ranks, or fewer, is taken to be inside one."""
+
+
+def link_gb_s(device: str, world_size: int) -> float | None:
+    """Return the bandwidth of a device's links to others of its host; None if it is unknown, or there are several."""
+    if world_size > ONE_HOST:
+        return None
+    return next((float(speed) for pattern, speed in _LINKS_GB_S if re.search(pattern, device)), None)
+
+
+def traffic(calls: Sequence[Call], exposed: Merged, link: float | None = None) -> list[Traffic]:
     """Return the calls by operation and group, the most exposed first; calls in parallel are exposed once."""
     kinds: dict[tuple[str, str], list[Call]] = {}
     for call in calls:
@@ -214,7 +232,7 @@ def traffic(calls: Sequence[Call], exposed: Merged) -> list[Traffic]:
             total_ns=sum(call.end_ns - call.start_ns for call in mine),
             exposed_ns=exposed_ns, algorithm_gb_s=speed,
             bus_gb_s=speed * factor if speed is not None and factor is not None else None,
-            waits_at_least_ns=min(_least_wait(mine), exposed_ns),
+            link_gb_s=link, waits_at_least_ns=min(_least_wait(mine), exposed_ns),
         ))  # fmt: skip
     return sorted(found, key=lambda each: (-each.exposed_ns, -each.total_ns))
 

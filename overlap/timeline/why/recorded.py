@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 from ...errors import UsageError
 from ..files.merge import merged
@@ -11,18 +13,23 @@ from ..files.tracefile import read_trace
 from ..measure.metrics import Breakdown, breakdowns, median_step
 from ..measure.oddities import oddities
 from ..measure.verdict import Verdict, verdict_of
-from ..replay.prediction import advise
+from ..replay.prediction import Prediction, advise, neighbours, predict
 from ..spans import ORIGIN, Timeline
-from .advice import MOST, WORTH
-from .causes import COMM, COMPUTE, LOOP, QUEUE, UNKNOWN, WAIT, WIRE
+from .advice import FEW_STEPS, MOST, WORTH, bounds
+from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .report import Advice, Cause, Why, shares
 
 ADVICE_S = 20.0
 """Time for replays."""
+REPLAYED_STEPS = 5
+"""Steps of which the range of a gain is."""
+OFF = 0.05
+"""Part of a step by which replays are off, held against changed programs in virtual time (tests: test_replay)."""
 
 _WORDING = {
     COMPUTE: "computing", WAIT: "waiting for a late rank", WIRE: "exposed communication on the wire",
-    COMM: "exposed communication (waiting or wire)", LOOP: "the program keeps the event loop",
+    COMM: "exposed communication (waiting or wire)", COPY: "copies and sets of memory",
+    LOOP: "the program keeps the event loop",
     QUEUE: "operations are queued, and nothing runs", UNKNOWN: "idle: nothing runs, and nothing is queued",
 }  # fmt: skip
 
@@ -52,6 +59,7 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
     costs = {at: [(row.rank, _costs(row, verdict)) for row in found if row.wall_ns] for at, found in rows.items()}
     shown = shares([cost for _, cost in costs.get(step, [])])
     total_ns = sum(shown.values()) or 1
+    wording = _WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
     return Why(
         verdict=str(verdict), origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
         world_size=timeline.world_size, step=step, step_ns=verdict.wall_ns,
@@ -61,7 +69,7 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
         },
         causes=tuple(
             Cause(
-                cause=cause, text=_WORDING[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause)
+                cause=cause, text=wording[cause], duration_ns=ns, share=ns / total_ns, places=_places(verdict, cause)
             )
             for cause, ns in sorted(shown.items(), key=lambda each: -each[1]) if ns
         ),
@@ -76,7 +84,14 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
 def _costs(row: Breakdown, verdict: Verdict) -> dict[str, int]:
     """Return the costs of a rank by cause; they add up to its wall time."""
     exposed = {COMM: row.exposed_ns} if verdict.partial else {WAIT: row.waiting_ns, WIRE: row.wire_ns}
-    found = {COMPUTE: row.compute_ns, **exposed, LOOP: row.kept_ns, QUEUE: row.queued_ns, UNKNOWN: row.idle_ns}
+    found = {
+        COMPUTE: row.compute_ns,
+        **exposed,
+        LOOP: row.kept_ns,
+        COPY: row.copy_ns,
+        QUEUE: row.queued_ns,
+        UNKNOWN: row.idle_ns,
+    }
     return {cause: ns for cause, ns in found.items() if ns}
 
 
@@ -94,15 +109,33 @@ def _advice(timeline: Timeline, verdict: Verdict) -> list[Advice]:
     """Return the changes whose replays are shorter by more than replays are off."""
     if verdict.step is None or not verdict.ranks:
         return []
-    found = []
+    found, begun_s = [], monotonic()
     for one in advise(timeline, step=verdict.step, within_s=ADVICE_S)[:MOST]:
-        gains = verdict.wall_ns - one.most_ns, verdict.wall_ns - one.least_ns
-        if gains[0] > 0 and one.gain_share >= WORTH:
+        if one.gain_share >= WORTH:
             text = one.changes[0].text
             change = f'{one.changes[0].what}: `--what-if "{text}"` of `overlap timeline` shows it'
             cause = next((cause for kind, cause in _CAUSES.items() if text.startswith(kind)), WIRE)
+            least, most, told = _gain(timeline, one, verdict.step, until_s=begun_s + ADVICE_S)
             found.append(Advice(
                 cause=cause, change=change, place="", evidence=str(one),
-                gain_least_ns=gains[0], gain_most_ns=gains[1], gain_text=f"{one.gain_share:.0%} of the step",
+                gain_least_ns=least, gain_most_ns=most, gain_text=told,
             ))  # fmt: skip
     return found
+
+
+def _gain(timeline: Timeline, first: Prediction, step: int, *, until_s: float) -> tuple[int | None, int | None, str]:
+    """Return the bounds of a gain from replays of several steps, and their text."""
+    replays = [first]
+    others = sorted(set(timeline.steps()[1:]) - {step}, key=lambda each: (abs(each - step), each))  # the first is cold
+    for other in others[: REPLAYED_STEPS - 1]:
+        if monotonic() > until_s:
+            break
+        with suppress(UsageError):  # that step has nothing to change
+            replays.append(predict(neighbours(timeline, other), first.changes, step=other))
+    walls = [each.measured.wall_ns for each in replays]
+    if len(replays) < FEW_STEPS:
+        return None, None, f"not given: one step is recorded, which would be shorter by {first.gain_share:.0%}"
+    off_ns = round(OFF * max(walls))
+    least = min(each.measured.wall_ns - each.most_ns for each in replays) - off_ns
+    most = max(each.measured.wall_ns - each.least_ns for each in replays) + off_ns
+    return bounds([least, most], walls)

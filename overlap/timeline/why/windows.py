@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.kineto import COMM_KERNEL, increasing
+from ..files.messages import COMM_KERNEL, Message, operation
 from ..files.profile import COPY, DEVICE_NOTE, KERNEL, NOTE, OPERATOR, RUNTIME, SET, Profile, Wholes
 from ..measure.intervals import Interval, Merged, union
 
@@ -18,6 +20,8 @@ _HOST_COMM = re.compile(r"^(gloo|overlap):\w+$")
 _PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
 """Copies between devices: collectives of copy engines have no kernel."""
 _ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
+_OURS, _CALL = re.compile(r"^overlap:"), re.compile(r"^c10d::")
+GRAPH = re.compile(r"GraphLaunch")
 _LONG_LEAD = 0.5
 """Without steps: the host's work before the first work of the device counts from this part of the latter's length."""
 
@@ -99,8 +103,18 @@ def windows_of(profile: Profile, work: Work) -> dict[int | None, Interval]:
             where[step] = min(first_ns, start_ns), max(last_ns, end_ns)
     if not work.on_device:
         return _numbered(host) or {None: _extent(profile, work.rows if len(work.rows) else slice(None))}
-    found = increasing(device or _launched(profile, work, host))
+    found = _increasing(device or _launched(profile, work, host))
     return _numbered(found) or {None: _whole(profile, work)}
+
+
+def _increasing(steps: Mapping[int, Interval]) -> dict[int, Interval]:
+    """Return intervals of steps, each of which ends where the next begins; none if they are out of order."""
+    numbers = sorted(steps)
+    begins = [steps[number][0] for number in numbers]
+    if begins != sorted(begins):
+        return {}
+    following = dict(zip(numbers, begins[1:], strict=False))
+    return {number: (steps[number][0], following.get(number, steps[number][1])) for number in numbers}
 
 
 def _numbered(steps: dict[int, Interval]) -> dict[int | None, Interval]:
@@ -142,3 +156,69 @@ def merged(profile: Profile, rows: Rows) -> Merged:
 def joined(*parts: Merged) -> Merged:
     """Return the union of unions."""
     return union(np.concatenate([each.start_ns for each in parts]), np.concatenate([each.end_ns for each in parts]))
+
+
+def outermost(profile: Profile, operators: Rows) -> Rows:
+    """Return the operators that are inside no other of their thread."""
+    found = [np.empty(0, np.intp)]
+    for thread in np.unique(profile.thread[operators]).tolist():
+        mine = operators[profile.thread[operators] == thread]
+        found.append(mine[is_outermost(profile, mine)])
+    return np.concatenate(found)
+
+
+def is_outermost(profile: Profile, rows: Rows) -> NDArray[np.bool_]:
+    """Return which rows of one thread, in order of start and the longest first, are inside no other of them."""
+    until_ns = np.maximum.accumulate(profile.end_ns[rows])
+    return np.concatenate([[True], profile.start_ns[rows][1:] >= until_ns[:-1]])
+
+
+def messages_of(profile: Profile, comm: Rows) -> list[Message]:
+    """Return the message of each row of communication, with its number among those of its kind and group.
+
+    Without fields of the profiler, the name shows the operation; of ours, the call of c10d around it shows the size.
+    """
+    calls: dict[int, list[int]] = {}
+    if profile.matching(_OURS)[profile.name[comm]].any():
+        operators = profile.rows(OPERATOR)
+        for row in operators[profile.matching(_CALL)[profile.name[operators]]].tolist():
+            calls.setdefault(int(profile.thread[row]), []).append(row)
+    numbers: dict[tuple[str, str], int] = {}
+    found = []
+    for row in comm.tolist():
+        name, message = profile.names[profile.name[row]], profile.messages.get(row)
+        if message is None:
+            around = calls.get(int(profile.thread[row]), [])
+            at = bisect_right(around, profile.start_ns[row], key=lambda call: profile.start_ns[call]) - 1
+            inside = at >= 0 and profile.start_ns[row] <= profile.end_ns[around[at]]
+            call = profile.messages.get(around[at]) if inside else None
+            message = replace(call or Message(op=""), op=operation(name))
+        key = message.op, message.group
+        numbers[key] = numbers.get(key, -1) + 1
+        found.append(message if message.seq is not None else replace(message, seq=numbers[key]))
+    return found
+
+
+def notes_of(profile: Profile, work: Work) -> list[str]:
+    """Return what the file cannot show, and why."""
+    notes = []
+    if profile.cut:
+        notes.append("the file was cut off: only its complete events count")
+    if profile.backwards:
+        notes.append(f"{profile.backwards} events end before they start: left out")
+    if profile.unreadable:
+        notes.append(f"{profile.unreadable} events have fields of another type: left out")
+    if not work.on_device and profile.header.get("deviceProperties"):
+        notes.append("no kernel of its device is recorded (CUPTI or ROCTracer was off): only the host is seen")
+    threads = np.unique(profile.thread[profile.rows(KERNEL, COPY, SET)]).tolist()
+    if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
+        notes.append(f"the file has {devices} devices: only the one that did most counts")
+    graphs = profile.rows(RUNTIME)
+    graphs = graphs[profile.matching(GRAPH)[profile.name[graphs]]]
+    if work.on_device and (lost := int((~np.isin(graphs, work.launch[work.rows])).sum())):
+        notes.append(f"{lost} of {len(graphs)} launches of CUDA graphs have no recorded kernels: they look idle")
+    if work.on_device and len(rows := work.rows):
+        orphans = int((work.launch[rows] < 0).sum())
+        if orphans > len(rows) // 2:
+            notes.append(f"{orphans} of {len(rows)} kernels and copies have no recorded launch: gaps have no cause")
+    return notes

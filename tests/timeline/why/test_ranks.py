@@ -102,6 +102,7 @@ def test_clocks_that_do_not_fit_divide_nothing(tmp_path):
     found = write(tmp_path, recordings)
     assert "waiting" not in {cause.cause for cause in found.causes}
     assert any("two runs" in note for note in found.notes)
+    assert "wait or wire cannot be told: the clocks of the files do not fit, or they are of two runs" in found.verdict
 
 
 def test_two_files_of_one_rank_are_refused(tmp_path):

@@ -188,3 +188,20 @@ def test_dumps_of_flight_recorders_are_judged_as_hangs(tmp_path, capsys):
     assert page.startswith(found.verdict[:40])
     assert "train.py:2" in page
     assert found.verdict[:40] in markdown(found)
+
+
+def test_a_verdict_on_a_part_of_a_file_says_so(tmp_path):
+    path = profile(tmp_path, [10_000] * 3)
+    path.write_bytes(path.read_bytes()[:-40_000])
+    assert "of a file that was cut off takes" in overlap.why(path).verdict
+
+
+def test_what_another_tool_has_not_recorded_is_not_idle(tmp_path):
+    events = [{"ph": "X", "cat": "compute", "name": "k", "pid": 0, "tid": 1, "ts": 10 * at, "dur": 5} for at in (1, 2)]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    found = overlap.why(path)
+    assert {cause.text: cause.duration_ns for cause in found.causes} == {
+        "computing": 10_000, "nothing is recorded": 5_000,
+    }  # fmt: skip
+    assert "idle or not recorded 5.0" in found.verdict

@@ -1,0 +1,75 @@
+"""Collectives as libraries and PyTorch's profiler name them: operations, bytes, and kernels that communicate.
+
+Fields and their traps: pytorch/kineto, libkineto/src/output_json.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+COMM_KERNEL = re.compile(  # NCCL, RCCL, oneCCL; symmetric memory of PyTorch, NVSHMEM, DeepEP; kernels of vLLM, TensorRT
+    r"(void )?(nccl|rccl|hccl|oneccl|nvshmem|mscclpp)|.*(ncclKernel|ncclDevKernel|multimem_|(one|two)_shot_all_reduce|"
+    r"deep_ep::|nvshmem|cross_device_reduce|allreduce_fusion|quick_?reduce)",
+    re.IGNORECASE,
+)
+_WIDTHS = {
+    "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "c10::half": 2, "bfloat16": 2,
+    "c10::bfloat16": 2, "int": 4, "int32": 4, "long": 8, "long int": 8, "int64": 8, "byte": 1, "unsigned char": 1,
+    "char": 1, "bool": 1, "int8": 1, "uint8": 1, "int16": 2,
+}  # fmt: skip
+_OPS = {
+    "allreduce": "all_reduce", "_allgather_base": "all_gather", "allgather": "all_gather", "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter", "alltoall": "all_to_all",
+    "all_to_all": "all_to_all", "all_to_allv": "all_to_all",
+}  # fmt: skip
+_KERNEL_OPS = (
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
+    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
+    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
+    ("all_to_all", re.compile(r"all_?to_?all|send_?recv", re.IGNORECASE)),
+    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
+    ("reduce", re.compile(r"reduce", re.IGNORECASE)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Fields of a collective's event: what the profiler has copied from the call to the kernel."""
+
+    op: str
+    group: str = ""
+    group_size: int = 0
+    ranks: tuple[int, ...] = ()
+    nbytes: int = 0
+    dtype: str = ""
+    seq: int | None = None
+
+
+def operation(name: str) -> str:
+    """Return the operation that the name of an event shows; NCCL sends all-to-alls as sends and receives."""
+    short = name.partition(":")[2] if name.startswith(("gloo:", "overlap:")) else ""
+    return short or next((op for op, pattern in _KERNEL_OPS if pattern.search(name)), name.split("(")[0][:60])
+
+
+def collective_name(name: str) -> str:
+    """Return the usual name of a collective that a library names in its own way."""
+    return _OPS.get(name.lower(), name)
+
+
+def bytes_of(args: Mapping[str, Any]) -> int:
+    """Return the larger of the bytes that go in and that come out."""
+    counts = [n for name in ("In msg nelems", "Out msg nelems") if isinstance(n := args.get(name), int)]
+    if counts:
+        return max(counts) * _WIDTHS.get(str(args.get("dtype", "")).lower(), 4)
+    dims, types = args.get("Input Dims"), args.get("Input type")
+    total = 0
+    if isinstance(dims, list) and isinstance(types, list):
+        for shape, dtype in zip(dims, types, strict=False):
+            count = 1
+            for extent in shape if isinstance(shape, list) else ():
+                count *= extent if isinstance(extent, int) else 0
+            total += count * _WIDTHS.get(str(dtype).lower(), 4) if shape else 0
+    return total

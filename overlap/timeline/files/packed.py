@@ -1,0 +1,60 @@
+"""Text of files that may be packed: its beginning, by which kinds of files are known, and its pieces."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+from ...errors import UsageError
+
+
+def beginning(path: Path) -> bytes:
+    """Return the first bytes of a file's text; nothing if it cannot be read.
+
+    Raises:
+        UsageError: It is an archive of several files.
+    """
+    try:
+        with open(path, "rb") as raw:
+            begin = next_piece(unpacked(raw), _BEGIN_BYTES)[0]
+    except OSError:
+        return b""
+    if begin[257:262] == b"ustar":
+        raise UsageError(f"{path} is a tar archive: unpack it (tar xf {path}), and name the folder or its files")
+    return begin
+
+
+def is_profile(begin: bytes) -> bool:
+    """Whether a text begins as PyTorch's profiler writes it."""
+    return b'"traceEvents"' in begin and b'"overlap"' not in begin and any(mark in begin for mark in _MARKS)
+
+
+def unpacked(raw: BinaryIO) -> BinaryIO:
+    """Return a file's text, if it is packed unpacked."""
+    packed = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    return gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[return-value]
+
+
+_BEGIN_BYTES = 1 << 18
+_MARKS = (
+    b'"schemaVersion"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"', b'"cpu_op"',
+    b'"cuda_runtime"', b'"gpu_memcpy"', b'"user_annotation"', b'"python_function"',
+)  # fmt: skip
+
+
+def next_piece(file: BinaryIO, most_bytes: int) -> tuple[bytes, bool]:
+    """Return the next bytes of a file, and whether a packed file was cut off or damaged after them."""
+    pieces: list[bytes] = []
+    while most_bytes > 0:
+        try:
+            piece = file.read1(most_bytes) if isinstance(file, gzip.GzipFile) else file.read(most_bytes)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return b"".join(pieces), True
+        if not piece:
+            break
+        pieces.append(piece)
+        most_bytes -= len(piece)
+    return b"".join(pieces), False

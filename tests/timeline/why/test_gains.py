@@ -1,0 +1,75 @@
+"""Gains that advice promises: held against changed programs in virtual time, and of ranks that wait for each other."""
+
+import pytest
+
+import overlap
+from overlap.timeline import median_step, verdict_of, write_trace
+from tests.timeline.programs import data_parallel, run
+from tests.timeline.why.profiles import Recording
+
+
+def explained(program, path):
+    timeline = run(program)
+    write_trace(timeline, path)
+    return overlap.why(path), verdict_of(timeline, step=median_step(timeline)).wall_ns
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [
+        ("awaits=late", {"awaits": "each"}, {}),
+        ("stragglers=none", {"late_s": 8e-3}, {"late_s": 8e-3, "shared": True}),
+    ],
+)
+def test_a_gain_is_what_the_changed_program_gains_in_virtual_time(tmp_path, change, before, after):
+    found, before_ns = explained(data_parallel(**before), tmp_path / "before.json")
+    _, after_ns = explained(data_parallel(**after), tmp_path / "after.json")
+    item = next(item for item in found.advice if change in item.change)
+    assert item.gain_least_ns <= before_ns - after_ns <= item.gain_most_ns
+    assert item.gain_text.endswith("a step (over 2 steps)")
+
+
+def late_rank(tmp_path, extra):
+    """Two ranks meet at the end of each step; rank 1 is longer in Python, by other times in each step."""
+    for rank in (0, 1):
+        rec, start = Recording(rank=rank, world=2), 1_000
+        for number, more in enumerate(extra):
+            end = start + 6_000 + more
+            rec.step(number, start, end)
+            rec.kernel(start, start + 1_000, launch=start - 5)
+            own = start + 2_000 + more * rank
+            rec.frame("train.py(40): log", start + 5, own - 20)
+            rec.op("aten::mm", own - 20, own)
+            rec.kernel(own, own + 3_000, launch=own - 10)
+            arrived = own + 3_000
+            rec.collective(arrived, end, launch=arrived - 5)
+            start = end
+        rec.write(tmp_path / f"rank{rank}.json")
+    return overlap.why(tmp_path)
+
+
+def test_what_a_late_rank_gains_is_what_the_ranks_that_wait_for_it_gain(tmp_path):
+    """Without Python, rank 1 has 3.98 and 4.98 ms less to do, and rank 0 has 0.98 ms less: the latter is the limit."""
+    found = late_rank(tmp_path, [3_000, 3_000, 4_000])
+    (item,) = [item for item in found.advice if item.cause == "python"]
+    assert (item.gain_least_ns, item.gain_most_ns) == (3_980_000, 4_980_000)
+
+
+def test_the_gain_of_a_rank_that_waits_anyway_is_none(tmp_path):
+    """Rank 0 loses time in Python while rank 1 is later still: without it, the step is as long."""
+    for rank in (0, 1):
+        rec = Recording(rank=rank, world=2)
+        for number, start in enumerate((1_000, 11_000, 21_000)):
+            rec.step(number, start, start + 10_000)
+            rec.kernel(start, start + (1_000, 8_000)[rank], launch=start - 5)
+            own = start + (5_000, 9_000)[rank]
+            if rank == 0:
+                rec.frame("train.py(40): log", start + 5, own - 20)
+                rec.op("aten::mm", own - 20, own)
+                rec.kernel(own, own + 10, launch=own - 10)
+                own += 10
+            rec.collective(own, start + 10_000, launch=own - 5)
+        rec.write(tmp_path / f"rank{rank}.json")
+    found = overlap.why(tmp_path)
+    assert found.cost_ns("python") > 0.05 * found.step_ns
+    assert not [item for item in found.advice if item.cause == "python" and item.gain_least_ns]
