@@ -4,14 +4,13 @@ import argparse
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from io import BytesIO
 
 import pytest
 
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
 from overlap.timeline import Span, TimelineView, write_trace
-from overlap.timeline.draw.picture import png, scene_of, svg
+from overlap.timeline.draw.picture import scene_of, svg
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from tests.timeline.made import comm, compute, timeline_of
 
@@ -70,17 +69,6 @@ def test_a_kept_event_loop_has_level_stripes_and_an_entry_in_the_legend():
     assert svg(scene).count('fill="url(#level)"') == 2
 
 
-def test_the_stripes_of_a_kept_event_loop_are_dots_of_a_png():
-    image = pytest.importorskip("PIL.Image", reason="not installed: Pillow")
-    scene = scene_of(TimelineView(timeline_of(compute(0, 0, 10_000), kept(0, 10_000, 50_000))))
-    box = next(box for box in scene.boxes if box.stripes == "level")
-    with image.open(BytesIO(png(scene))) as picture:
-        column = [picture.getpixel(((box.x + 5) * 2, y * 2)) for y in range(box.y, box.y + box.height)]
-    dots = ["#{:02X}{:02X}{:02X}".format(*each) for each in column]
-    assert [dot for y, dot in enumerate(dots, box.y) if y % 4] == [WAITING] * 12
-    assert [dot for y, dot in enumerate(dots, box.y) if not y % 4] == ["#FFFFFF"] * 4
-
-
 def test_each_line_of_text_has_a_line_of_its_own():
     at_the_edge = [(label.y, label.text.split()[0]) for label in scene_of(view(), width=300).labels if label.x == 12]
     assert at_the_edge == [
@@ -118,17 +106,6 @@ def test_what_xml_has_no_place_for_is_escaped():
     assert ET.fromstring(svg(scene)).findtext("{*}title") == r"a\x07\x1b[31m<b>"
 
 
-def test_png_has_the_same_boxes():
-    image = pytest.importorskip("PIL.Image", reason="not installed: Pillow")
-    scene = scene_of(view())
-    with image.open(BytesIO(png(scene))) as picture:
-        assert picture.size == (2 * scene.width, 2 * scene.height)
-        for box in scene.boxes:
-            if box.colour in (COMPUTE, HIDDEN, EXPOSED):
-                middle = 2 * box.x + box.width, 2 * box.y + box.height
-                assert "#{:02X}{:02X}{:02X}".format(*picture.getpixel(middle)) == box.colour
-
-
 @pytest.fixture
 def command(tmp_path, training):
     write_trace(training(3), tmp_path / "run.json")
@@ -137,20 +114,12 @@ def command(tmp_path, training):
     return lambda *options: main(parser.parse_args([str(tmp_path / "run.json"), *options]))
 
 
-def test_the_command_writes_both(command, tmp_path, capsys):
-    pytest.importorskip("PIL", reason="not installed: Pillow")
-    assert command("--svg", str(tmp_path / "a.svg"), "--png", str(tmp_path / "a.png")) == 0
+def test_the_command_writes_the_picture_beside_its_page(command, tmp_path, capsys):
+    assert command("--svg", str(tmp_path / "a.svg")) == 0
     assert (tmp_path / "a.svg").read_text().startswith("<svg ")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "step 1" in capsys.readouterr().out
 
 
-def test_what_cannot_be_written_is_one_line(command, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_written_is_one_line(command, tmp_path):
     with pytest.raises(UsageError, match=r"^--svg: "):
         command("--svg", str(tmp_path / "nowhere" / "a.svg"))
-    capsys.readouterr()
-    monkeypatch.setattr("overlap.timeline.draw.picture.find_spec", lambda name: None)
-    with pytest.raises(UsageError) as caught:
-        command("--png", str(tmp_path / "a.png"))
-    assert str(caught.value) == '--png: Pillow is not installed: pip install ".[png]"; --svg needs nothing'
-    assert capsys.readouterr().out == ""  # before anything is shown

@@ -19,7 +19,6 @@ _EXTRAS = {
     "ray": "overlap.ray",
     "dask": "overlap.dask",
     "interactive": "overlap timeline --interactive",
-    "png": "overlap timeline --png",
 }
 """Extras of the distribution, and what each is for."""
 

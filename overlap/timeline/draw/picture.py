@@ -1,21 +1,15 @@
-"""Pictures of a timeline: rectangles and texts in pixels, written as SVG or as PNG.
-
-SVG stands alone, with no font, style or script from elsewhere. PNG needs Pillow, an optional extra, for letters.
-"""
+"""Pictures of a timeline: rectangles and texts in pixels, written as SVG that needs no font, style or script."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.util import find_spec
-from io import BytesIO
 from itertools import groupby
 from typing import Literal
 
-from ...errors import UsageError, printable
+from ...errors import printable
 from ...units import unit_for, wrapped
-from ...version import install_command
 from ..measure.intervals import Interval
 from .axis import tick_step_ns
 from .lanes import Waits, painted, whom
@@ -210,44 +204,3 @@ def _text(line: str) -> str:
 
 def _box(box: Box, fill: str) -> str:
     return f'<rect x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" fill="{fill}"/>'
-
-
-SCALE = 2
-"""Dots a pixel, for screens and paper that have so many."""
-
-
-def check_pillow() -> None:
-    """Check that the extra is installed.
-
-    Raises:
-        UsageError: If Pillow is not installed.
-    """
-    if find_spec("PIL") is None:
-        raise UsageError(f"--png: Pillow is not installed: {install_command('png')}; --svg needs nothing")
-
-
-def png(scene: Scene) -> bytes:
-    """Return the bytes of the file.
-
-    Raises:
-        UsageError: If Pillow is not installed.
-    """
-    check_pillow()
-    from PIL import Image, ImageDraw, ImageFont
-
-    image = Image.new("RGB", (scene.width * SCALE, scene.height * SCALE), PAPER)
-    pen = ImageDraw.Draw(image)
-    for box in scene.boxes:
-        low, high = box.y * SCALE, (box.y + box.height) * SCALE - 1
-        pen.rectangle((box.x * SCALE, low, (box.x + box.width) * SCALE - 1, high), fill=box.colour)
-        for x in range(-(-box.x // STRIPE) * STRIPE, box.x + box.width, STRIPE) if box.stripes == "upright" else ():
-            pen.rectangle((x * SCALE, low, (x + 1) * SCALE - 1, high), fill=PAPER)
-        for y in range(-(-box.y // STRIPE) * STRIPE, box.y + box.height, STRIPE) if box.stripes == "level" else ():
-            pen.rectangle((box.x * SCALE, y * SCALE, (box.x + box.width) * SCALE - 1, (y + 1) * SCALE - 1), fill=PAPER)
-    font = ImageFont.load_default(FONT * SCALE)
-    for label in scene.labels:
-        place = label.x * SCALE, label.y * SCALE
-        pen.text(place, label.text, fill=INK, font=font, anchor="ls")
-    file = BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return file.getvalue()
