@@ -42,7 +42,6 @@ GROUPS = {
         "simulate": "run a program, or a model's step, on a modelled cluster in virtual time",
         "plan": "show what a collective becomes on a machine and why, a machine, or a pipeline schedule",
         "calibrate": "make a machine file from a benchmark, and say how far to trust predictions",
-        "validate": "compare predictions of collectives and training steps with published measurements",
     },
 }
 """The commands with their lines of help, by what one wants to do: `overlap --help` must not load them."""
@@ -55,6 +54,7 @@ SUCCESSORS: dict[str, tuple[str, ...]] = {
     "advise": ("timeline", "--advise"),
     "ls": ("top", "--list"),
     "topology": ("plan",),
+    "validate": ("calibrate", "--published"),
     "pipeline": ("plan",),
 }
 """Commands of the previous version, and the words that stand for them now."""

@@ -93,7 +93,7 @@ def test_former_names_go_on_and_say_their_successor(overlap, monkeypatch, former
         f"overlap: `overlap {former}` is now `overlap {' '.join(words)}`; the old name goes with the next version\n",
     )
     [args] = asked
-    assert all(getattr(args, option.removeprefix("--")) is True for option in words[1:])
+    assert all(getattr(args, option.removeprefix("--")) for option in words[1:])
 
 
 def test_options_of_another_subject_are_refused(overlap):

@@ -1,11 +1,14 @@
-"""`overlap calibrate --published` and `overlap validate`: what they print and return."""
+"""`overlap calibrate --published`, of collectives and of steps: what they print and return."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from overlap.cli.calibrate import published as command
+from overlap.cli.calibrate import steps
 from overlap.cost import validation
+from overlap.planning.validation import Judged, published
 
 
 def test_the_whole_page_of_a_machine(overlap):
@@ -109,12 +112,60 @@ def test_a_machine_to_which_every_row_was_fitted(overlap):
 @pytest.mark.slow
 def test_all_collectives_are_predicted_whatever_folder_one_is_in(overlap, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, err = overlap("validate", "collectives")
+    code, out, err = overlap("calibrate", "--published", "collectives")
     assert (code, err) == (0, "")
-    assert "collectives, H100, across nodes, float32" in out  # of machines that are files of ours, too
-    assert "collectives, Trainium2, one node, float32" in out
+    assert "H100, across nodes          float32" in out  # of machines that are files of ours, too
+    assert "Trainium2, one node         float32" in out
 
 
-def test_a_chip_of_which_nothing_is_published(overlap):
-    code, out, err = overlap("validate", "steps", "--chip", "trn9")
-    assert (code, out, err) == (2, "", "overlap: --chip: nothing is published of 'trn9'\n")
+@pytest.fixture
+def one_step(monkeypatch):
+    """The steps that are published, of which one is judged without being predicted."""
+    row = replace(next(row for row in published() if row.id == "mb-405b-b200"), noted="")
+    judged = Judged(of=row, predicted_s=1.1 * row.measured_s, compute=0.5, fits=True, left_out_s=0.8 * row.measured_s)
+    monkeypatch.setattr(steps, "judge", lambda rows: [judged])
+    return judged
+
+
+def test_steps_and_their_classes(overlap, one_step):
+    code, out, err = overlap("calibrate", "--published", "steps")
+    assert (code, err) == (0, "")
+    assert (
+        out
+        == """\
+published step  class     measured  predicted   error  left out  fits
+mb-405b-b200    B200 fp8     6.2 s     6.82 s  +10.0%    -20.0%   yes
+
+
+class     rows  median  worst  left out: median  worst
+B200 fp8     1   10.0%  10.0%             20.0%  20.0%
+all          1   10.0%  10.0%             20.0%  20.0%
+
+left out: each step predicted with the share `sustained` fitted to all others.
+"""
+    )
+    found = json.loads(overlap("calibrate", "--published", "steps", "--json")[1])
+    assert [(row["id"], row["fits"], row["class"]) for row in found["steps"]] == [("mb-405b-b200", True, "B200 fp8")]
+    assert found["steps"][0]["error"] == one_step.error
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("steps", "--machine", "trn9"), "no step is published of 'trn9'; known are "),
+        (("steps", "--check"), "--check: only with --published collectives"),
+        (("--record",), "--record: only with --published steps"),
+        (("steps", "--op", "barrier"), "--published: compares published measurements; leave out op"),
+    ],
+)
+def test_options_of_the_other_comparison(overlap, words, reason):
+    code, out, err = overlap("calibrate", "--published", *words)
+    assert (code, out) == (2, "")
+    assert reason in err
+
+
+def test_the_former_command_names_its_successor(overlap):
+    code, _, err = overlap("validate", "steps", "--machine", "trn9")
+    assert code == 2
+    assert err.startswith("overlap: `overlap validate` is now `overlap calibrate --published`")
+    assert "no step is published of 'trn9'" in err

@@ -14,6 +14,7 @@ from ...cost.validation import Accuracy, Class, Crossover, Judged, Validation, v
 from ...errors import UsageError
 from ...units import format_bytes, format_s, wrapped
 from ..output import as_json
+from .steps import show_steps
 
 SCHEMA_VERSION = 3
 
@@ -27,6 +28,11 @@ def show_published(args: argparse.Namespace) -> int:
     for option in ("here", "between", "cluster", "op", "ranks", "name", "output", "logs"):
         if getattr(args, option):
             raise UsageError(f"--published: compares published measurements; leave out {option}")
+    other, of = ("check", "collectives") if args.published == "steps" else ("record", "steps")
+    if getattr(args, other):
+        raise UsageError(f"--{other}: only with --published {of}")
+    if args.published == "steps":
+        return show_steps(args)
     found = validate(args.machine)
     if args.json:
         print(as_json(describe(found), version=SCHEMA_VERSION), end="")
