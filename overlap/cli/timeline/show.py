@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from ...timeline.draw.page import page
-from ...timeline.draw.picture import scene_of, svg
+from ...timeline.draw.picture import svg
 from ...timeline.draw.view import MIN_WIDTH, TimelineView
 from ...timeline.measure.critical_path import critical_path
 from ...timeline.measure.operations import operations
@@ -126,4 +126,4 @@ def write_html(timeline: Timeline, of: Verdict, path: str, *, step: int | None, 
 
 def write_svg(view: TimelineView, path: str) -> bool:
     """Write the picture as SVG; return False if it could not be written."""
-    return written(svg(scene_of(view)), path, option="--svg")
+    return written(svg(view), path, option="--svg")
