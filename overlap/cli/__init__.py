@@ -26,7 +26,7 @@ GROUPS = {
     "get to know it": {
         "demo": "train on handwritten digits without overlap and with it, and see the difference",
         "new": "make a project: a training loop, a test of it, a README and a workflow file",
-        "doctor": "say what is missing, slow or wrong on this machine, and how to mend it",
+        "doctor": "say what is missing, slow or wrong on this machine, and how to fix it",
     },
     "run a program": {
         "run": "run a program's ranks, with settings and a trace from the command line",

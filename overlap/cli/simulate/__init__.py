@@ -41,9 +41,9 @@ examples:
   overlap simulate --cluster trn1.32xlarge --efficiency 0.4 --trace sim.json -m mypackage.train
   overlap simulate --cluster trn2.48xlarge --sweep nodes=1,2,4 --sweep bucket_bytes=1MiB,25MiB train.py
   overlap simulate --cluster trn2.48xlarge --sweep seed=1,2,3 --jitter 0.05 --csv jitter.csv train.py
-  overlap simulate --model llama-70b --tp 8 --pp 4 --on "trn2.48xlarge x16"
-  overlap simulate --model llama-8b --best tp,pp,dp,bucket_bytes,order --on "trn2.48xlarge x2"
-  overlap simulate --on "trn2.48xlarge x16" --compute 0.5x run.json     what was recorded, on another cluster
+  overlap simulate --model llama-70b --tp 8 --pp 4 --cluster "trn2.48xlarge x16"
+  overlap simulate --model llama-8b --best tp,pp,dp,bucket_bytes,order --cluster "trn2.48xlarge x2"
+  overlap simulate --cluster "trn2.48xlarge x16" --compute 0.5x run.json     what was recorded, on another cluster
 
 A sweep runs the program for every combination of values. NAME is one of {", ".join(PARAMETERS)},
 or else a parameter of the program: bucket_bytes=1MiB adds the arguments --bucket-bytes 1MiB. A NAME that begins with
