@@ -95,7 +95,7 @@ class HelpAll(argparse.Action):
 
     def __init__(self, option_strings: list[str], dest: str, *, more: str = "", **_: object) -> None:
         self._more = more  # A paragraph at the end
-        text = "show the options of wires and machines too, and exit"
+        text = "show all options, and exit"
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=text)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:

@@ -143,9 +143,9 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="NAME", help=f"{', '.join(known())}; or a file: .toml, or a config.json of Hugging Face"
     )
     of.add_argument("--on", dest="cluster", action=_FormerCluster, help=argparse.SUPPRESS)
-    add_options(of, _FIGURES, prefix="model_")
-    add_options(of, _LAYOUT, prefix="layout_")
-    add_options(of, _ANSWER)
+    add_options(of, _FIGURES, prefix="model_", usual=())
+    add_options(of, _LAYOUT, prefix="layout_", usual=("tp", "pp", "dp", "zero", "global_batch"))
+    add_options(of, _ANSWER, usual=("best",))
 
 
 def asks_for_training(args: argparse.Namespace) -> bool:
