@@ -64,6 +64,7 @@
 #   hints         sentences on common mistakes: names that are almost right
 #   trace_files paths of the trace files of runs
 #   signals       what SIGTERM and SIGUSR1 ask of a process
+#   kernel_facts  facts of processes and threads that the kernel reports
 #   errors, notice, threads, units, version   small things the others stand on
 #
 # Eleven routes through it (`a -> b`: a calls b; `a => b`: a tells b, in another process, over the control connection):

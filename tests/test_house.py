@@ -25,7 +25,7 @@ HOUSES = ("overlap", "topology", "transports")
 HOUSE = (
     ("topology", "transports"),
     ("overlap.errors",),
-    ("overlap.threads",),
+    ("overlap.threads", "overlap.kernel_facts"),
     ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.hints"),
     ("overlap.collectives", "overlap.data"),
     ("overlap.cost",),

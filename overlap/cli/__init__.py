@@ -24,7 +24,7 @@ GROUPS = {
     "get to know it": {
         "demo": "train on handwritten digits without overlap and with it, and see the difference",
         "new": "make a project: a training loop, a test of it, a README and a workflow file",
-        "doctor": "say what is missing, slow or wrong on this machine, and how to mend it",
+        "doctor": "say what is missing, slow or wrong on this machine, and how to fix it",
     },
     "run a program": {
         "run": "run a program's ranks, with settings and a trace from the command line",
@@ -40,7 +40,6 @@ GROUPS = {
         "simulate": "run a program, or a model's step, on a modelled cluster in virtual time",
         "plan": "show what a collective becomes on a machine and why, a machine, or a pipeline schedule",
         "calibrate": "make a machine file from a benchmark, and say how far to trust predictions",
-        "validate": "compare predictions of collectives and training steps with published measurements",
     },
 }
 """The commands with their lines of help, by what one wants to do: `overlap --help` must not load them."""
@@ -53,6 +52,7 @@ SUCCESSORS: dict[str, tuple[str, ...]] = {
     "advise": ("timeline", "--advise"),
     "ls": ("top", "--list"),
     "topology": ("plan",),
+    "validate": ("calibrate", "--published"),
     "pipeline": ("plan",),
 }
 """Commands of the previous version, and the words that stand for them now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -49,7 +49,11 @@ def check_width(width: int | None) -> None:
 
 
 def add_options(
-    to: argparse.ArgumentParser | argparse._ArgumentGroup, options: Mapping[str, Option], *, prefix: str = ""
+    to: argparse.ArgumentParser | argparse._ArgumentGroup,
+    options: Mapping[str, Option],
+    *,
+    prefix: str = "",
+    usual: Collection[str] | None = None,
 ) -> None:
     """Add options to a parser or a group; a name may be written with dashes or with underscores.
 
@@ -57,9 +61,11 @@ def add_options(
         to: The parser or group.
         options: By name.
         prefix: Begins the names in the parsed namespace, so that two options may have one name.
+        usual: Names that `--help` shows, besides `--help-all`; None: those that are not marked as rare.
     """
     for name, one in options.items():
         if one.read is not None:
+            one = one if usual is None else replace(one, rare=name not in usual)
             _add(to.add_argument, name, one, prefix + name)
 
 

@@ -24,8 +24,11 @@ _DEEPEST = 6
 _OF_OTHERS = dict.fromkeys(
     ("-n", "-np", "--n", "--np", "--num-processes", "--num-proc", "--world-size", "--num-ranks"),
     ("--ranks", "--processes"),
-)
+) | dict.fromkeys(("--master-addr", "--master-port"), ("--rdzv-endpoint",))
 """Options of other launchers, and ours."""
+
+_NEEDLESS = ("--standalone",)
+"""Options of other launchers that have nothing to say here."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,7 +53,10 @@ class Parser(argparse.ArgumentParser):
     def _meant(self, words: str) -> str:
         """Return "; did you mean --ranks?" for the first of some words, or nothing."""
         option = words.partition(" ")[0].partition("=")[0]
+        option = option.replace("_", "-")
         known = self.flags() - {option}  # its help may name one of another command
+        if option in _NEEDLESS:
+            return "; leave it out: a run on one host needs no rendezvous"
         if meant := " or ".join(sorted(known.intersection(_OF_OTHERS.get(option, ())))):
             return f"; did you mean {meant}?"
         close = get_close_matches(option, sorted(known), n=1)
@@ -95,7 +101,7 @@ class HelpAll(argparse.Action):
 
     def __init__(self, option_strings: list[str], dest: str, *, more: str = "", **_: object) -> None:
         self._more = more  # A paragraph at the end
-        text = "show the options of wires and machines too, and exit"
+        text = "show all options, and exit"
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=text)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:

@@ -30,7 +30,6 @@ Int32: TypeAlias = NDArray[np.int32]
 UInt8: TypeAlias = NDArray[np.uint8]
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
-MOVING = ("all_gather", "all_to_all", "broadcast", "gather", "scatter", "permute")
 IN_RANK_ORDER = ("direct", "one_shot", "rank_order", "rank_chain")
 """Algorithms that reduce every element in the order of ranks, wherever it lies; their tables are proved to."""
 EXACT = ("all_reduce", "reduce_scatter")

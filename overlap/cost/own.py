@@ -52,7 +52,8 @@ _INSIDE = (
     "spread_bytes_per_s",
     "copied_bytes_per_s",
 )
-_INLINE_BYTES = float(2 << 20)  # overlap/runtime/engine/workers.py
+INLINE_BYTES = 2 << 20
+"""Of all ranks' vectors, from which threads do the work (`overlap/runtime/engine/workers.py`; a test compares)."""
 _JOINED = ("launch_s", "step_s", "busy_s", "busy_bytes_per_s", "reducer_bytes_per_s")
 _SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # of one processor, where inside all work together
 
@@ -100,7 +101,7 @@ def machine_of(machine: Machine, inside: Mapping[str, float], between: Mapping[s
     figures: dict[str, Any] = {name: _figure(value) for name, value in inside.items()}
     if "handing_s" in inside:
         figures["inline_bytes"] = Figure(
-            value=_INLINE_BYTES, source="overlap/runtime/engine/workers.py", confidence="A"
+            value=float(INLINE_BYTES), source="overlap/runtime/engine/workers.py", confidence="A"
         )
     usual = replace(told.usual, **figures)
     found = told.between_nodes

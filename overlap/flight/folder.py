@@ -19,6 +19,7 @@ from mmap import mmap
 from pathlib import Path
 from time import time_ns
 
+from ..kernel_facts import born
 from ..notice import notify
 from .layout import file_bytes
 from .recorder import Writer
@@ -199,13 +200,6 @@ def working_folder() -> str:
     """Return the working directory of this process as records have it: its end; "" if it is gone."""
     with suppress(OSError):
         return os.getcwd()[-_TEXT_CHARACTERS:]
-    return ""
-
-
-def born(pid: int) -> str:
-    """Return when a process began, as its system counts; "" if that is not known."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return ""
 
 

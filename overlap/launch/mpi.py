@@ -27,7 +27,7 @@ from importlib.util import find_spec
 import trio
 
 from ..errors import UsageError
-from ..processes.silence import parent_of, stat_of
+from ..kernel_facts import parent_of, stat_of
 from .lifeline import tie
 
 # How long mpiexec may take to start its stubs, of a few milliseconds each.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import trio
 
+from ..kernel_facts import queued_ns, stat_of, waits_in_kernel
 from ..processes.messages import MemberLost
 from ..processes.place import member_variables
-from ..processes.silence import queued_ns, stat_of, waits_in_kernel
 from ..processes.status import LONGEST_BYTES, Entering, Leaving, Status, read_record
 from ..signals import ASKING
 from .lifeline import tie

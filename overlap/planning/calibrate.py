@@ -12,7 +12,7 @@ from pathlib import Path
 import topology
 
 from ..cost.fitting import Fit, Sample, fit, wire_s
-from ..cost.own import OwnFit
+from ..cost.own import INLINE_BYTES, OwnFit
 from ..errors import UsageError
 from ..units import format_bytes, format_s
 from .benchmark_logs import Log, Row, read
@@ -171,7 +171,8 @@ def own_machine_file(name: str, found: OwnFit, *, between: str, cores: int) -> s
             "",
             "[collectives]",
             *(line(key, value) for key, value in found.inside.items()),
-            'inline_bytes = { value = 2097152, source = "overlap/runtime/engine/workers.py", confidence = "A" }',
+            f"inline_bytes = {{ value = {INLINE_BYTES}, "
+            'source = "overlap/runtime/engine/workers.py", confidence = "A" }',
             "",
             *(between_nodes if found.between else []),
         ]

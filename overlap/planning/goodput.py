@@ -13,13 +13,12 @@ import math
 from dataclasses import dataclass
 from random import Random
 
+from ..cost.fitting import lowest
 from ..errors import UsageError
 
 # Interruptions by hardware or software, 419 unexpected ones in 54 days on 16,384 H100: "The Llama 3 Herd of Models",
 # arXiv 2407.21783, section 3.3.4 (table 5).
 LLAMA_3_CHIP_HOURS = 54 * 24 * 16384 / 419
-
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +67,8 @@ class Failures:
         return every_s / taken_s
 
     def best_s(self) -> float:
-        """Return the interval with the largest share, to a millionth."""
-        low, high = 0.0, 10 * (self.young_s + self.write_s)
-        while high - low > 1e-6 * high:
-            one, other = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-            low, high = (low, other) if self.share(one) >= self.share(other) else (one, high)
-        return (low + high) / 2
+        """Return the interval with the largest share."""
+        return lowest(lambda every_s: -self.share(every_s), 0.0, 10 * (self.young_s + self.write_s), steps=40)
 
     def simulated(self, every_s: float, *, intervals: int, seed: int = 0) -> float:
         """Return that share of a run of many intervals, whose failures are drawn one by one."""

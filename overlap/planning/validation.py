@@ -169,14 +169,15 @@ def class_band(cluster: Cluster, dtype: str) -> Band:
 
 @cache
 def unseen() -> Mapping[str, tuple[str, float]]:
-    """Return the class and the error of each published step, left out: as `overlap validate --record` wrote them."""
+    """Return the class and the error of each published step, left out: from the file that `record` writes."""
     told = tomllib.loads((_data() / "unseen.toml").read_text(encoding="utf-8"))
     return {name: (str(row["class"]), float(row["error"])) for name, row in told.items()}
 
 
 def recorded(rows: Sequence[Judged]) -> str:
     """Return the file of errors that bands are read from."""
-    lines = ["# Errors of predictions of published steps, each left out. Written by `overlap validate --record`."]
+    command = "overlap calibrate --published steps --record"
+    lines = [f"# Errors of predictions of published steps, each left out. Written by `{command}`."]
     lines += [f'{row.of.id} = {{ class = "{row.of.of}", error = {row.unseen:.4f} }}' for row in rows]
     return "\n".join(lines) + "\n"
 

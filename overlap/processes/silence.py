@@ -12,14 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from pathlib import Path
 
 import trio
 
+from ..kernel_facts import PROC, stat_of
 from .link import ControlLink
 from .sockets import OUTAGE_S
-
-_PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,45 +68,12 @@ def state_of(name: str) -> ProcessState:
     return ProcessState.STOPPED if letter == "T" else ProcessState.RUNS
 
 
-def stat_of(pid: int) -> tuple[str, str]:
-    """Return the state of a process as a letter, and when it began."""
-    fields = _fields_of(pid)
-    return fields[0], fields[19]
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent of a process."""
-    return int(_fields_of(pid)[1])
-
-
-def _fields_of(pid: int) -> list[str]:
-    """Return the fields of a process that come after its name: proc(5)."""
-    return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-
-
-def queued_ns(pid: int) -> int:
-    """Return how long the first thread of a process has waited for a processor; 0 if nobody counts.
-
-    Linux does: Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
-    """
-    with suppress(OSError, ValueError, IndexError):
-        return int((_PROC / str(pid) / "schedstat").read_text().split()[1])
-    return 0
-
-
-def waits_in_kernel(pid: int) -> str:
-    """Return the function of the kernel in which a process sleeps: proc(5), "/proc/pid/wchan"; "" if nobody says."""
-    with suppress(OSError):
-        return (_PROC / str(pid) / "wchan").read_text().strip().removeprefix("0")  # "0": it runs, or that is a secret
-    return ""
-
-
 @cache
 def _host() -> str:
     """Name the kernel and the namespace in which process ids count."""
     with suppress(OSError):
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink(_PROC / 'self/ns/pid')}"
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink(PROC / 'self/ns/pid')}"
     return "?"
 
 

@@ -14,25 +14,25 @@ def test_a_page_has_a_line_for_each_thing_and_counts_them(overlap):
     for subject in ("python", "packages", "cores", "memory bandwidth", "sockets", "clock", "flight records"):
         assert any(line[6:].startswith(subject) for line in out.splitlines()), subject
     assert " good" in out.splitlines()[-1]
-    assert all(len(line) <= 100 for line in out.splitlines() if "mend:" not in line)
+    assert all(len(line) <= 100 for line in out.splitlines() if "fix:" not in line)
 
 
 def test_json_has_what_the_page_has(overlap):
     code, out, _ = overlap("doctor", "--json")
     document = json.loads(out)
     assert code == 0
-    assert document["schema_version"] == 1
-    assert {"subject", "state", "text", "mend"} == set(document["findings"][0])
+    assert document["schema_version"] == 2
+    assert {"subject", "state", "text", "fix"} == set(document["findings"][0])
     assert any(one["subject"] == "packages" and "trio" in one["text"] for one in document["findings"])
 
 
 def test_what_does_not_work_is_the_exit_code(overlap, monkeypatch):
-    broken = Finding(subject="sockets", state="wrong", text="127.0.0.1 cannot be reached", mend="ip link set lo up")
+    broken = Finding(subject="sockets", state="wrong", text="127.0.0.1 cannot be reached", fix="ip link set lo up")
     monkeypatch.setattr("overlap.cli.doctor.network.findings", lambda: [broken])
     code, out, _ = overlap("doctor")
     assert code == 1
     assert "WRONG sockets" in out
-    assert "mend: ip link set lo up" in out
+    assert "fix: ip link set lo up" in out
     assert out.splitlines()[-1].endswith("1 wrong")
 
 
@@ -53,7 +53,7 @@ def test_packages_are_missing_too_old_or_good():
         'pytest>=9; extra == "test"',
         'overlap[mpi]; extra == "test"',
     ]
-    assert [(one.subject, one.state, one.mend) for one in _packages(wanted, installed)] == [
+    assert [(one.subject, one.state, one.fix) for one in _packages(wanted, installed)] == [
         ("trio", "wrong", 'pip install "trio>=0.32"'),
         ("rich", "wrong", 'pip install "rich>=13.7"'),
         ("mpi4py", "missing", 'pip install ".[mpi]"'),
@@ -93,18 +93,18 @@ def test_a_clock_that_needs_a_system_call_is_slow():
     assert machine.clock("tsc", 1e-9, ["tsc", "hpet"]).state == "good"
     slow = machine.clock("hpet", 1e-9, ["tsc", "hpet"])
     assert slow.state == "slow"
-    assert slow.mend == "echo tsc >/sys/devices/system/clocksource/clocksource0/current_clocksource"
+    assert slow.fix == "echo tsc >/sys/devices/system/clocksource/clocksource0/current_clocksource"
     assert machine.clock("hpet", 1e-9, ["hpet"]).state == "good"
 
 
 def test_a_mailbox_that_is_not_compiled_is_told_with_what_it_needs():
     assert machine.mail(True).state == "good"
     slow = machine.mail(False)
-    assert (slow.state, "C compiler" in slow.mend) == ("slow", True)
+    assert (slow.state, "C compiler" in slow.fix) == ("slow", True)
 
 
 def test_few_descriptors_are_told():
-    assert [one.mend for one in machine.limits(256)] == ["ulimit -n 1024"]
+    assert [one.fix for one in machine.limits(256)] == ["ulimit -n 1024"]
     assert [one.state for one in (*machine.limits(1024), *machine.limits(-1))] == ["good", "good"]
 
 
@@ -122,12 +122,12 @@ def test_records_of_dead_processes_are_counted(tmp_path):
     assert [one.state for one in network.records(tmp_path)] == ["good"]
     (tmp_path / "job-attempt0-world0-process0-1.flight").write_bytes(bytes(2048))
     (found,) = network.records(tmp_path)
-    assert (found.state, found.mend) == ("note", f"rm -r {tmp_path}")
+    assert (found.state, found.fix) == ("note", f"rm -r {tmp_path}")
     assert found.text.startswith("1 of runs that failed, 2 KiB")
 
 
 def test_findings_of_a_page_are_wrapped_to_its_width():
-    lines = list(page([Finding(subject="limits", state="note", text="word " * 30, mend="ulimit")], 60))
+    lines = list(page([Finding(subject="limits", state="note", text="word " * 30, fix="ulimit")], 60))
     assert lines[0].startswith("note  limits              word")
     assert lines[1].startswith(" " * 26 + "word")
     assert max(map(len, lines)) <= 60

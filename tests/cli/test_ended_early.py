@@ -41,7 +41,7 @@ def trace(tmp_path_factory):
     (signal.SIGTERM, 143, "overlap: ended by SIGTERM"),
 ])  # fmt: skip
 @pytest.mark.parametrize("words", [
-    ["simulate", "--on", "trn1.32xlarge", "--compute", "0.5x"],
+    ["simulate", "--cluster", "trn1.32xlarge", "--compute", "0.5x"],
     ["timeline", "--advise"],
 ], ids=["simulate", "advise"])  # fmt: skip
 def test_it_ends_with_a_sentence(words, ending, code, said, trace):

@@ -92,7 +92,7 @@ def test_former_names_go_on_and_say_their_successor(overlap, monkeypatch, former
         f"overlap: `overlap {former}` is now `overlap {' '.join(words)}`; the old name goes with the next version\n",
     )
     [args] = asked
-    assert all(getattr(args, option.removeprefix("--")) is True for option in words[1:])
+    assert all(getattr(args, option.removeprefix("--")) for option in words[1:])
 
 
 def test_options_of_another_subject_are_refused(overlap):
@@ -463,12 +463,19 @@ def test_rare_options_are_shown_by_help_all_alone(overlap):
         (["doctor", "--jsn"], "--json"),
         (["run", "-np", "4", "x.py"], "--processes or --ranks"),
         (["simulate", "--world-size=4", "x.py"], "--ranks"),
+        (["run", "--master_port=29500", "x.py"], "--rdzv-endpoint"),
     ],
 )
 def test_a_misspelt_option_is_told_with_the_right_one(overlap, argv, meant):
     code, out, err = overlap(*argv)
     assert (code, out) == (2, "")
     assert f"; did you mean {meant}? (" in err
+
+
+def test_an_option_that_is_needless_here_is_to_be_left_out(overlap):
+    code, out, err = overlap("run", "--standalone", "x.py")
+    assert (code, out) == (2, "")
+    assert "--standalone; leave it out: a run on one host needs no rendezvous (" in err
 
 
 @pytest.mark.parametrize("command", [["run"], ["simulate", "--cluster", "trn2.48xlarge"]])

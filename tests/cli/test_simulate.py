@@ -461,3 +461,14 @@ def test_no_program(overlap):
     )
     assert overlap("simulate", "gone.py")[2] == "overlap: simulate: gone.py: No such file or directory\n"
     assert overlap("simulate", "-m", "no_such_module")[2].startswith("overlap: simulate: -m no_such_module: there")
+
+
+def test_help_is_one_screen_and_help_all_has_every_option(overlap, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    short, full = overlap("simulate", "--help")[1], overlap("simulate", "--help-all")[1]
+    assert len(short.splitlines()) <= 60
+    options = [set(re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)) for text in (short, full)]
+    assert options[0] < options[1]
+    assert {"--cluster", "--sweep", "--model", "--best"} <= options[0]
+    assert {"--slow-wire-share", "--mtp-layers", "--sensitivity"} <= options[1] - options[0]
+    assert "A sweep runs the program for every combination of values." in full

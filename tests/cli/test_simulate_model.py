@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-ON = ("--model", "llama-8b", "--layers", "2", "--sequence", "1024", "--on", "trn2.48xlarge")
+ON = ("--model", "llama-8b", "--layers", "2", "--sequence", "1024", "--cluster", "trn2.48xlarge")
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_a_search_leaves_the_samples_to_the_ranks_that_are_left(told):
 
 @pytest.mark.slow
 def test_what_does_not_fit_the_memory_says_so(told):
-    out = told("--model", "llama-70b", "--layers", "8", "--sequence", "1024", "--on", "trn2.48xlarge", "--zero", "0",
-               "--global-batch", "64")  # fmt: skip
+    out = told("--model", "llama-70b", "--layers", "8", "--sequence", "1024", "--cluster", "trn2.48xlarge",
+               "--zero", "0", "--global-batch", "64")  # fmt: skip
     assert "DOES NOT FIT" in out
 
 
@@ -69,9 +69,8 @@ def test_what_does_not_fit_the_memory_says_so(told):
     ("argv", "expected"),
     [
         (["--tp", "8"], "--tp: only with --model"),
-        (["--model", "llama-8b"], '--on: expected a cluster, such as "trn2.48xlarge x16"'),
+        (["--model", "llama-8b"], '--cluster: expected a cluster, such as "trn2.48xlarge x16"'),
         ([*ON, "train.py"], "--model: a model needs no program, got train.py"),
-        ([*ON, "--cluster", "trn2.48xlarge"], "--on: the same as --cluster; give one of them"),
         ([*ON, "--sweep", "tp=1,2"], "--sweep: of a model, --best searches"),
         ([*ON, "--tp", "7"], "tp x pp x cp: expected a divisor of the 64 ranks of trn2.48xlarge, got 7"),
         ([*ON, "--price", "0"], "--price: expected a positive number, got 0.0"),
@@ -80,10 +79,10 @@ def test_what_does_not_fit_the_memory_says_so(told):
         ([*ON, "--best", "tp,"], "--best: expected names, such as tp,pp,dp, got 'tp,'"),
         (
             [*ON, "--jitter", "0.1"],
-            "--jitter: of a model's step all ranks of a stage run alike, and --on says how many",
+            "--jitter: of a model's step all ranks of a stage run alike, and --cluster says how many",
         ),
         (
-            ["--model", "llama-405b", "--on", "trn2.48xlarge", "--best", "tp,dp"],
+            ["--model", "llama-405b", "--cluster", "trn2.48xlarge", "--best", "tp,dp"],
             "--best: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory",
         ),
     ],
@@ -122,7 +121,7 @@ def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
 )
 def test_a_step_that_is_too_large_is_refused_before_anything_of_it_is_built(overlap, words, computes):
     """It took a minute, or all memory."""
-    code, out, err = overlap("simulate", "--model", "llama-8b", "--on", "trn2.48xlarge", *words)
+    code, out, err = overlap("simulate", "--model", "llama-8b", "--cluster", "trn2.48xlarge", *words)
     assert (code, out) == (2, "")
     assert re.search(rf"^overlap: --layers: .* has {computes or '.*'} computes or more .* at most 20000: ", err), err
 
@@ -149,3 +148,10 @@ def test_a_figure_of_the_goodput_that_cannot_be_meant_is_told_in_one_line(overla
     for option, expected in (("--restart-s", "0 or more"), ("--checkpoint-s", "more than 0")):
         code, out, err = overlap("simulate", *ON, option, "-1")
         assert (code, out, err) == (2, "", f"overlap: {option}: expected {expected}, got -1.0\n")
+
+
+def test_the_former_word_for_the_cluster_says_the_new_one(overlap):
+    code, _, err = overlap("simulate", "--model", "llama-8b", "--on", "trn2.48xlarge", "--tp", "7")
+    assert code == 2
+    assert err.startswith("overlap: `--on` is now `--cluster`; the old name goes with the next version\n")
+    assert "expected a divisor of the 64 ranks of trn2.48xlarge, got 7" in err

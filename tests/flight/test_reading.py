@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 import overlap
 from overlap import UsageError
 from overlap.cli import main as command
-from overlap.flight.folder import born, runs
+from overlap.flight.folder import runs
 from overlap.flight.hang import PAGE_LINES, judge
 from overlap.flight.layout import START_AT, TEXT_LIMIT_BYTES, read_text, write_text
 from overlap.flight.reading import read_flight
+from overlap.kernel_facts import born
 from tests import interpreters
 
 from . import KILLED

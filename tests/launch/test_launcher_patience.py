@@ -12,9 +12,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from overlap import kernel_facts
 from overlap.launch.nodeprocess import LaunchSpec, NodeProcess
 from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, STOPPED_S, SUSPECT_S, launch
-from overlap.processes import silence
 
 GRACE_S = 30.0
 
@@ -301,7 +301,7 @@ ON_A_DISK = "waits in the kernel, for a disk or for memory"
     ],
 )
 def test_the_kernel_says_of_a_process_that_it_waits_for_memory(tmp_path, monkeypatch, letter, function, said):
-    monkeypatch.setattr(silence, "_PROC", tmp_path)
+    monkeypatch.setattr(kernel_facts, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text(f"7 (a) b) {letter} {' '.join(['0'] * 49)}")
     if function is not None:

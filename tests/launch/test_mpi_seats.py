@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from overlap.errors import UsageError
+from overlap.kernel_facts import parent_of
 from overlap.launch import mpi
 from overlap.launch.mpi import seats
-from overlap.processes.silence import parent_of
 
 # Starts the given number of processes, the last rank first, with a pipe each as the process manager has; says what
 # each exit code is when all have ended.

@@ -10,6 +10,7 @@ from overlap import parallel
 from overlap.parallel import hooks
 
 from ..core.companies import by_sockets, run_far
+from .example_hooks import float8, power_sgd, top_k
 from .programs import backward, forward, loss_gradient, samples, weights
 
 STAGES = (1, 2, 3)
@@ -55,9 +56,9 @@ AS_NEAR = {True: {"rtol": 1e-10, "atol": 1e-14}, False: {"rtol": 1e-2, "atol": 1
 HOOKS = {
     "bfloat16": hooks.bfloat16,
     "float16": hooks.float16,
-    "float8": hooks.float8,
-    "top_k": lambda: hooks.top_k(0.3),
-    "power_sgd": lambda: hooks.power_sgd(1, warm_up=1),
+    "float8": float8,
+    "top_k": lambda: top_k(0.3),
+    "power_sgd": lambda: power_sgd(1, warm_up=1),
 }
 
 

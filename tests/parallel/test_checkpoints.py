@@ -18,8 +18,8 @@ from overlap import parallel
 from overlap.parallel.checkpoints.files import complete_steps
 from overlap.parallel.checkpoints.names import packed, unpacked, unsavable
 from overlap.parallel.checkpoints.pieces import Piece, divided
-from overlap.parallel.hooks import power_sgd, top_k
 
+from .example_hooks import power_sgd, top_k
 from .programs import backward, forward, loss_gradient, samples, weights
 
 ADAM = parallel.Adam(1e-2)

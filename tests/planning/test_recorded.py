@@ -299,12 +299,12 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     file = str(tmp_path / "run.json")
     write_trace(recorded(mixed()), file)
-    assert command("--on", "local", "--ranks", "8", "--compute", "2x", file) == 0
+    assert command("--cluster", "local", "--ranks", "8", "--compute", "2x", file) == 0
     shown = capsys.readouterr().out
     assert "as a program    computes take 2 times what was recorded; groups dp of 2 ranks\n" in shown
     assert max(map(len, shown.splitlines())) <= 80
     for words, message in (
-        ((file, "--on", "x"), "--on: options come before the trace files"),
+        ((file, "--cluster", "x"), "--cluster: options come before the trace files"),
         (("--compute", "2", file), "--compute: '2' is not a factor; write a number and x, as in 2x or 0.5x"),
         (("--grow", "dp", "x.py"), "--grow: only with a trace, FILE .json or .et, as the program"),
     ):
@@ -321,7 +321,7 @@ def test_on_many_ranks_two_of_each_class_run_for_all_and_it_is_the_same(tmp_path
     shown = []
     for most in (10_000_000, 100):
         monkeypatch.setattr(COMMAND, "_MOVES_AT_MOST", most)
-        assert command("--on", "trn1.32xlarge", "--json", str(tmp_path / "found.json"), file) == 0
+        assert command("--cluster", "trn1.32xlarge", "--json", str(tmp_path / "found.json"), file) == 0
         shown.append(json.loads((tmp_path / "found.json").read_text())["runs"])
     few = capsys.readouterr().out
     assert "8 of 32 ranks run, two for all that are like one of the trace" in " ".join(few.split())
@@ -334,7 +334,7 @@ def test_of_a_long_run_the_steps_around_the_median_one_run(tmp_path, capsys, mon
     monkeypatch.setattr(COMMAND, "_MOVES_AT_MOST", 1)
     file = str(tmp_path / "run.json")
     write_trace(recorded(mixed()), file)
-    assert command("--on", "local", "--ranks", "8", file) == 0
+    assert command("--cluster", "local", "--ranks", "8", file) == 0
     assert "4 ranks of local, 1 of 3 steps, the median one" in " ".join(capsys.readouterr().out.split())
 
 

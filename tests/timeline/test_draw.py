@@ -11,7 +11,7 @@ from rich.style import Style
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, TimelineView, render_text
 from overlap.timeline.draw.axis import ruler, tick_step_ns
-from overlap.timeline.draw.lanes import ascii_lanes, ascii_row, block_lanes, block_row, painted, stream_lane
+from overlap.timeline.draw.lanes import _paint, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from overlap.timeline.measure.intervals import clip, merge
 from overlap.timeline.measure.metrics import coverage
@@ -246,7 +246,7 @@ def test_an_interval_paints_the_units_between_the_nearest_edges(pairs, window, u
         first = min(((start - low) * units * 2 + length) // (2 * length), units - 1)
         last = max(((end - low) * units * 2 + length) // (2 * length), first + 1)
         row[first:last] = bytes([2]) * (last - first)
-    assert painted(cover, (low, low + length), units)[0] == bytes(row)
+    assert _paint((low, low + length), units, cover.kept, cover.compute) == bytes(row)
 
 
 def test_the_height_counts_on_a_terminal_only(training):

@@ -1,132 +1,78 @@
-"""Pictures: the same rows and numbers as in the terminal, as boxes; and the files that hold them."""
+"""SVG of a timeline: the characters and colours of the terminal, in a file that stands alone."""
 
 import argparse
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import replace
-from io import BytesIO
 
 import pytest
 
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
-from overlap.timeline import Span, TimelineView, write_trace
-from overlap.timeline.draw.picture import png, scene_of, svg
+from overlap.timeline import Span, TimelineView, render_text, write_trace
+from overlap.timeline.draw.picture import svg
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from tests.timeline.made import comm, compute, timeline_of
 
-LEFT, PIXELS = 92, 896  # of the axis: a label of one letter, and 1,000 pixels in all
+NAME = "{http://www.w3.org/2000/svg}"
 
 
-def view():
+def late():
     """Rank 1 is late by 20 us; rank 0 waits, and then hides half of a transfer."""
-    return TimelineView(
-        timeline_of(
-            compute(0, 0, 10_000), compute(1, 0, 30_000, "tokenise"),
-            comm(0, 10_000, 30_000, 50_000, ranks=(0, 1)), comm(1, 30_000, 30_000, 50_000, ranks=(0, 1)),
-            compute(0, 40_000, 50_000), compute(1, 40_000, 50_000),
-        )
+    return timeline_of(
+        compute(0, 0, 10_000), compute(1, 0, 30_000, "tokenise"),
+        comm(0, 10_000, 30_000, 50_000, ranks=(0, 1)), comm(1, 30_000, 30_000, 50_000, ranks=(0, 1)),
+        compute(0, 40_000, 50_000), compute(1, 40_000, 50_000),
     )  # fmt: skip
 
 
-def boxes(scene, colour):
-    """From where to where boxes of a colour go, in microseconds, above the legend; by row."""
-    legend = max(box.y for box in scene.boxes if box.width > 1)
-    found = {}
-    for box in scene.boxes:
-        if box.colour == colour and box.y + box.height < legend:
-            ends = [round((x - LEFT) * 50 / PIXELS) for x in (box.x, box.x + box.width)]
-            found.setdefault(box.y, []).append(ends)
-    return [found[y] for y in sorted(found)]
+def rows_of(text):
+    """The lines of a picture: pieces of text put together from left to right, by height."""
+    lines = {}
+    for piece in ET.fromstring(text).iter(f"{NAME}text"):
+        if piece.get("y"):
+            lines.setdefault(float(piece.get("y")), []).append((float(piece.get("x")), piece.text))
+    return [
+        "".join(text for _, text in sorted(line)).replace("\xa0", " ").rstrip() for _, line in sorted(lines.items())
+    ]
 
 
-def test_boxes_are_the_intervals_and_who_is_waited_for_is_first():
-    scene = scene_of(view())
-    assert boxes(scene, COMPUTE) == [[[0, 30], [40, 50]], [[0, 10], [40, 50]]]
-    assert boxes(scene, WAITING) == [[[10, 30]]]
-    assert boxes(scene, EXPOSED) == [[[30, 40]], [[30, 40]]]
-    assert boxes(scene, HIDDEN) == [[[40, 50]], [[40, 50]]]
-    assert {box.stripes for box in scene.boxes if box.colour == WAITING} == {"upright"}
-    texts = [label.text for label in scene.labels]
-    assert texts[:5] == ["whole run: 2 of 3 ranks; who is waited for most is first", "1", "compute", "comm", "0"]
-    assert "for 1" in texts
-    assert {"0 us", "10 us", "40 us", "compute", "hidden comm", "waiting for a rank", "on the wire"} <= set(texts)
-    assert " ".join(texts).endswith(str(view().verdict))
+def colours_of(text):
+    return {colour.upper() for colour in re.findall(r"fill: (#\w{6})", text)}
 
 
-def kept(rank, start, end):
-    return Span(rank=rank, kind="program", lane="program", name="train.py:50", start_ns=start, end_ns=end)
-
-
-def test_a_kept_event_loop_has_level_stripes_and_an_entry_in_the_legend():
-    assert "event loop kept" not in {label.text for label in scene_of(view()).labels}
-    scene = scene_of(
-        TimelineView(timeline_of(compute(0, 0, 10_000), kept(0, 10_000, 40_000), compute(0, 40_000, 50_000)))
+def test_it_is_the_picture_of_the_terminal():
+    coloured = re.sub(r"\x1b\[[\d;]*m", "", render_text(late(), width=140, color=True))
+    shown, drawn = (
+        [re.sub(r"\s", "", line) for line in lines if line.strip()]
+        for lines in (coloured.splitlines(), rows_of(svg(TimelineView(late()))))
     )
-    assert boxes(scene, COMPUTE) == [[[0, 10], [40, 50]]]
-    assert boxes(scene, WAITING) == [[[10, 40]]]
-    assert [box.stripes for box in scene.boxes if box.colour == WAITING] == ["level", "level", "upright"]  # two of them
-    assert "event loop kept" in {label.text for label in scene.labels}  # are the legend's
-    assert svg(scene).count('fill="url(#level)"') == 2
+    assert drawn == shown
+    assert any("waitingfor" in line for line in drawn)
 
 
-def test_the_stripes_of_a_kept_event_loop_are_dots_of_a_png():
-    image = pytest.importorskip("PIL.Image", reason="not installed: Pillow")
-    scene = scene_of(TimelineView(timeline_of(compute(0, 0, 10_000), kept(0, 10_000, 50_000))))
-    box = next(box for box in scene.boxes if box.stripes == "level")
-    with image.open(BytesIO(png(scene))) as picture:
-        column = [picture.getpixel(((box.x + 5) * 2, y * 2)) for y in range(box.y, box.y + box.height)]
-    dots = ["#{:02X}{:02X}{:02X}".format(*each) for each in column]
-    assert [dot for y, dot in enumerate(dots, box.y) if y % 4] == [WAITING] * 12
-    assert [dot for y, dot in enumerate(dots, box.y) if not y % 4] == ["#FFFFFF"] * 4
+def test_each_kind_has_its_colour():
+    assert {COMPUTE, HIDDEN, WAITING, EXPOSED} <= colours_of(svg(TimelineView(late())))
 
 
-def test_each_line_of_text_has_a_line_of_its_own():
-    at_the_edge = [(label.y, label.text.split()[0]) for label in scene_of(view(), width=300).labels if label.x == 12]
-    assert at_the_edge == [
-        (25, "whole"), (43, "waited"), (73, "1"), (113, "0"),
-        (234, "whole"), (252, "exposed"), (270, "for"), (288, "train.py:1),"), (306, "(all_reduce"), (324, "33%"),
-    ]  # fmt: skip
-
-
-def test_everything_is_inside_and_no_interval_vanishes():
-    spans = [compute(0, at, at + 1) for at in range(0, 10_000_000, 1_000_000)]
-    scene = scene_of(TimelineView(timeline_of(*spans)), width=300)
-    assert len([box for box in scene.boxes if box.colour == COMPUTE]) == len(spans) + 1  # and the legend's
-    for box in scene.boxes:
-        assert 0 <= box.x < box.x + box.width <= scene.width
-        assert 0 <= box.y < box.y + box.height <= scene.height
-    assert all(
-        label.x + 8 * len(label.text) <= scene.width + 8 and 0 < label.y < scene.height for label in scene.labels
-    )
+def test_a_kept_event_loop_has_an_entry_in_the_legend():
+    kept = Span(rank=0, kind="program", lane="program", name="train.py:50", start_ns=10_000, end_ns=40_000)
+    text = svg(TimelineView(timeline_of(compute(0, 0, 10_000), kept, compute(0, 40_000, 50_000))))
+    assert any("event loop kept" in line for line in rows_of(text))
+    assert not any("event loop kept" in line for line in rows_of(svg(TimelineView(late()))))
 
 
 def test_svg_stands_alone():
-    text = svg(scene_of(view()))
-    assert text == svg(scene_of(view()))
-    assert re.findall(r"https?://[^\"]+", text) == ["http://www.w3.org/2000/svg"]
-    root = ET.fromstring(text)
-    name = "{http://www.w3.org/2000/svg}"
-    assert root.find(f"{name}title").text.endswith(str(view().verdict))
-    shown = [rect for rect in root.iter(f"{name}rect") if rect.get("fill") == EXPOSED]
-    assert [int(rect.get("width")) for rect in shown[:2]] == [PIXELS // 5, PIXELS // 5]
-    assert "&lt;" in svg(scene_of(TimelineView(timeline_of(compute(0, 0, 9), comm(0, 9, 9, 99, op="<x>")))))
+    view = TimelineView(late())
+    text = svg(view)
+    assert text == svg(view)
+    assert set(re.findall(r"https?://[^\"]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "@" not in text
+    assert ET.fromstring(text).findtext(f"{NAME}title") == str(view.verdict)
 
 
 def test_what_xml_has_no_place_for_is_escaped():
-    scene = replace(scene_of(view()), title="a\x07\x1b[31m<b>")
-    assert ET.fromstring(svg(scene)).findtext("{*}title") == r"a\x07\x1b[31m<b>"
-
-
-def test_png_has_the_same_boxes():
-    image = pytest.importorskip("PIL.Image", reason="not installed: Pillow")
-    scene = scene_of(view())
-    with image.open(BytesIO(png(scene))) as picture:
-        assert picture.size == (2 * scene.width, 2 * scene.height)
-        for box in scene.boxes:
-            if box.colour in (COMPUTE, HIDDEN, EXPOSED):
-                middle = 2 * box.x + box.width, 2 * box.y + box.height
-                assert "#{:02X}{:02X}{:02X}".format(*picture.getpixel(middle)) == box.colour
+    view = TimelineView(timeline_of(compute(0, 0, 9), comm(0, 9, 9, 99, op="<x>{0}\x07\x1b[31m")))
+    assert r"<x>{0}\x07\x1b[31m" in ET.fromstring(svg(view)).findtext(f"{NAME}title")
 
 
 @pytest.fixture
@@ -137,20 +83,12 @@ def command(tmp_path, training):
     return lambda *options: main(parser.parse_args([str(tmp_path / "run.json"), *options]))
 
 
-def test_the_command_writes_both(command, tmp_path, capsys):
-    pytest.importorskip("PIL", reason="not installed: Pillow")
-    assert command("--svg", str(tmp_path / "a.svg"), "--png", str(tmp_path / "a.png")) == 0
+def test_the_command_writes_the_picture_beside_its_page(command, tmp_path, capsys):
+    assert command("--svg", str(tmp_path / "a.svg")) == 0
     assert (tmp_path / "a.svg").read_text().startswith("<svg ")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "step 1" in capsys.readouterr().out
 
 
-def test_what_cannot_be_written_is_one_line(command, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_written_is_one_line(command, tmp_path):
     with pytest.raises(UsageError, match=r"^--svg: "):
         command("--svg", str(tmp_path / "nowhere" / "a.svg"))
-    capsys.readouterr()
-    monkeypatch.setattr("overlap.timeline.draw.picture.find_spec", lambda name: None)
-    with pytest.raises(UsageError) as caught:
-        command("--png", str(tmp_path / "a.png"))
-    assert str(caught.value) == '--png: Pillow is not installed: pip install ".[png]"; --svg needs nothing'
-    assert capsys.readouterr().out == ""  # before anything is shown

@@ -14,9 +14,10 @@ from overlap.cli.timeline.tables import advice_text
 from overlap.cost.select import plan as cost_plan
 from overlap.errors import UsageError
 from overlap.parallel.buckets.plan import FIRST_BUCKET_BYTES
+from overlap.runtime.stream import DEFAULT_WINDOW
 from overlap.timeline import Span, median_step, render_text, verdict_of, write_trace
 from overlap.timeline.replay import prediction
-from overlap.timeline.replay.buckets import least_bytes
+from overlap.timeline.replay.buckets import WINDOW, least_bytes
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.copies import FIRST_BYTES
 from overlap.timeline.replay.graph import Node, input_of
@@ -536,7 +537,7 @@ def test_it_does_not_advise_to_move_the_waits_of_a_pipeline(name, told):
 @pytest.mark.parametrize(
     "option",
     [
-        ["--html", "x.html"], ["--svg", "x.svg"], ["--png", "x.png"], ["--against", "b.json"], ["--ranks", "0"],
+        ["--html", "x.html"], ["--svg", "x.svg"], ["--against", "b.json"], ["--ranks", "0"],
         ["--ops"], ["--stragglers"], ["--critical-path"], ["--all"],
     ],
     ids=lambda option: option[0],
@@ -589,6 +590,10 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
 
 def test_the_first_bucket_is_as_small_as_that_of_the_strategies():
     assert FIRST_BYTES == FIRST_BUCKET_BYTES
+
+
+def test_as_many_buckets_move_at_once_as_in_the_streams_of_a_program():
+    assert WINDOW == DEFAULT_WINDOW
 
 
 def test_no_bucket_is_smaller_than_a_gradient():

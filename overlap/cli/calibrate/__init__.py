@@ -1,7 +1,7 @@
 """`overlap calibrate`: makes the machine file of a cluster from a benchmark, and says how far to trust it."""
 
-# Without an option: from logs of benchmarks;  here: from measurements of this computer;  published: no machine file,
-# but predictions beside published measurements;  page: the page of a calibration
+# Without an option: from logs of benchmarks;  here: from measurements of this computer;  published, steps:
+# no machine file, but predictions beside published measurements of collectives and steps;  page: of a calibration
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ the start and the rate of each dtype, by which `overlap simulate --model` prices
 --published predicts every published measurement of collectives instead, and prints both. Errors are of times, also
 where a bandwidth was published. A few figures of the model are fitted, each to one row, and that row names its figure;
 all others are predicted. (Which figures there are was decided with all rows in view.) A row is extrapolated if no
-fitted rows of the same machine, ranks and operation enclose its size.
+fitted rows of the same machine, ranks and operation enclose its size. --published steps predicts published training
+steps (for minutes), each also with the one fitted figure fitted to all others.
 """
 
 _EPILOG = """\
@@ -43,6 +44,7 @@ examples:
   overlap calibrate --products gemms.csv --cluster p5.48xlarge -o ours.toml
   overlap calibrate --here -o here.toml
   overlap calibrate --published --machine dl1.24xlarge
+  overlap calibrate --published steps --machine p5.48xlarge
 """
 
 
@@ -58,7 +60,10 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks that took part; default: the log's, or all")
     parser.add_argument("--name", metavar="NAME", help="of the new machine; default: that of the file")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the machine file there; default: print it")
-    parser.add_argument("--published", action="store_true", help="compare predictions with published measurements")
+    parser.add_argument(
+        "--published", nargs="?", const="collectives", choices=("collectives", "steps"),
+        help="compare predictions with published measurements: of collectives (the default), or of training steps",
+    )  # fmt: skip
     of = parser.add_argument_group("with --published")
     of.add_argument("--machine", metavar="NAME", help="only this one, such as trn2.48xlarge; default: all")
     of.add_argument(
@@ -66,6 +71,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 unless every class of rows has the accuracy that is asked of rows that nothing was fitted "
         "to, and algorithms change where they should",
     )  # fmt: skip
+    of.add_argument("--record", action="store_true", help="write the errors of left-out steps, for bands")
     of.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
@@ -78,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
     """
     if args.published:
         return show_published(args)
-    for option in ("machine", "check", "json"):
+    for option in ("machine", "check", "record", "json"):
         if getattr(args, option):
             raise UsageError(f"--{option}: only with --published")
     if args.here:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...cost.fitting import Fitted, Sample
+from ...cost.fitting import Sample
 from ...cost.own import OwnFit, fit_own
 from ...errors import OverlapError, UsageError
 from ...notice import notify
@@ -21,7 +21,7 @@ from ..bench.operations import find
 from ..bench.sampling import Sampling
 from ..output import written
 from .busy import Busyness
-from .page import accuracy_lines, times_of
+from .page import accuracy_lines, rows_table
 
 BETWEEN: Mapping[str, str] = {"shared_memory": "shared_memory", "sockets": "efa", "mpi": "mpi"}
 """Ways to join processes, and the transport of each; the first one is the default on one host."""
@@ -124,20 +124,14 @@ def _round(name: str, world: _World) -> Iterator[tuple[int, float]]:
 
 
 def _page(found: OwnFit, between: str) -> list[str]:
-    lines = [
-        f"{'collective':<11} {'ranks':>5} {'joined by':<13} {'size':>8} {'measured':>9} {'predicted':>9} {'error':>7}"
-    ]
-    lines += [_line(row, between) for row in found.rows]
+    def about(one: Sample) -> tuple[str, ...]:
+        joined = "memory" if one.processes == 1 else between
+        return one.collective, str(len(one.ranks)), joined, format_bytes(one.nbytes)
+
     within = sum(abs(row.error) <= AIM for row in found.rows)
     return [
-        *lines,
+        *rows_table(("collective", "ranks", "joined by", "size"), found, about),
         "",
         *accuracy_lines(found),
         f"within {AIM:.0%}: {within} of {len(found.rows)} rows; measure while nothing else runs",
     ]
-
-
-def _line(row: Fitted, between: str) -> str:
-    of = row.sample
-    joined = "memory" if of.processes == 1 else between
-    return f"{of.collective:<11} {len(of.ranks):>5} {joined:<13} {format_bytes(of.nbytes):>8} {times_of(row)}"

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from ...cost.fitting import Fitted, FittedRows, Launches, crosses
+from collections.abc import Callable, Sequence
+
+from ...cost.fitting import FittedRows, Launches, Sample, crosses
 from ...planning.calibrate import Calibration
-from ...units import format_bytes, format_s
+from ...units import columns, format_bytes, format_s
+
+_TEXTS = ("collective", "joined by")
 
 
-def times_of(row: Fitted) -> str:
-    """Return the measured and predicted time of a row, its error, and whether it was left out."""
-    times = f"{format_s(row.sample.time_s):>9} {format_s(row.predicted_s):>9} {row.error:>+7.1%}"
-    return f"{times}{'  left out' if row.left_out else ''}"
+def rows_table(heads: Sequence[str], found: FittedRows, about: Callable[[Sample], Sequence[str]]) -> list[str]:
+    """Return the table of all rows: a few cells about each, its times, its error, and whether it was left out."""
+    rows = [
+        (*about(row.sample), format_s(row.sample.time_s), format_s(row.predicted_s), f"{row.error:+.1%}",
+         "left out" if row.left_out else "")
+        for row in found.rows
+    ]  # fmt: skip
+    return columns(
+        (*heads, "measured", "predicted", "error", ""),
+        rows,
+        words=[*(at for at, head in enumerate(heads) if head in _TEXTS), len(heads) + 3],
+    )
 
 
 def accuracy_lines(found: FittedRows) -> list[str]:
@@ -26,8 +38,7 @@ def accuracy_lines(found: FittedRows) -> list[str]:
 def page(of: Calibration) -> list[str]:
     """Return the lines of the page."""
     found, cluster = of.fit, of.cluster
-    lines = [f"{'collective':<15} {'size':>10} {'measured':>9} {'predicted':>9} {'error':>7}"]
-    lines += [_line(row) for row in found.rows]
+    lines = rows_table(("collective", "size"), found, lambda one: (one.collective, format_bytes(one.nbytes)))
     lines += [f"dropped: {why}" for log in of.logs for why in log.dropped]
     shares = ", ".join(f"{share:.0%} of {kind}" for kind, share in found.shares.items())
     return [
@@ -49,8 +60,3 @@ def _launch(launches: Launches) -> str:
     if between_s is not None:
         told.append(f"{format_s(between_s)} {'more ' if told else ''}between nodes")
     return f"launch {', '.join(told)}"
-
-
-def _line(row: Fitted) -> str:
-    of = row.sample
-    return f"{of.collective:<15} {format_bytes(of.nbytes):>10} {times_of(row)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 
@@ -12,8 +12,9 @@ from topology import format_ranks
 from ...cost.measurements import GIVEN, TRAINING, Measurement, Start
 from ...cost.validation import Accuracy, Class, Crossover, Judged, Validation, validate
 from ...errors import UsageError
-from ...units import format_bytes, format_s, wrapped
+from ...units import columns, format_bytes, format_s, wrapped
 from ..output import as_json
+from .steps import show_steps
 
 SCHEMA_VERSION = 3
 
@@ -27,6 +28,11 @@ def show_published(args: argparse.Namespace) -> int:
     for option in ("here", "between", "cluster", "op", "ranks", "name", "output", "logs"):
         if getattr(args, option):
             raise UsageError(f"--published: compares published measurements; leave out {option}")
+    other, of = ("check", "collectives") if args.published == "steps" else ("record", "steps")
+    if getattr(args, other):
+        raise UsageError(f"--{other}: only with --published {of}")
+    if args.published == "steps":
+        return show_steps(args)
     found = validate(args.machine)
     if args.json:
         print(as_json(describe(found), version=SCHEMA_VERSION), end="")
@@ -99,30 +105,28 @@ def _title(row: Judged) -> str:
 
 def _group(rows: Sequence[Judged]) -> list[str]:
     size = "ranks" if isinstance(rows[0].of, Start) else "size"
-    return [
-        *wrapped(_title(rows[0]), rest="  "),
-        f"  {size:>10}  {'measured':>9}  {'predicted':>9}  {'error':>7}",
-        *(_row(row) for row in rows),
-    ]
+    heads = (size, "measured", "predicted", "error", "")
+    return [*wrapped(_title(rows[0]), rest="  "), *_table(heads, map(_row, rows), words=[4])]
 
 
-def _row(row: Judged) -> str:
+def _row(row: Judged) -> list[str]:
     size = str(row.of.ranks) if isinstance(row.of, Start) else format_bytes(_of(row).nbytes)
-    times = f"{format_s(row.measured):>9}  {format_s(row.predicted):>9}  {row.error:>+7.1%}"
     used = f"fits {row.fits}" if row.fits else "predicted" + (", extrapolated" if row.extrapolated else "")
-    return f"  {size:>10}  {times}  {used}"
+    return [size, format_s(row.measured), format_s(row.predicted), f"{row.error:+.1%}", used]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequence[int]) -> list[str]:
+    return [f"  {line}" for line in columns(heads, list(rows), words=words)]
 
 
 def _peer_direct(rows: Sequence[Judged], training: Judged | None) -> list[str]:
     """Return the table of the document: the cost of the host's copies, from one model with two settings."""
-    lines = [
-        f"Peer Direct on {_of(rows[0]).machine}, one model with two settings, in {_of(rows[0]).unit}",
-        f"  {'':14}  {'host copies':^21}  {'Peer Direct':>16}",
-        f"  {'':14}" + f"  {'measured':>10} {'predicted':>10}" * 2,
-    ]
+    lines = [f"Peer Direct on {_of(rows[0]).machine}, one model with two settings, in {_of(rows[0]).unit}"]
+    found = []
     for collective, pair in groupby(rows, key=lambda row: _of(row).collective):
-        figures = [(_of(row).figure, _of(row).as_published(row.predicted)) for row in pair]
-        lines.append(f"  {collective:14}" + "".join(f"  {a:>10,.0f} {b:>10,.0f}" for a, b in figures))
+        figures = [figure for row in pair for figure in (_of(row).figure, _of(row).as_published(row.predicted))]
+        found.append([collective, *(f"{figure:,.0f}" for figure in figures)])
+    lines += _table(("", "host copies", "predicted", "Peer Direct", "predicted"), found, words=[0])
     if training:
         lines += wrapped(
             f"training throughput with Peer Direct over without: {training.measured:.2f} measured, "
@@ -167,26 +171,22 @@ def _summary(found: Validation) -> list[str]:
 
 def _classes(found: Validation) -> list[str]:
     """Return the planner's accuracy by class of rows, without and with the rows that figures were fitted to."""
-    return [
-        f"{'the planner, by class of rows':<37} {'rows not fitted to':^20} {'all rows':^20}".rstrip(),
-        f"{'class':<27} {'dtype':<9}" + f"{'rows':>5} {'median':>7} {'worst':>7}" * 2 + "  asked",
-        *(_class(each) for each in found.classes),
-        f"{'all':<37}{_figures(found.unseen)}{_figures(Accuracy.of(found.collectives))}",
-    ]
+    everything = ["all", "", *_figures(found.unseen), *_figures(Accuracy.of(found.collectives)), ""]
+    heads = ("class", "dtype", "not fitted to", "median", "worst", "all rows", "median", "worst", "asked")
+    return ["the planner, by class of rows", *_table(heads, [*map(_class, found.classes), everything], words=[0, 1, 8])]
 
 
-def _class(of: Class) -> str:
+def _class(of: Class) -> list[str]:
     asked = f"{of.asked.median:.0%}, {of.asked.worst:.0%}: {'met' if of.as_asked else 'MISSED'}"
-    figures = f"{_figures(of.unseen)}{_figures(of.all)}"
-    return f"{of.name:<27} {of.dtype:<9}{figures}  {asked if of.unseen.rows else 'all fitted'}"
+    return [of.name, of.dtype, *_figures(of.unseen), *_figures(of.all), asked if of.unseen.rows else "all fitted"]
 
 
 def _as_json(of: Accuracy) -> dict[str, float]:
     return {"rows": of.rows, "median": of.median, "worst": of.worst}
 
 
-def _figures(of: Accuracy) -> str:
-    return f"{of.rows:>5} {of.median:>7.1%} {of.worst:>7.1%}" if of.rows else f"{0:>5} {'':>7} {'':>7}"
+def _figures(of: Accuracy) -> list[str]:
+    return [str(of.rows), f"{of.median:.1%}", f"{of.worst:.1%}"] if of.rows else ["0", "", ""]
 
 
 def _accuracy(of: Accuracy) -> str:

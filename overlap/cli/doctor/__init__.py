@@ -1,4 +1,4 @@
-"""`overlap doctor`: looks at the software, the machine and the network, and says what to mend."""
+"""`overlap doctor`: looks at the software, the machine and the network, and says what to fix."""
 
 # finding: one result;  software, machine, network: the checks
 
@@ -20,7 +20,7 @@ from .finding import Finding, State
 
 _DESCRIPTION = """\
 Look at the installation, the machine and the network: versions, cores, memory, sockets, clocks, limits, and what
-failed runs have left. A line for each thing, and below it the command that mends it. Nothing is changed.
+failed runs have left. A line for each thing, and below it the command that fixes it. Nothing is changed.
 
 The exit code is 1 if something does not work; what is missing or slow does not count.
 """
@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     found = list(chain(software.findings(), machine.findings(), network.findings()))
     if args.json:
-        print(as_json({"findings": [asdict(one) for one in found]}), end="")
+        print(as_json({"findings": [asdict(one) for one in found]}, version=2), end="")
     else:
         print("\n".join(page(found, min(Console().width, 100))))
     return int(any(one.state == "wrong" for one in found))
@@ -64,8 +64,8 @@ def page(found: Sequence[Finding], width: int) -> Iterator[str]:
     for one in found:
         first = f"{_MARKS[one.state]:<6}{one.subject:<{_LABEL - 6}}"
         yield from wrapped(one.text, width, first=first if first.endswith(" ") else f"{first} ", rest=" " * _LABEL)
-        if one.mend:
-            yield f"{' ' * _LABEL}mend: {one.mend}"
+        if one.fix:
+            yield f"{' ' * _LABEL}fix: {one.fix}"
     counted = Counter(one.state for one in found)
     told = ", ".join(f"{counted[state]} {state}" for state in _MARKS if counted[state])
     yield ""

@@ -1,4 +1,4 @@
-"""Findings of the doctor: a subject, its state, and the line that mends it."""
+"""Findings of the doctor: a subject, its state, and the line that fixes it."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class Finding:
     subject: str  # As the page names it
     state: State
     text: str  # What was found
-    mend: str = ""  # The command or the setting that mends it
+    fix: str = ""  # The command or the setting that fixes it

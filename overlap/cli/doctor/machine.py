@@ -66,8 +66,8 @@ def cores(own: int, all_of_machine: int, load: float, quota: float | None) -> Fi
     """
     text = f"{own} of {all_of_machine} cores, load {load:.1f}"
     if quota is not None and quota < own:
-        mend = f"start at most {max(1, int(quota))} processes here"
-        return Finding(subject="cores", state="slow", text=f"{text}; a limit grants {quota:g}", mend=mend)
+        fix = f"start at most {max(1, int(quota))} processes here"
+        return Finding(subject="cores", state="slow", text=f"{text}; a limit grants {quota:g}", fix=fix)
     if load > own:
         text = f"{text}: other processes take turns with ours, and times mean little"
         return Finding(subject="cores", state="slow", text=text)
@@ -108,12 +108,12 @@ def _between_processes() -> Iterator[Finding]:
     yield mail(BUILT)
     scope = _yama()
     if scope > 1:
-        mend = "sysctl kernel.yama.ptrace_scope=1"
+        fix = "sysctl kernel.yama.ptrace_scope=1"
         text = f"Yama ({scope}) forbids processes to read each other's memory; large messages are copied twice"
-        yield Finding(subject="single copy", state="slow", text=text, mend=mend)
+        yield Finding(subject="single copy", state="slow", text=text, fix=fix)
     elif not _reads_a_child():
         text = "the system forbids to read another process's memory; large messages are copied twice"
-        yield Finding(subject="single copy", state="slow", text=text, mend="a container needs SYS_PTRACE")
+        yield Finding(subject="single copy", state="slow", text=text, fix="a container needs SYS_PTRACE")
     else:
         text = "processes may read each other's memory (process_vm_readv)"
         yield Finding(subject="single copy", state="good", text=text)
@@ -125,8 +125,8 @@ def mail(built: bool) -> Finding:
         text = "is compiled: it carries collectives between processes of this host, and messages of PyTorch"
         return Finding(subject="host engine", state="good", text=text)
     text = "is not compiled; collectives and messages between processes of this host take 2 to 10 times as long"
-    mend = "install a C compiler and the headers of Python, then install overlap again"
-    return Finding(subject="host engine", state="slow", text=text, mend=mend)
+    fix = "install a C compiler and the headers of Python, then install overlap again"
+    return Finding(subject="host engine", state="slow", text=text, fix=fix)
 
 
 def _yama() -> int:
@@ -168,8 +168,8 @@ def clock(source: str, resolution_s: float, available: list[str]) -> Finding:
     better = [each for each in available if each in _GOOD_CLOCKS]
     if source in _GOOD_CLOCKS or not better:
         return Finding(subject="clock", state="good", text=text)
-    mend = f"echo {better[0]} >/sys/devices/system/clocksource/clocksource0/current_clocksource"
-    return Finding(subject="clock", state="slow", text=f"{text}: each look is a system call", mend=mend)
+    fix = f"echo {better[0]} >/sys/devices/system/clocksource/clocksource0/current_clocksource"
+    return Finding(subject="clock", state="slow", text=f"{text}: each look is a system call", fix=fix)
 
 
 def limits(files: int) -> Iterator[Finding]:
@@ -180,6 +180,6 @@ def limits(files: int) -> Iterator[Finding]:
     """
     if 0 <= files < _LEAST_FILES:  # RLIM_INFINITY is negative
         text = f"{files} open files; a world of many processes needs more"
-        yield Finding(subject="limits", state="note", text=text, mend=f"ulimit -n {_LEAST_FILES}")
+        yield Finding(subject="limits", state="note", text=text, fix=f"ulimit -n {_LEAST_FILES}")
     else:
         yield Finding(subject="limits", state="good", text=f"{files if files >= 0 else 'any number of'} open files")

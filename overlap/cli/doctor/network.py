@@ -36,7 +36,7 @@ def _sockets() -> Iterator[Finding]:
             socket.create_connection(listener.getsockname(), timeout=2).close()
     except OSError as error:
         text = f"127.0.0.1 cannot be reached: {error.strerror or error}"
-        yield Finding(subject="sockets", state="wrong", text=text, mend="ip link set lo up")
+        yield Finding(subject="sockets", state="wrong", text=text, fix="ip link set lo up")
         return
     try:
         with socket.socket(socket.AF_UNIX) as unix:
@@ -50,16 +50,16 @@ def _sockets() -> Iterator[Finding]:
 
 def _name() -> Finding:
     name, begin = socket.gethostname(), perf_counter()
-    mend = f"add `127.0.1.1 {name}` to /etc/hosts"
+    fix = f"add `127.0.1.1 {name}` to /etc/hosts"
     try:
         found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)[0][4][0]
     except OSError as error:
         text = f"{name!r} cannot be resolved ({error.strerror or error}); name other machines by address"
-        return Finding(subject="host name", state="note", text=text, mend=mend)
+        return Finding(subject="host name", state="note", text=text, fix=fix)
     took = perf_counter() - begin
     text = f"{name} is {found}"
     if took > _SLOW_NAME_S:
-        return Finding(subject="host name", state="slow", text=f"{text}; to resolve it took {took:.1f} s", mend=mend)
+        return Finding(subject="host name", state="slow", text=f"{text}; to resolve it took {took:.1f} s", fix=fix)
     return Finding(subject="host name", state="good", text=text)
 
 
@@ -96,7 +96,7 @@ def _congestion() -> Iterator[Finding]:
         text = f"TCP may use {', '.join(found)}"
         if "bbr" not in found:
             text = f"{text}; where packets are lost, bbr would be faster"
-            yield Finding(subject="congestion", state="note", text=text, mend="modprobe tcp_bbr")
+            yield Finding(subject="congestion", state="note", text=text, fix="modprobe tcp_bbr")
         else:
             yield Finding(subject="congestion", state="good", text=text)
 
@@ -115,7 +115,7 @@ def records(folder: Path) -> Iterator[Finding]:
     if sizes:
         size = format_bytes(sum(sizes))
         text = f"{len(sizes)} of runs that failed, {size}: `overlap why` explains the last"
-        yield Finding(subject="flight records", state="note", text=text, mend=f"rm -r {folder}")
+        yield Finding(subject="flight records", state="note", text=text, fix=f"rm -r {folder}")
     else:
         yield Finding(subject="flight records", state="good", text="none of failed runs")
 

@@ -19,7 +19,6 @@ _EXTRAS = {
     "ray": "overlap.ray",
     "dask": "overlap.dask",
     "interactive": "overlap timeline --interactive",
-    "png": "overlap timeline --png",
 }
 """Extras of the distribution, and what each is for."""
 
@@ -55,16 +54,16 @@ def _packages(requirements: Sequence[str], installed: Callable[[str], str]) -> I
     for name, least, extra in map(_read, requirements):
         if extra is not None and (extra not in _EXTRAS or name == "overlap"):
             continue
-        mend = install_command(extra) if extra else f'pip install "{name}>={least}"'
+        fix = install_command(extra) if extra else f'pip install "{name}>={least}"'
         try:
             found = installed(name)
         except PackageNotFoundError:
             purpose = f"is not installed: {_EXTRAS[extra]}" if extra else "is not installed"
-            state = Finding(subject=name, state="missing" if extra else "wrong", text=purpose, mend=mend)
+            state = Finding(subject=name, state="missing" if extra else "wrong", text=purpose, fix=fix)
             yield state
             continue
         if least and numbers(found) < numbers(least):
-            yield Finding(subject=name, state="wrong", text=f"{found} is older than {least}, the lowest", mend=mend)
+            yield Finding(subject=name, state="wrong", text=f"{found} is older than {least}, the lowest", fix=fix)
         else:
             good.append(f"{name} {found}")
     if good:
@@ -97,7 +96,7 @@ def shadowing(path: Sequence[str]) -> Iterator[Finding]:
         used = Path(spec.origin).parent.parent if spec is not None and spec.origin else None
         if used is not None and used.resolve() != ours.resolve():
             text = f"another package of this name is used: {used / name}"
-            yield Finding(subject=name, state="wrong", text=text, mend=f"rename {used / name}, or uninstall it")
+            yield Finding(subject=name, state="wrong", text=text, fix=f"rename {used / name}, or uninstall it")
         for folder in {Path(each or ".").resolve() for each in path} - {ours.resolve()}:
             if (folder / name / "__init__.py").is_file() and folder != used:
                 text = f"{folder / name} has the same name; a program that is started there may import it"
@@ -105,4 +104,4 @@ def shadowing(path: Sequence[str]) -> Iterator[Finding]:
     others = {each.metadata["Summary"] for each in distributions() if (each.metadata["Name"] or "") == "overlap"}
     if len(others) > 1:
         text = f"several distributions of this name are installed: {', '.join(sorted(map(str, others)))}"
-        yield Finding(subject="overlap", state="wrong", text=text, mend="pip uninstall overlap, until none is left")
+        yield Finding(subject="overlap", state="wrong", text=text, fix="pip uninstall overlap, until none is left")

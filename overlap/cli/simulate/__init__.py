@@ -18,7 +18,7 @@ from ...units import wrapped
 from ..options import add_options, check_width, values
 from ..output import STDOUT, as_json, output_path, result_path, written
 from ..pace import pace
-from ..parser import Parser
+from ..parser import HelpAll, Parser
 from ..program import Program, add_program, named, tell_of_late_options, told_traces
 from .page import assumptions, described, drawing, page
 from .recorded import add_recorded, is_recorded, recorded
@@ -35,16 +35,18 @@ Computes take the time that they state (seconds=, or flops= and bytes_moved= by 
 --profile.
 """
 
-_EPILOG = f"""\
+_EPILOG = """\
 examples:
   overlap simulate --cluster "trn2.48xlarge x4" train.py --epochs 3     what follows the script is the script's
-  overlap simulate --cluster trn1.32xlarge --efficiency 0.4 --trace sim.json -m mypackage.train
   overlap simulate --cluster trn2.48xlarge --sweep nodes=1,2,4 --sweep bucket_bytes=1MiB,25MiB train.py
-  overlap simulate --cluster trn2.48xlarge --sweep seed=1,2,3 --jitter 0.05 --csv jitter.csv train.py
-  overlap simulate --model llama-70b --tp 8 --pp 4 --on "trn2.48xlarge x16"
-  overlap simulate --model llama-8b --best tp,pp,dp,bucket_bytes,order --on "trn2.48xlarge x2"
-  overlap simulate --on "trn2.48xlarge x16" --compute 0.5x run.json     what was recorded, on another cluster
+  overlap simulate --model llama-70b --tp 8 --pp 4 --cluster "trn2.48xlarge x16"
+  overlap simulate --model llama-8b --best tp,pp,dp,bucket_bytes,order --cluster "trn2.48xlarge x2"
+  overlap simulate --cluster "trn2.48xlarge x16" --compute 0.5x run.json     what was recorded, on another cluster
 
+The exit code is 0, 1 if the program or a point of a sweep fails, 2 for bad usage, 130 for Ctrl-C.
+"""
+
+_MORE = f"""\
 A sweep runs the program for every combination of values. NAME is one of {", ".join(PARAMETERS)},
 or else a parameter of the program: bucket_bytes=1MiB adds the arguments --bucket-bytes 1MiB. A NAME that begins with
 -- is always the program's: --sweep=--seed=1,2. A program that calls overlap.run several times is judged by the last.
@@ -52,14 +54,15 @@ Its output is not shown. Ctrl-C prints the rows that are done.
 
 A program that has a global name {SAMPLES} gets a throughput too. The best row is marked: it has the highest
 throughput, or else the shortest step.
-
-The exit code is 0, 1 if the program or a point of a sweep fails, 2 for bad usage, 130 for Ctrl-C.
 """
+
+_USUAL = {"cluster", "nodes", "ranks", "algorithm", "efficiency", "profile", "jitter"}
 
 
 def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("--help-all", action=HelpAll, more=_MORE)
     parser.add_argument("--sweep", action="append", metavar="NAME=V,V,...", help="once for each of these values")
     parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the page")
@@ -67,7 +70,7 @@ def fill(parser: Parser) -> None:
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters only")
     group = parser.add_argument_group("the cluster and what is assumed of it; each NAME can also be swept")
-    add_options(group, PARAMETERS)
+    add_options(group, PARAMETERS, usual=_USUAL)
     add_recorded(parser)
     add_training(parser)
     add_program(parser)

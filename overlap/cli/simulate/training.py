@@ -125,6 +125,15 @@ _ELSEWHERE = ("alike", "shapes_only", "ranks", "faults", "seed", "jitter", "stra
               "slow_wire_share", "slow_wire_factor")  # fmt: skip
 
 
+class _FormerCluster(argparse.Action):
+    """The former spelling of `--cluster`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object) -> None:
+        """Set the cluster, and name the option that does so."""
+        notify("`--on` is now `--cluster`; the old name goes with the next version")
+        namespace.cluster = value
+
+
 def add_training(parser: argparse.ArgumentParser) -> None:
     """Add the options of a training step."""
     of = parser.add_argument_group(
@@ -133,10 +142,10 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     of.add_argument(
         "--model", metavar="NAME", help=f"{', '.join(known())}; or a file: .toml, or a config.json of Hugging Face"
     )
-    of.add_argument("--on", dest="on", metavar="NAME", help="the same as --cluster")
-    add_options(of, _FIGURES, prefix="model_")
-    add_options(of, _LAYOUT, prefix="layout_")
-    add_options(of, _ANSWER)
+    of.add_argument("--on", dest="cluster", action=_FormerCluster, help=argparse.SUPPRESS)
+    add_options(of, _FIGURES, prefix="model_", usual=())
+    add_options(of, _LAYOUT, prefix="layout_", usual=("tp", "pp", "dp", "zero", "global_batch"))
+    add_options(of, _ANSWER, usual=("best",))
 
 
 def asks_for_training(args: argparse.Namespace) -> bool:
@@ -149,8 +158,6 @@ def asks_for_training(args: argparse.Namespace) -> bool:
         return True
     for name in [*values(args, _ANSWER), *values(args, _LAYOUT, prefix="layout_")]:
         raise UsageError(f"{flag_of(name, Option())}: only with --model")
-    if args.on is not None:
-        args.cluster = args.on
     return False
 
 
@@ -217,16 +224,13 @@ def _where(args: argparse.Namespace, setting: dict[str, Any]) -> tuple[Cluster, 
         raise UsageError("--sweep: of a model, --best searches")
     if args.csv is not None:
         raise UsageError("--csv: only a --sweep has rows")
-    if args.on is not None and args.cluster is not None:
-        raise UsageError("--on: the same as --cluster; give one of them")
-    asked = {**setting, **({"cluster": args.on} if args.on is not None else {})}
-    if "cluster" not in asked:
-        raise UsageError('--on: expected a cluster, such as "trn2.48xlarge x16"')
+    if "cluster" not in setting:
+        raise UsageError('--cluster: expected a cluster, such as "trn2.48xlarge x16"')
     for name in _ELSEWHERE:
-        if name in asked:
+        if name in setting:
             flag = flag_of(name, Option())
-            raise UsageError(f"{flag}: of a model's step all ranks of a stage run alike, and --on says how many")
-    request = revised(checked({"efficiency": EFFICIENCY, **asked}), RunConfig())
+            raise UsageError(f"{flag}: of a model's step all ranks of a stage run alike, and --cluster says how many")
+    request = revised(checked({"efficiency": EFFICIENCY, **setting}), RunConfig())
     assert isinstance(request.cluster, Cluster)
     assert request.virtual is not None
     return request.cluster, request.virtual, request.algorithm

@@ -13,7 +13,6 @@ from typing import BinaryIO
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED
 from ...notice import notify
-from ...timeline.draw.picture import check_pillow
 from ...timeline.files.merge import merged, merged_header
 from ...timeline.files.parts import Part, pack_part
 from ...timeline.files.tracefile import read_trace, write_merged
@@ -24,7 +23,6 @@ from ...timeline.ranklist import listed, unlisted
 from ...timeline.replay.changes import Change, parse_change
 from ...timeline.replay.prediction import Prediction, advise, neighbours, predict
 from ...timeline.spans import Timeline
-from ...version import install_command
 from ..options import check_width
 from ..output import as_json, kept, output_path
 from ..pace import pace
@@ -108,7 +106,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     parser.add_argument("--html", metavar="OUT", help="also write a page that stands alone: zoom, search, details")
     parser.add_argument("--svg", metavar="OUT", help="also write the picture as SVG")
-    parser.add_argument("--png", metavar="OUT", help=f"also write it as PNG; needs {install_command('png')}")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -117,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: The file cannot be read or understood, or an option does not fit it.
     """
-    for option in ("html", "svg", "png", "output"):
+    for option in ("html", "svg", "output"):
         setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
     _check_together(args)
     if args.output is not None:
@@ -125,8 +122,6 @@ def main(args: argparse.Namespace) -> int:
     check_width(args.width)
     if args.interactive:
         check_terminal()
-    if args.png is not None:
-        check_pillow()
     limits = [parse_limit(text) for text in args.fail_if or ()]
     changes = [parse_change(text) for text in args.what_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
@@ -157,7 +152,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 _TABLES = ("ops", "stragglers", "critical_path")
-_PICTURES = ("html", "svg", "png")
+_PICTURES = ("html", "svg")
 _EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
     "output": (
         (
@@ -279,10 +274,9 @@ def _written(
     from . import show
 
     kept_all = args.html is None or show.write_html(timeline, verdict, args.html, step=step, ranks=ranks)
-    if args.svg is None and args.png is None:
+    if args.svg is None:
         return kept_all
-    view = show.view(args, timeline, step, ranks)
-    return show.write_pictures(view, svg_path=args.svg, png_path=args.png) and kept_all
+    return show.write_svg(show.view(args, timeline, step, ranks), args.svg) and kept_all
 
 
 def _merge(files: Sequence[str], path: str) -> bool:

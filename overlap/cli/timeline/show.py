@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.text import Text
 
 from ...timeline.draw.page import page
-from ...timeline.draw.picture import png, scene_of, svg
+from ...timeline.draw.picture import svg
 from ...timeline.draw.view import MIN_WIDTH, TimelineView
 from ...timeline.measure.critical_path import critical_path
 from ...timeline.measure.operations import operations
@@ -19,7 +18,7 @@ from ...timeline.replay.prediction import Prediction
 from ...timeline.spans import Timeline
 from ...units import wrapped
 from ..console import Console
-from ..output import kept, written
+from ..output import written
 from .report import wires
 from .tables import (
     advice_text,
@@ -125,17 +124,6 @@ def write_html(timeline: Timeline, of: Verdict, path: str, *, step: int | None, 
     return written(page(timeline, str(of), step=step, ranks=ranks), path, option="--html")
 
 
-def write_pictures(shown: TimelineView, *, svg_path: str | None, png_path: str | None) -> bool:
-    """Write the picture as SVG and as PNG, if requested; return False if either could not be written.
-
-    Raises:
-        UsageError: Pillow is needed and not installed.
-    """
-    if svg_path is None and png_path is None:
-        return True
-    scene = scene_of(shown)
-    told = svg_path is None or written(svg(scene), svg_path, option="--svg")
-    if png_path is None:
-        return told
-    data = png(scene)
-    return kept(lambda: Path(png_path).write_bytes(data), png_path, option="--png") and told
+def write_svg(view: TimelineView, path: str) -> bool:
+    """Write the picture as SVG; return False if it could not be written."""
+    return written(svg(view), path, option="--svg")

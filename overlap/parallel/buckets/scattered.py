@@ -21,9 +21,6 @@ from .plan import BucketPlan, Slot
 if TYPE_CHECKING:
     from ..tree import Array
 
-_IN_FLIGHT = 8
-"""Operations of a stream at once: the library's own default."""
-
 
 class Gauge:
     """Counts bytes that are in memory now, and at most so far; any thread may add."""
@@ -110,8 +107,8 @@ class Scattered(Bucket):
         self._counts = None if len(set(counts)) == 1 else counts
         self._collects = False  # whether `grad` holds a mean that has not been in an update
         self._views = None if self.whole is None else self._read_only(self.whole)
-        self._scatters = rank.stream(f"scatters of {group.name}", window=_IN_FLIGHT)
-        self._gathers = rank.stream(f"gathers of {group.name}", window=_IN_FLIGHT)
+        self._scatters = rank.stream(f"scatters of {group.name}")
+        self._gathers = rank.stream(f"gathers of {group.name}")
 
     # -- operations ------------------------------------------------------------------------------------------------
 

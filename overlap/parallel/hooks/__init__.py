@@ -12,20 +12,12 @@ hook               bytes sent      collectives, one after other  loss of the mea
 =================  ==============  ============================  ===============================================
 bfloat16           1/2             1 (2 if stochastic)           all but 8 bits, to nearest or unbiased
 float16            1/2             2, the first of 4 bytes       all but 11 bits, and values below 2^-29 of the top
-float8             1/4             3, the first of 4 bytes       all but 4 bits, and values below 2^-17 of the top
-top_k              2 * density *   1                             nothing in the end: the rest is kept for
-                   (ranks - 1)                                   later steps
-power_sgd          rank (n + m)    2                             nothing in the end, likewise
-                   / (n m)
 =================  ==============  ============================  ===============================================
 
 Bytes are relative to an all-reduce of float32. Computes of hooks run on a compute stream of their own, `hooks`, beside
-the backward pass.
+the backward pass. Hooks of users: `examples/hooks` has float8, top-k and PowerSGD.
 """
 
-from .float8 import float8
 from .half import bfloat16, float16
-from .power_sgd import power_sgd
-from .top_k import top_k
 
-__all__ = ["bfloat16", "float8", "float16", "power_sgd", "top_k"]
+__all__ = ["bfloat16", "float16"]

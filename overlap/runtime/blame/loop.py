@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import dropwhile, groupby, takewhile
-from pathlib import Path
 from time import perf_counter_ns
 from types import CodeType
 from typing import TypeAlias
@@ -29,6 +28,7 @@ import trio
 from trio.lowlevel import Task
 
 from ...diagnostics import is_ours, program_point
+from ...kernel_facts import queued_ns
 from ...threads import frames_of, start_thread, without_collector
 from ...timeline.recording import call_site
 from ..future import Future
@@ -260,19 +260,6 @@ class LoopWatch:
         if now_ns - self._looked_ns >= 0.9e9 * self._look_s:
             self._looked_ns = now_ns
             self._look()
-
-
-def queued_ns(thread: int) -> int:
-    """Return how long a thread of this process has waited for a processor, though it could run; 0 if nobody counts.
-
-    Linux does: Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
-
-    Args:
-        thread: As the kernel numbers it.
-    """
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
-    return 0
 
 
 def processor_ns(thread: int) -> int:

@@ -1,1 +1,1 @@
-"""Drawings of a timeline: lanes of characters for the terminal, SVG and PNG pictures, and an HTML page."""
+"""Drawings of a timeline: lanes of characters for the terminal, SVG pictures, and an HTML page."""

@@ -105,14 +105,6 @@ def _label(run: str, rank: int | None) -> str:
     return run
 
 
-def painted(cover: Coverage, window: Interval, units: int) -> tuple[bytes, bytes]:
-    """Return a byte for each unit of both lanes.
-
-    1 where the event loop was kept, 2 where there is compute; 1 hidden, 2 waiting, 3 bytes on the wire.
-    """
-    return _paint(window, units, cover.kept, cover.compute), _paint(window, units, *_layers(cover))
-
-
 def block_row(cover: Coverage, window: Interval, cells: int, *, color: bool) -> list[Piece]:
     """Draw one row of half blocks: compute above, communication below."""
     table = _ROW_COLOR if color else _ROW_PLAIN

@@ -140,15 +140,6 @@ class TimelineView:
             *_lines(said),
         ]
 
-    def rows(self, *, height: int | None = None) -> tuple[str, Sequence[tuple[str, Coverage, Waits]]]:
-        """Return the title, and of each row its label, its intervals, and the ranks that are waited for.
-
-        `height` bounds the number of rows as for `lines`.
-        """
-        folds = self._folded(height, 0)
-        drawn = [(one.label, self._covers[one.drawn], self._waits.get(one.drawn, NO_WAITS)) for one in folds]
-        return f"{self._title}{_note(folds)}", drawn
-
     def _folded(self, height: int | None, said: int) -> list[Fold]:
         """Return the rows to draw."""
         blamed_ns = {rank: ns for rank, _, ns in self.verdict.blamed() if rank is not None}

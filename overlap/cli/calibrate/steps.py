@@ -1,0 +1,75 @@
+"""`overlap calibrate --published steps`: predictions of training steps beside published ones."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from ...errors import UsageError
+from ...planning.validation import Judged, judge, published, record
+from ...units import columns, format_s, wrapped
+from ..output import as_json
+
+SCHEMA_VERSION = 1
+
+
+def show_steps(args: argparse.Namespace) -> int:
+    """Print the comparison, and return the exit code.
+
+    Raises:
+        UsageError: If nothing is published of the machine.
+    """
+    rows = [row for row in published() if args.machine in (None, row.cluster.machine.name)]
+    if not rows:
+        known = sorted({row.cluster.machine.name for row in published()})
+        raise UsageError(f"no step is published of {args.machine!r}; known are {', '.join(known)}")
+    judged = judge(rows)
+    if args.record:
+        print(f"wrote {record(judged).name}")
+    if args.json:
+        print(as_json({"steps": [_described(row) for row in judged]}, version=SCHEMA_VERSION), end="")
+    else:
+        print("\n".join(_page(judged)))
+    return 0
+
+
+def _page(judged: Sequence[Judged]) -> Iterator[str]:
+    heads = ("published step", "class", "measured", "predicted", "error", "left out", "fits")
+    yield from columns(heads, [_row(row) for row in judged], width=120, words=[0, 1])
+    yield ""
+    for row in judged:
+        if row.of.noted:
+            yield from wrapped(f"{row.of.id}: {row.of.noted}", rest="  ")
+    yield ""
+    classes = {of: [row for row in judged if row.of.of == of] for of in dict.fromkeys(row.of.of for row in judged)}
+    totals = ("class", "rows", "median", "worst", "left out: median", "worst")
+    yield from columns(totals, [_figures(*one) for one in (*classes.items(), ("all", judged))], width=120, words=[0])
+    yield ""
+    yield from wrapped("left out: each step predicted with the share `sustained` fitted to all others.", rest="  ")
+
+
+def _row(row: Judged) -> tuple[str, ...]:
+    fits = {True: "yes", False: "NO", None: "unknown"}[row.fits]
+    measured, predicted = format_s(row.of.measured_s), format_s(row.predicted_s)
+    return row.of.id, row.of.of, measured, predicted, f"{row.error:+.1%}", f"{row.unseen:+.1%}", fits
+
+
+def _figures(of: str, rows: Sequence[Judged]) -> tuple[str, ...]:
+    errors = [abs(row.error) for row in rows], [abs(row.unseen) for row in rows]
+    return of, str(len(rows)), *(f"{figure(sizes):.1%}" for sizes in errors for figure in (median, max))
+
+
+def _described(row: Judged) -> dict[str, object]:
+    return {
+        "id": row.of.id,
+        "source": row.of.source,
+        "class": row.of.of,
+        "noted": row.of.noted,
+        "measured_s": row.of.measured_s,
+        "predicted_s": row.predicted_s,
+        "left_out_s": row.left_out_s,
+        "error": row.error,
+        "left_out_error": row.unseen,
+        "fits": row.fits,
+    }
