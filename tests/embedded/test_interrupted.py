@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from transports.shared_memory.ring import InRing
 
 import overlap
 from transports.shared_memory.engine import BUILT
-from transports.shared_memory.ring import InRing
 
 from .connecting import TIMEOUT_S, MemoryStore
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transports.shared_memory.slots import SLOTS, Places
 
 import overlap
 from overlap.processes import control_plane
 from overlap.runtime.handover import Handover, Looking
 from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.peer_memory import Word
-from transports.shared_memory.slots import SLOTS, Places
 
 from .connecting import TIMEOUT_S, connected
 

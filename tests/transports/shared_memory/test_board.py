@@ -12,12 +12,12 @@ from unittest.mock import Mock
 
 import pytest
 import trio
+from transports.shared_memory.waiting import Waiting, fence, let_threads_run, looking
 from trio.testing import wait_all_tasks_blocked
 
 from transports.common import Board
 from transports.shared_memory import waiting
 from transports.shared_memory.peer_memory import WORDS, Word
-from transports.shared_memory.waiting import Waiting, fence, let_threads_run, looking
 
 from ..efa.processes import TIMEOUT_S, opened, run
 from .processes import Host

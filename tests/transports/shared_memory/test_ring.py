@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transports.shared_memory.ring import RING_BYTES, InRing, OutRing
 
 from transports.matching import ProtocolError
 from transports.shared_memory import ring
-from transports.shared_memory.ring import RING_BYTES, InRing, OutRing
 
 # The last words of the head of a ring, and the first of its packets.
 _WRITTEN, _READ, _FIRST_LENGTH = 0, 8, 32

@@ -39,8 +39,8 @@ static PyObject *Engine_wait(Engine *engine, PyObject *const *args, Py_ssize_t c
             wait_for(engine, end, limit_ns, look_ns);
             Py_END_ALLOW_THREADS
         }
-        if (Py_TYPE(end) == Run_type && atomic_load(&end->state) != PENDING)
-            forget_ended(engine, (Run *)end);
+        if (end->owner != NULL && atomic_load(&end->state) != PENDING)
+            forget_ended(engine, end);
         release_ended(engine);
     }
     return PyLong_FromLong(atomic_load(&end->state));
@@ -78,6 +78,7 @@ static void Engine_dealloc(Engine *engine)
         release_ended(engine);
         release_messages(engine);
         release_runs(engine);
+        release_over(engine);
         for (int i = 0; i < engine->held; i++)
             PyBuffer_Release(&engine->buffers[i]);
         PyMem_Free(engine->buffers);
@@ -155,9 +156,13 @@ static PyObject *Engine_new(PyTypeObject *type, PyObject *args, PyObject *names)
 }
 
 static PyMethodDef Engine_methods[] = {
-    {"send", (PyCFunction)(void (*)(void))Engine_send, METH_FASTCALL, "send(peer, tag, call, site, address, nbytes, keeps)"},
+    {"send", (PyCFunction)(void (*)(void))Engine_send, METH_FASTCALL,
+     "send(peer, tag, call, site, address, nbytes, keeps[, lane, priority, owner])"},
     {"receive", (PyCFunction)(void (*)(void))Engine_receive, METH_FASTCALL,
-     "receive(peer, tag, call, address, nbytes, keeps)"},
+     "receive(peer, tag, call, address, nbytes, keeps[, lane, owner])"},
+    {"note", (PyCFunction)(void (*)(void))Engine_note, METH_FASTCALL, "note(peer, word, word, word)"},
+    {"probe", (PyCFunction)Engine_probe, METH_O, "probe(on)"},
+    {"announced", (PyCFunction)Engine_announced, METH_O, "announced(rank)"},
     {"wait", (PyCFunction)(void (*)(void))Engine_wait, METH_FASTCALL, "wait(end, seconds[, look_s])"},
     {"withdraw", (PyCFunction)Engine_withdraw, METH_O, "withdraw(op)"},
     {"lose", (PyCFunction)Engine_lose, METH_O, "lose(peer)"},

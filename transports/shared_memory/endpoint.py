@@ -1,0 +1,110 @@
+"""The endpoint of a rank whose messages to other processes of the host the engine carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from transports.base import Envelope, check_choices
+from transports.blocking import StartingEndpoint
+from transports.buffers import Buffer, as_bytes
+from transports.matching import any_of
+from transports.patience import Patience
+from transports.starter import Call, Starter
+
+if TYPE_CHECKING:
+    from transports.shared_memory.transport import SharedMemory
+
+
+class MemoryEndpoint(StartingEndpoint):
+    """The end of one rank.
+
+    Args:
+        transport: Of its process.
+        rank: The rank.
+    """
+
+    def __init__(self, transport: SharedMemory, rank: int) -> None:
+        self.rank = rank
+        self._transport = transport
+
+    def starter(self, peer: int) -> Starter:
+        """Return itself, for a rank that it reaches."""
+        self._transport.link((self.rank, peer, 0), peer)
+        return self
+
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
+    ) -> Call | None:
+        """Write the message into the ring as far as there is room; the engine writes the rest."""
+        view, lane = as_bytes(data), (self.rank, dst, tag)
+        return self._transport.link(lane, dst).begin_send(lane, view, priority, done)
+
+    def begin_recv(
+        self,
+        src: int,
+        tag: int,
+        out: Buffer | None,
+        nbytes: int,
+        *,
+        done: Callable[[Call], None],
+        consume: Callable[[int, memoryview], None] | None = None,
+    ) -> Call:
+        """Let the engine receive."""
+        view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
+        return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done)
+
+    @property
+    def patience(self) -> Patience | None:
+        """How long to catch up repeatedly before sleeping."""
+        return self._transport.patience
+
+    @property
+    def within_host(self) -> bool:
+        """Whether messages go through memory of this host: they do."""
+        return True
+
+    def takes_threads(self, peer: int) -> bool:
+        """Whether a thread that has the event loop's place may begin messages with a peer."""
+        transport = self._transport
+        home = transport.home.get(peer)
+        return home is not None and transport.state is None and transport.links[home].gone is None
+
+    def catch_up(self, peer: int) -> bool:
+        """Take in what the engine has moved."""
+        transport = self._transport
+        if transport.state is not None or peer not in transport.home:
+            raise transport.refusal((self.rank, peer, 0), peer)
+        return transport.take_in()
+
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        """Return the message of the choices that has come first."""
+        check_choices(choices)
+        lanes = [(src, self.rank, tag) for src, tag in choices]
+        for lane in lanes:
+            self._transport.link(lane, lane[0])
+        return self._transport.first_announced(self.rank, {any_of(lane, free_bits) for lane in lanes}, free_bits)
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        """Wait until the engine has a message of the choices."""
+        transport, changed = self._transport, trio.Event()
+        check_choices(choices)
+        lanes = [(src, self.rank, tag) for src, tag in choices]
+        for lane in lanes:
+            transport.link(lane, lane[0])
+        await trio.lowlevel.checkpoint()
+
+        def look() -> None:
+            changed.set()
+
+        with transport.probing(look):
+            while (found := self.announced(choices, free_bits=free_bits)) is None:
+                for lane in lanes:
+                    link = transport.link(lane, lane[0])
+                    if link.gone is not None:
+                        raise link.loss(lane)
+                await changed.wait()
+                changed = trio.Event()
+        return found
