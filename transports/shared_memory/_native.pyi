@@ -5,6 +5,7 @@ _Way = tuple[memoryview, memoryview, memoryview] | tuple[memoryview, memoryview,
 class Op:
     state: int
     met: bool
+    queued: bool
     source: int
     call: tuple[int, int]
     site: bytes

@@ -42,6 +42,9 @@ RING_BYTES = 1 << 20
 # States of one end of a message or a collective, as native/engine.h numbers them.
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED = range(9)
 
+# How often the loop asks for more before other tasks may run.
+_TURNS = 16
+
 # Before the end of a segment, each in a cache line of its own.
 _BELLS_AT, _ALLOWED_AT, _LINE_BYTES = -512, -448, 64
 
@@ -103,12 +106,19 @@ class EngineDoor(trio.abc.Instrument):
 
     def take_in(self) -> bool:
         """Take in what has ended and what has come; return whether there was anything. The loop's thread only."""
-        owners, notes = self._engine.take_ended()
-        for owner in owners:
-            cast("Owner", owner).on_end()
-        for note in notes:
-            self._on_note(*note)
-        return bool(owners or notes)
+        came = False
+        for _ in range(_TURNS):  # what ends while others are told comes after them
+            owners, notes = self._engine.take_ended()
+            if not owners and not notes:
+                return came
+            came = True
+            for owner in owners:
+                cast("Owner", owner).on_end()
+            for note in notes:
+                self._on_note(*note)
+        with suppress(BlockingIOError):
+            os.eventfd_write(self._bell, 1)
+        return came
 
     @contextmanager
     def probing(self, look: Callable[[], None]) -> Iterator[None]:

@@ -89,7 +89,8 @@ class MemoryCall(Call):
         """Take the call back, unless its other end has met it."""
         if not self.ended:
             self.link.engine.withdraw(self.op)
-            self.settle()
+            if self.op.state == WITHDRAWN:  # any other end is reported by the engine
+                self.settle()
 
     def look(self) -> bool:
         """Wait for a moment, if that has helped lately."""
@@ -209,8 +210,7 @@ class MemoryLink(Link):
         src, dst, tag = lane
         call = MemoryCall(self, lane, view.nbytes, done, receives=False)
         call.op = self.engine.send(self.member, tag, 0, b"", None, view.nbytes, view, src << 32 | dst, priority, call)
-        if call.op.state == DONE:
-            call.ended = True  # the engine may still say so
+        if call.op.state == DONE and not call.op.queued:
             self.count += 1
             return None
         return self._begun(call)
@@ -232,7 +232,7 @@ class MemoryLink(Link):
             self.engine.note(self.member, key, rank, told)
 
     def _begun(self, call: MemoryCall) -> MemoryCall:
-        if call.op.state == PENDING:
+        if call.op.state == PENDING or call.op.queued:
             self.calls[call] = None
         else:
             call.settle()

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 import trio
 
-from transports.base import Endpoint, Envelope, Statistics
-from transports.buffers import BounceBuffers
 from transports.common import Board
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportError
 from transports.identity import Identity
-from transports.linked import LinkedTransport
-from transports.matching import Lane, any_of
 from transports.meeting import Meeting
 from transports.patience import Patience, usable
 from transports.shared_memory import engine as native
 from transports.shared_memory.board import Boards
-from transports.shared_memory.endpoint import MemoryEndpoint
 from transports.shared_memory.engine import EngineDoor, Post, allows_mail, bells
 from transports.shared_memory.joining import Joining, reserved
 from transports.shared_memory.memory_link import GOODBYE, MemoryLink, Peer
+from transports.shared_memory.messages import MemoryMessages
 from transports.shared_memory.segment import Heap, Segment
 
 # The end of a segment, with the words through which its process is woken.
@@ -39,7 +34,7 @@ _LOOK_S = 300e-6
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
-class SharedMemory(LinkedTransport[MemoryLink]):
+class SharedMemory(MemoryMessages):
     """Joins the ranks of this process to those of other processes of this host, through memory.
 
     The engine carries them: a ring of memory leads from each process to each other. Messages that come before their
@@ -67,8 +62,6 @@ class SharedMemory(LinkedTransport[MemoryLink]):
 
     Attributes:
         exchange: As passed.
-        memory: For messages that are lent.
-        patience: How long a task waits for a message before it sleeps.
         links: The ways to the other processes of this host, by index.
 
     Raises:
@@ -93,7 +86,6 @@ class SharedMemory(LinkedTransport[MemoryLink]):
         report: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(member, placement)
-        self.memory: BounceBuffers = BounceBuffers()
         if limit_bytes is not None and limit_bytes < 0:
             raise ArgumentError(f"limit_bytes is {limit_bytes}; name 0 bytes or more")
         self.exchange = exchange
@@ -106,10 +98,7 @@ class SharedMemory(LinkedTransport[MemoryLink]):
         self._joining = Joining(meeting, limit_bytes=limit_bytes, reads=reads, mails=mails)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
-        self._engine: native.Engine | None = None
         self._post: Post | None = None
-        self._door: EngineDoor | None = None
-        self.patience: Patience = Patience(0.0)
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
         """Return the board of some ranks, if each lives here or in a process that shares memory with this one."""
@@ -146,8 +135,8 @@ class SharedMemory(LinkedTransport[MemoryLink]):
 
     def release(self) -> None:
         """Close the descriptors that wake processes, and the mailbox."""
-        if self._engine is not None:
-            self._engine.close()
+        if self.engine is not None:
+            self.engine.close()
         for peer in self._peers.values():
             os.close(peer.bell)
         self._joining.close()
@@ -160,15 +149,15 @@ class SharedMemory(LinkedTransport[MemoryLink]):
         pids = [peer.pid for peer in self._peers.values()]
         look_s, yields = looking(pids, len(usable()))
         most, bell = max(1, len(usable()) // (1 + len(pids))), self._joining.bell
-        self._engine = engine = native.Engine(bells(segment.view), ways, look_s, bell, most, yields)
-        self._door = EngineDoor(engine, bell, self._on_note)
+        self.engine = engine = native.Engine(bells(segment.view), ways, look_s, bell, most, yields)
+        self.door = EngineDoor(engine, bell, self._on_note)
         self.patience = Patience(look_s)
         heap = Heap(reserved(len(self.placement)), segment.nbytes - _LAST_BYTES)
         self._boards = Boards(segment, heap, engine, look_s)
         for other, peer in sorted(self._peers.items()):
             link = MemoryLink(other, self.placement[other], self.memory, peer, engine, self.patience, self._report)
             self.links[other] = link
-            link.on_loss, link.take_in = partial(self._lost, other), self._door.take_in
+            link.on_loss, link.take_in = partial(self._lost, other), self.door.take_in
         self._post = self._make_post(engine, segment)
 
     def _make_post(self, engine: native.Engine, segment: Segment) -> Post | None:
@@ -189,46 +178,8 @@ class SharedMemory(LinkedTransport[MemoryLink]):
     def _lost(self, member: int) -> None:
         if self._boards is not None:
             self._boards.lose(member, str(self.links[member].gone))
-        if self._door is not None:
-            self._door.look_again()
-
-    # -- messages -----------------------------------------------------------------------------------------------------
-
-    def make_endpoint(self, rank: int) -> Endpoint:
-        """Return the endpoint of a rank."""
-        return MemoryEndpoint(self, rank)
-
-    def take_in(self) -> bool:
-        """Take in what the engine has moved; return whether there was anything. The loop's thread only."""
-        return self._door is not None and self._door.take_in()
-
-    def probing(self, look: Callable[[], None]) -> AbstractContextManager[None]:
-        """Let `look` be called whenever messages may have come that no receive waits for."""
-        assert self._door is not None, "it is open"
-        return self._door.probing(look)
-
-    def first_announced(self, rank: int, wanted: Collection[Lane], free_bits: int) -> Envelope | None:
-        """Return the message for a rank that has come first, of those that no receive has met.
-
-        Args:
-            rank: The rank, which lives here.
-            wanted: The lanes that count, as `any_of` names them.
-            free_bits: How many of the low bits of a tag do not count.
-        """
-        assert self._engine is not None, "it is open"
-        for _, _, lane, tag, nbytes in sorted(self._engine.announced(rank)):
-            src = lane >> 32
-            if any_of((src, rank, tag), free_bits) in wanted:
-                return Envelope(src=src, dst=rank, tag=tag, nbytes=nbytes)
-        return None
-
-    def statistics(self) -> Statistics:
-        """Return what local ranks wait for: sends that nobody has accepted, receives that nothing has met."""
-        calls = [call for link in self.links.values() for call in link.calls if not call.op.met]
-        return Statistics(
-            unmatched_sends=tuple(call.envelope for call in calls if not call.receives),
-            unmatched_receives=tuple(call.envelope for call in calls if call.receives),
-        )
+        if self.door is not None:
+            self.door.look_again()
 
     def _tell_refused(self) -> None:
         if self._joining.unshared:
@@ -245,8 +196,8 @@ class SharedMemory(LinkedTransport[MemoryLink]):
         async with trio.open_nursery() as nursery:
             for link in self.links.values():
                 nursery.start_soon(link.run)
-            if self._door is not None:
-                nursery.start_soon(self._door.run)
+            if self.door is not None:
+                nursery.start_soon(self.door.run)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up ranks of other processes that are known to be gone."""

@@ -15,8 +15,10 @@ void begin_end(Engine *engine, End *end)
 
 void finish(Engine *engine, End *end, int state)
 {
+    int at_once = end->submitting == SUBMITTING || (end->submitting && engine->first_over == NULL && !engine->delivering);
     engine->pending--;
     engine->heavy -= end->heavy;
+    end->queued = end->owner != NULL && !at_once;
     atomic_store(&end->state, state);
     if (end->owner == NULL) {
         End *first = atomic_load(&engine->ended);
@@ -26,7 +28,7 @@ void finish(Engine *engine, End *end, int state)
         return;
     }
     engine->owned--;
-    if (end->submitting) {
+    if (at_once) {
         end->submitting = ENDED_AT_ONCE;
         return;
     }
@@ -80,7 +82,8 @@ static int append_note(PyObject *list, const Note *note)
     return failed;
 }
 
-/* Return the owners of what has ended and no thread has waited for, and what peers have noted: each in its order. */
+/* Return the owners of what has ended and no thread has waited for, and what peers have noted: each in its order. Until
+   it returns no owner, those of the last call are being told: what ends in order meanwhile is for the next call. */
 PyObject *Engine_take_ended(Engine *engine, PyObject *unused)
 {
     End *ended = NULL;
@@ -99,7 +102,7 @@ PyObject *Engine_take_ended(Engine *engine, PyObject *unused)
         engine->taking = 0;
         ended = engine->first_over, notes = engine->first_note;
         engine->first_over = engine->last_over = NULL, engine->first_note = engine->last_note = NULL;
-        engine->notes = 0;
+        engine->notes = 0, engine->delivering = ended != NULL;
         unlock(engine);
         Py_END_ALLOW_THREADS
     }

@@ -91,13 +91,15 @@ typedef struct End { /* one rank's end of a message or of a collective */
     PyObject_HEAD
     struct End *next_ended, *next_over;
     PyObject *owner; /* hears of the end on the event loop's thread; NULL: nobody does */
-    int submitting;  /* SUBMITTING: the call that began it has not returned; it may be ENDED_AT_ONCE */
+    int submitting;  /* how far the call is that began it */
+    int queued;      /* whether its owner will hear of its end, unless a thread waits for it */
     int heavy;       /* whether moving its bytes may take longer than waking a thread */
     _Atomic int state;
     _Atomic int waited; /* threads that wait for it here */
 } End;
 
-enum { SUBMITTING = 1, ENDED_AT_ONCE };
+/* The call that began an end has not returned, and sees its end, or sees it unless others are still to be heard of. */
+enum { SUBMITTING = 1, SUBMITTING_IN_ORDER, ENDED_AT_ONCE };
 
 typedef struct Op { /* of a message */
     End end;
@@ -175,7 +177,7 @@ typedef struct {
     _Atomic(End *) ended; /* to be released by a thread that holds Python's lock */
     End *first_over, *last_over; /* ended, and not yet taken by Python */
     Note *first_note, *last_note; /* likewise */
-    int notes, taking; /* taking: the event loop is about to take both */
+    int notes, taking, delivering; /* taking: the event loop is about to take both; delivering: it tells owners */
     int probing; /* whether somebody wants to know of messages that no receive waits for */
     uint64_t turns; /* messages that have come before their receives */
     long owned; /* ends under way that have an owner */

@@ -557,6 +557,7 @@ static PyGetSetDef Op_fields[] = {{"state", (getter)Op_state},
 
 static PyMemberDef Op_members[] = {{"source", T_INT, offsetof(Op, source), READONLY},
                                    {"met", T_INT, offsetof(Op, met), READONLY},
+                                   {"queued", T_INT, offsetof(Op, end.queued), READONLY},
                                    {NULL}};
 
 static PyType_Slot Op_slots[] = {
@@ -588,10 +589,10 @@ static Op *new_op(Engine *engine, int peer, uint64_t tag, uint32_t call, unsigne
 }
 
 /* Give an op its owner, if there is one. */
-static void own(Op *op, PyObject *owner)
+static void own(Op *op, PyObject *owner, int submitting)
 {
     op->end.owner = Py_NewRef(owner);
-    op->end.submitting = SUBMITTING;
+    op->end.submitting = submitting;
     op->end.heavy = op->wanted > PIECE_BYTES;
 }
 
@@ -671,7 +672,7 @@ PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count)
     memcpy(op->head.site, site, length < SITE_BYTES ? length : SITE_BYTES);
     op->head.lane = lane, op->priority = priority;
     if (count == 10)
-        own(op, args[9]);
+        own(op, args[9], SUBMITTING);
     int at_once;
     Py_INCREF(op); /* as long as it is pending */
     Py_BEGIN_ALLOW_THREADS
@@ -697,7 +698,7 @@ PyObject *Engine_note(Engine *engine, PyObject *const *args, Py_ssize_t count)
     op->control = NOTE, op->priority = LONG_MIN;
     op->head.lane = words[1], op->head.nbytes = words[2];
     if (count == 5)
-        own(op, args[4]);
+        own(op, args[4], SUBMITTING);
     int at_once;
     Py_INCREF(op);
     Py_BEGIN_ALLOW_THREADS
@@ -771,7 +772,7 @@ PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count
         return NULL;
     op->head.lane = lane;
     if (count == 8)
-        own(op, args[7]);
+        own(op, args[7], SUBMITTING_IN_ORDER);
     int at_once;
     Py_INCREF(op);
     Py_BEGIN_ALLOW_THREADS

@@ -1,21 +1,81 @@
-"""The endpoint of a rank whose messages to other processes of the host the engine carries."""
+"""Messages of the ranks of this process with those of others of its host, which the engine matches and moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 
 import trio
 
-from transports.base import Envelope, check_choices
+from transports.base import Endpoint, Envelope, Statistics, check_choices
 from transports.blocking import StartingEndpoint
-from transports.buffers import Buffer, as_bytes
-from transports.matching import any_of
+from transports.buffers import BounceBuffers, Buffer, as_bytes
+from transports.linked import LinkedTransport
+from transports.matching import Lane, any_of
 from transports.patience import Patience
+from transports.shared_memory.engine import Engine, EngineDoor
+from transports.shared_memory.memory_link import MemoryLink
 from transports.starter import Call, Starter
 
-if TYPE_CHECKING:
-    from transports.shared_memory.transport import SharedMemory
+
+class MemoryMessages(LinkedTransport[MemoryLink]):
+    """The part of a transport that carries messages; subclasses join the other processes, and make the engine.
+
+    Args:
+        member: Index of this process.
+        placement: The ranks of each process, by index.
+
+    Attributes:
+        memory: For messages that are lent.
+        patience: How long a task waits for a message before it sleeps.
+        engine: Of this process; None until others have been joined.
+        door: The way from it to the event loop.
+    """
+
+    engine: Engine | None
+    door: EngineDoor | None
+
+    def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
+        super().__init__(member, placement)
+        self.engine = self.door = None
+        self.memory: BounceBuffers = BounceBuffers()
+        self.patience: Patience = Patience(0.0)
+
+    def make_endpoint(self, rank: int) -> Endpoint:
+        """Return the endpoint of a rank."""
+        return MemoryEndpoint(self, rank)
+
+    def take_in(self) -> bool:
+        """Take in what the engine has moved; return whether there was anything. The loop's thread only."""
+        return self.door is not None and self.door.take_in()
+
+    def probing(self, look: Callable[[], None]) -> AbstractContextManager[None]:
+        """Let `look` be called whenever messages may have come that no receive waits for."""
+        assert self.door is not None, "it is open"
+        return self.door.probing(look)
+
+    def first_announced(self, rank: int, wanted: Collection[Lane], free_bits: int) -> Envelope | None:
+        """Return the message for a rank that has come first, of those that no receive has met.
+
+        Args:
+            rank: The rank, which lives here.
+            wanted: The lanes that count, as `any_of` names them.
+            free_bits: How many of the low bits of a tag do not count.
+        """
+        assert self.engine is not None, "it is open"
+        for _, _, lane, tag, nbytes in sorted(self.engine.announced(rank)):
+            src = lane >> 32
+            if any_of((src, rank, tag), free_bits) in wanted:
+                return Envelope(src=src, dst=rank, tag=tag, nbytes=nbytes)
+        return None
+
+    def statistics(self) -> Statistics:
+        """Return what local ranks wait for: sends that nobody has accepted, receives that nothing has met."""
+        calls = [call for link in self.links.values() for call in link.calls if not call.op.met]
+        return Statistics(
+            unmatched_sends=tuple(call.envelope for call in calls if not call.receives),
+            unmatched_receives=tuple(call.envelope for call in calls if call.receives),
+        )
 
 
 class MemoryEndpoint(StartingEndpoint):
@@ -26,7 +86,7 @@ class MemoryEndpoint(StartingEndpoint):
         rank: The rank.
     """
 
-    def __init__(self, transport: SharedMemory, rank: int) -> None:
+    def __init__(self, transport: MemoryMessages, rank: int) -> None:
         self.rank = rank
         self._transport = transport
 
