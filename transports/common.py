@@ -69,6 +69,10 @@ class Board(ABC):
         """Wait for the end of a run without Python's lock, after a look; return its state. Any thread."""
 
     @abstractmethod
+    def forget(self, run: Run) -> None:
+        """Let the engine not tell the owner of a run, which knows of its end."""
+
+    @abstractmethod
     def cancel(self, run: Run) -> bool:
         """Give a run up; return whether nothing of its rank's is touched any more, else that is so when it ends."""
 

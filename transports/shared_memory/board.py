@@ -206,6 +206,9 @@ class _SharedBoard(Board):
     def wait(self, run: Run, seconds: float, look_s: float) -> int:
         return self._boards.engine.wait(run, seconds, look_s)
 
+    def forget(self, run: Run) -> None:
+        self._boards.engine.forget(run)
+
     def cancel(self, run: Run) -> bool:
         return self._boards.engine.cancel(run)
 

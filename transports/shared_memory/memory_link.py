@@ -58,11 +58,22 @@ class MemoryCall(Call):
         lane: Source, destination and tag.
         nbytes: Length of the message.
         done: Called once, with this.
+        receives: Whether it is a receive.
+        lent: The place of a receive without one.
+
+    Attributes:
+        op: The engine's end of it.
+        lane: As passed.
+        link: As passed.
+        receives: As passed.
     """
 
     __slots__ = ("_done", "_lent", "_nbytes", "ended", "error", "lane", "link", "op", "receives", "withdrawn")
 
     op: Op
+    link: MemoryLink
+    lane: Lane
+    receives: bool
 
     def __init__(
         self,
@@ -121,12 +132,16 @@ class MemoryCall(Call):
     def close(self) -> None:
         """End because this process leaves, if nothing has met it."""
         src, dst, tag = self.lane
-        if not self.ended and not self.op.met:
+        if self.ended:  # a thread was interrupted before it could say so
+            self.link.calls.pop(self, None)
+        elif not self.op.met:
             self.error = TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag)
             self.withdraw()
 
     def _end(self, state: int) -> None:
         self.ended = True
+        if self.op.queued:  # it was ended by a thread that waited
+            self.link.engine.forget(self.op)
         self.link.calls.pop(self, None)
         self.link.count += 1
         if state == WITHDRAWN:
@@ -180,6 +195,11 @@ class MemoryLink(Link):
         on_loss: Called once nothing more can be expected of it.
         take_in: Takes in what the engine has for the event loop.
     """
+
+    peer: Peer
+    memory: BounceBuffers
+    engine: Engine
+    patience: Patience
 
     def __init__(
         self,

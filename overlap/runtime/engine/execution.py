@@ -137,9 +137,11 @@ class Execution(UnderWay):
         """Withdraw the messages under way and wait until all have ended, because they use the caller's memory."""
         with trio.CancelScope(shield=True):
             await checkpoint()
-            for call in list(self._running.values()):
+            for step, call in list(self._running.items()):
                 if call is not None:
                     call.withdraw()
+                    if call.ended:  # also if a thread was interrupted before it could call back
+                        self._running.pop(step, None)
             while self._running:
                 self._sleeper = current_task()
                 await wait_task_rescheduled(_never)

@@ -279,10 +279,14 @@ class HostRun(Run):
         """Wait, in a thread that waits for the operation, without the interpreter; then end it in the loop's place."""
         if self._run is None:
             return
-        self._executor.board.wait(self._run, _EVER_S if longest_s is None else longest_s, self._executor.board.look_s)
-        if self._run.state != engine.PENDING and not handover.in_place(self._ended_in_place, False):
-            with suppress(RunFinishedError):  # nobody waits any more
-                handover.post(self.on_end)
+        board, settled = self._executor.board, False
+        try:
+            board.wait(self._run, _EVER_S if longest_s is None else longest_s, board.look_s)
+            settled = self._run.state == engine.PENDING or handover.in_place(self._ended_in_place, False)
+        finally:  # a handler of signals may raise anywhere
+            if not settled:
+                with suppress(RunFinishedError):  # nobody waits any more
+                    handover.post(self.on_end)
 
     def _ended_in_place(self) -> bool:
         if self.operation.heard or self._run is None or self._run.state != engine.DONE:
@@ -383,6 +387,8 @@ class HostRun(Run):
 
     def _close(self) -> None:
         self._over = True
+        if self._run is not None and self._run.queued:  # a thread has waited for it
+            self._executor.board.forget(self._run)
         self._memory = None
 
 

@@ -91,11 +91,16 @@ class Message(Execution, Withdraws):
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
         """Wait, in a thread that waits for the end, if the wire lets threads; then end it in the loop's place."""
         call = self._running.get(_ONLY)
-        if call is None or not call.wait(_EVER_S if longest_s is None else longest_s):
+        if call is None:
             return
-        if not handover.in_place(call.settle_in_thread, False):
-            with suppress(RunFinishedError):  # nobody waits any more
-                handover.post(call.settle)
+        settled = False
+        try:
+            came = call.wait(_EVER_S if longest_s is None else longest_s)
+            settled = not came or handover.in_place(call.settle_in_thread, False)
+        finally:  # a handler of signals may raise anywhere
+            if not settled:
+                with suppress(RunFinishedError):  # nobody waits any more
+                    handover.post(call.settle)
 
 
 def _nothing() -> None:

@@ -725,7 +725,10 @@ static PyObject *Run_state(Run *run, void *unused)
 
 static PyGetSetDef Run_fields[] = {{"state", (getter)Run_state}, {NULL}};
 static PyMemberDef Run_members[] = {
-    {"ended_ns", T_LONGLONG, offsetof(Run, ended_ns), READONLY}, {"home", T_ULONGLONG, offsetof(Run, home), READONLY}, {NULL}};
+    {"ended_ns", T_LONGLONG, offsetof(Run, ended_ns), READONLY},
+    {"home", T_ULONGLONG, offsetof(Run, home), READONLY},
+    {"queued", T_INT, offsetof(Run, end.queued), READONLY},
+    {NULL}};
 static PyType_Slot Run_slots[] = {
     {Py_tp_dealloc, Run_dealloc}, {Py_tp_getset, Run_fields}, {Py_tp_members, Run_members}, {0}};
 PyType_Spec Run_spec = {"transports.shared_memory._native.Run", sizeof(Run), sizeof(Given),

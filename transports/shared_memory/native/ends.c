@@ -1,7 +1,8 @@
 /* How messages and collectives end, and who hears of it.
 
-   An end without an owner is looked at by whoever has begun it. One with an owner is given to the event loop, which is
-   woken, unless a thread waits for it, or the call that began it is still under way: these see for themselves. */
+   An end without an owner is looked at by whoever has begun it. One with an owner is queued for the event loop, which is
+   woken unless a thread waits for it: that one sees for itself, and lets the queue forget it. If it was interrupted, the
+   loop comes to it before it sleeps again. What ends within the call that began it is not queued. */
 
 #include "engine.h"
 
@@ -107,7 +108,7 @@ PyObject *Engine_take_ended(Engine *engine, PyObject *unused)
         Py_END_ALLOW_THREADS
     }
     for (End *end = ended; end != NULL; end = ended) {
-        ended = end->next_over;
+        ended = end->next_over, end->queued = 0;
         if (PyList_Append(owners, end->owner) < 0)
             PyErr_WriteUnraisable(NULL);
         release_end(end);
@@ -121,10 +122,15 @@ PyObject *Engine_take_ended(Engine *engine, PyObject *unused)
     return Py_BuildValue("NN", owners, words);
 }
 
-/* Take an end that a thread of Python's knows of out of the list. */
-void forget_ended(Engine *engine, End *end)
+/* forget(op or run): its owner knows of its end. */
+PyObject *Engine_forget(Engine *engine, PyObject *given)
 {
+    if (Py_TYPE(given) != Op_type && Py_TYPE(given) != Run_type)
+        return PyErr_Format(PyExc_TypeError, "forget takes an Op or a Run");
+    End *end = (End *)given;
     int there = 0;
+    if (engine->pid != getpid())
+        Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS
     lock(engine);
     End *before = NULL, *at = engine->first_over;
@@ -135,9 +141,11 @@ void forget_ended(Engine *engine, End *end)
         *(before == NULL ? &engine->first_over : &before->next_over) = end->next_over;
         if (engine->last_over == end)
             engine->last_over = before;
+        end->queued = 0;
     }
     pthread_mutex_unlock(&engine->lock);
     Py_END_ALLOW_THREADS
     if (there)
         release_end(end);
+    Py_RETURN_NONE;
 }

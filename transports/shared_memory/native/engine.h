@@ -220,12 +220,12 @@ void wait_for(Engine *engine, End *end, int64_t limit_ns, int64_t look_ns);
 int start_spare(Engine *engine);
 void join_spare(Engine *engine);
 
-/* ends.c; the engine is locked, but for the last two */
+/* ends.c; the engine is locked, but for what Python calls */
 void begin_end(Engine *engine, End *end);
 void finish(Engine *engine, End *end, int state);
 int note_arrives(Engine *engine, int peer, const Head *head);
 void release_over(Engine *engine);
-void forget_ended(Engine *engine, End *end);
+PyObject *Engine_forget(Engine *engine, PyObject *given);
 PyObject *Engine_take_ended(Engine *engine, PyObject *unused);
 
 /* messages.c; the engine is locked */

@@ -39,8 +39,6 @@ static PyObject *Engine_wait(Engine *engine, PyObject *const *args, Py_ssize_t c
             wait_for(engine, end, limit_ns, look_ns);
             Py_END_ALLOW_THREADS
         }
-        if (end->owner != NULL && atomic_load(&end->state) != PENDING)
-            forget_ended(engine, end);
         release_ended(engine);
     }
     return PyLong_FromLong(atomic_load(&end->state));
@@ -53,6 +51,8 @@ static PyObject *Engine_loop(Engine *engine, PyObject *awake)
         pthread_mutex_lock(&engine->lock); /* short, and never while bytes are moved */
         engine->awake = awake == Py_True;
         engine->promised = 0; /* whoever promised to wait may have been interrupted */
+        if (awake == Py_False && engine->first_over != NULL && engine->door >= 0)
+            open_door(engine->door); /* nobody waits for it any more */
         unlock(engine);
     }
     Py_RETURN_NONE;
@@ -171,6 +171,7 @@ static PyMethodDef Engine_methods[] = {
      "submit(board, table, owner, number, tag, source, target, priority, home, how)"},
     {"loop", (PyCFunction)Engine_loop, METH_O, "loop(awake)"},
     {"cancel", (PyCFunction)Engine_cancel, METH_O, "cancel(run)"},
+    {"forget", (PyCFunction)Engine_forget, METH_O, "forget(end)"},
     {"take_ended", (PyCFunction)Engine_take_ended, METH_NOARGS, "take_ended()"},
     {"close", (PyCFunction)Engine_close, METH_NOARGS, "close()"},
     {NULL}};
