@@ -14,6 +14,7 @@ import pytest
 import overlap
 from overlap.processes import control_plane
 from overlap.runtime.handover import Handover
+from transports.shared_memory.engine import BUILT
 
 from .connecting import TIMEOUT_S, connected
 
@@ -199,6 +200,7 @@ def test_a_long_message_that_a_thread_has_accepted_is_read_though_it_waits_no_mo
     assert found[1] == [True] * ROUNDS
 
 
+@pytest.mark.skipif(not BUILT, reason="the engine was not compiled")
 def test_a_message_for_which_there_is_room_leaves_before_it_is_wanted() -> None:
     """The next one waits for its receiver, and comes in its turn."""
 
@@ -239,6 +241,7 @@ def test_a_thread_waits_on_for_a_message_that_another_thread_has_given_up_waitin
     assert connected(lambda world: sender(world) if world.rank.rank else receiver(world), 2)[0] == 7
 
 
+@pytest.mark.skipif(not BUILT, reason="the engine was not compiled")
 def test_a_short_message_wakes_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a peer and a size are known, a thread begins and ends its messages itself, if its loop sleeps."""
     asked: list[str] = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -27,11 +28,12 @@ from transports.shared_memory.engine import (
     NO_MEMORY,
     PENDING,
     WITHDRAWN,
-    Engine,
-    Op,
 )
 from transports.shared_memory.segment import Segment
 from transports.starter import Call
+
+if TYPE_CHECKING:
+    from transports.shared_memory.engine import Engine, Op
 
 #: Second word of the note by which a process says goodbye; in a note for a board it is a rank.
 GOODBYE = 1 << 32

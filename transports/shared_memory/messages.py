@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -13,9 +14,12 @@ from transports.buffers import BounceBuffers, Buffer, as_bytes
 from transports.linked import LinkedTransport
 from transports.matching import Lane, any_of
 from transports.patience import Patience
-from transports.shared_memory.engine import Engine, EngineDoor
+from transports.shared_memory.engine import EngineDoor
 from transports.shared_memory.memory_link import MemoryLink
 from transports.starter import Call, Starter
+
+if TYPE_CHECKING:
+    from transports.shared_memory.engine import Engine
 
 
 class MemoryMessages(LinkedTransport[MemoryLink]):

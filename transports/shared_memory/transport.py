@@ -189,7 +189,10 @@ class SharedMemory(MemoryMessages):
         missing = [i for i in range(len(self.placement)) if i != self.member and i not in self.links]
         if self._everybody and missing:
             who = ", ".join(map(str, missing))
-            raise TransportError(f"process {who} cannot be reached through the memory of this host; use sockets (efa)")
+            why = "" if native.BUILT else ", for which compiled code is missing (overlap doctor)"
+            raise TransportError(
+                f"process {who} cannot be reached through the memory of this host{why}; use sockets (efa)"
+            )
 
     async def run(self) -> None:
         """Run the links, and take in what the engine has whenever it rings."""
