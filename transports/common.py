@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Run, Table
@@ -17,66 +17,6 @@ if TYPE_CHECKING:
 OPERATIONS = 64
 #: Longest payload of a post, in bytes.
 PAYLOAD_BYTES = 4096
-
-
-class Watcher(Protocol):
-    """An operation that waits at a board until other ranks have come."""
-
-    @property
-    def others_came(self) -> bool:
-        """Whether the operation can go on, or never will; any thread may ask."""
-
-    def look(self) -> None:
-        """Go on with the operation, if the other ranks have come."""
-
-
-class Waits(ABC):
-    """The waiting of a process for others of its host: watchers look, sleep, and are rung awake."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def watch(self, watcher: Watcher) -> None:
-        """Add a watcher, which is called on the event loop whenever other ranks have come or a rank is lost."""
-
-    @abstractmethod
-    def unwatch(self, watcher: Watcher) -> None:
-        """Remove a watcher that `watch` added, if it is still there."""
-
-    @abstractmethod
-    def wait(self, watcher: Watcher) -> bool:
-        """Return whether a watcher can go on, looking shortly if that has helped lately; the loop's thread only."""
-
-    @abstractmethod
-    def rouse(self, watcher: Watcher) -> bool:
-        """Stop the wake-ups of this process, because a thread looks instead; False if others wait here, too.
-
-        Args:
-            watcher: The one that waits, which `watch` has added.
-        """
-
-    @abstractmethod
-    def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
-        """Return whether somebody can go on, after a look, and then a nap from which another process wakes.
-
-        In any thread, after `rouse`. It ends within a moment once nobody waits any more, or somebody else does.
-
-        Args:
-            watcher: The one that waits.
-            longest_s: Longest sleep, in seconds; None: no limit.
-        """
-
-    @abstractmethod
-    def doze(self) -> None:
-        """Allow wake-ups again; the caller must look at once."""
-
-    @abstractmethod
-    def alone(self, watcher: Watcher) -> bool:
-        """Whether nobody else waits here, and there is no message that nobody has taken in."""
-
-    @abstractmethod
-    def look(self) -> None:
-        """Take in messages, and call all watchers of this process; the loop's thread only."""
 
 
 class Board(ABC):
@@ -127,6 +67,10 @@ class Board(ABC):
     @abstractmethod
     def wait(self, run: Run, seconds: float, look_s: float) -> int:
         """Wait for the end of a run without Python's lock, after a look; return its state. Any thread."""
+
+    @abstractmethod
+    def forget(self, run: Run) -> None:
+        """Let the engine not tell the owner of a run, which knows of its end."""
 
     @abstractmethod
     def cancel(self, run: Run) -> bool:

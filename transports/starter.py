@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transports.buffers import Buffer, Delivery
-    from transports.common import Waits
     from transports.failures import TransportError
     from transports.patience import Patience
 
@@ -31,6 +30,27 @@ class Call(ABC):
     @abstractmethod
     def withdraw(self) -> None:
         """Take the call back, as a cancellation would; its callback is called all the same, at once or later."""
+
+    def look(self) -> bool:
+        """Wait for a moment, for a task that is about to sleep until the end; return False where a wire cannot.
+
+        The callback may be called meanwhile. The loop's thread only.
+        """
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        """Wait in a thread, without the interpreter, until no more bytes move; False if they may, or a wire cannot.
+
+        After True the thread calls `settle_in_thread` in the loop's place, or lets the loop call `settle`.
+        """
+        return False
+
+    def settle(self) -> None:  # noqa: B027 - most wires have no such end
+        """Note the end that a thread has waited for, and call the callback unless it has been called."""
+
+    def settle_in_thread(self) -> bool:
+        """Do likewise in a thread that has the loop's place; return whether that was possible."""
+        return False
 
     def delivery(self) -> Delivery:
         """Return the message of a receive without a place of its own; once."""
@@ -103,16 +123,12 @@ class Starter(ABC):
         return None
 
     @property
-    def waiting(self) -> Waits | None:
-        """The way to wait for the other processes of the host, which wake a sleeping thread; None: they cannot."""
-        return None
-
-    def takes_threads(self, peer: int) -> bool:
-        """Whether a thread that has the event loop's place may begin messages with a peer, and `catch_up`."""
+    def within_host(self) -> bool:
+        """Whether messages go through memory of this host."""
         return False
 
-    def news(self, peer: int) -> bool:
-        """Whether `catch_up` has something to do, where there is `waiting`. Any thread may ask."""
+    def takes_threads(self, peer: int) -> bool:
+        """Whether a thread that has the event loop's place may begin messages with a peer."""
         return False
 
     def catch_up(self, peer: int) -> bool:

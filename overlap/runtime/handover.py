@@ -9,15 +9,15 @@ operation takes. So one thread at a time may take the place of the loop. Why not
   (`Handover.in_place`).
 * **Only what wakes no task.** Tasks belong to Trio's own thread. An operation is issued in place if nothing of that
   starts or wakes one: `Issuer._enqueue_in_place` asks for all of it in one expression, and its executor answers for
-  itself (`Executor.takes_threads`). It ends in place unless somebody on the loop is told (`CollectiveFuture.heard`,
-  `Looking.is_for_loop`); else the end is handed over.
+  itself (`Executor.takes_threads`). It ends in place unless somebody on the loop is told (`CollectiveFuture.heard`);
+  else the end is handed over.
 * **Order.** What threads have handed over (`post`) runs before what they do in place, which is refused while any of it
   waits. Ends of pieces of work that only their own operation waits for go by the loop's token, out of this order.
 * **No deadlock.** A thread that holds the turn waits for nothing, and gives it back whatever is raised, a Ctrl-C
   between any two instructions included. Then its work may be half done: nobody works in place any more, and the world
   fails.
-* **No lost wake-up.** A thread that looks for other processes (`Looking.look_here`) says so first, so that they need
-  not ring; before it stops it says that they must, and only then looks for the last time.
+* **No lost wake-up.** A thread that waits does so in the engine, which says to other processes who is to be woken
+  (`transports/shared_memory/native/wait.c`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from time import perf_counter
 from typing import Protocol, TypeVar
 
 import trio
 from trio import RunFinishedError
-
-from transports.common import Waits
 
 T = TypeVar("T")
 
@@ -180,79 +177,4 @@ class Run(ABC):
 
     @abstractmethod
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
-        """Wait for a while, in a thread that waits for the operation, and go on in the loop's place."""
-
-
-class Looking(Run):
-    """One rank's end of an operation, which goes on when the others have come as far.
-
-    A look saves two wake-ups: a task need not sleep, and neither the loop nor a thread has to be woken. Meanwhile its
-    process need not be rung.
-    """
-
-    __slots__ = ()
-
-    @property
-    @abstractmethod
-    def waiting(self) -> Waits:
-        """The way to wait for the other processes."""
-
-    @property
-    @abstractmethod
-    def waits(self) -> bool:
-        """Whether the operation waits for other processes. Any thread may ask."""
-
-    @property
-    @abstractmethod
-    def others_came(self) -> bool:
-        """Whether it waits for the others, and they have come as far, or one never will. Any thread may ask."""
-
-    @property
-    def is_for_loop(self) -> bool:
-        """Whether only the loop can go on, for instance because that wakes a task. Any thread may ask."""
-        return False
-
-    @abstractmethod
-    def look(self) -> None:
-        """Go on, if the others have come as far."""
-
-    @abstractmethod
-    def look_in_thread(self) -> None:
-        """Go on likewise, in a thread that has the loop's place, unless that is for the loop to do."""
-
-    def look_here(self, handover: Handover, longest_s: float | None) -> None:
-        """Look for a while, in a thread that waits for the operation, and go on whenever all have come as far."""
-        until_s = None if longest_s is None else perf_counter() + longest_s
-        roused = True  # unless it is known not to be: this thread may be interrupted anywhere
-        try:
-            roused = handover.in_place(self._roused, False)
-            while roused and self.waiting.linger(self, None if until_s is None else max(0.0, until_s - perf_counter())):
-                if not handover.in_place(self._goes_on, False):
-                    break
-        finally:
-            if roused and not handover.in_place(self._dozed, False):
-                with suppress(RunFinishedError):  # nobody waits any more
-                    handover.post(self._doze)
-
-    def _roused(self) -> bool:
-        """Take the place of the sleeping loop, which need not be rung then; False if more is waited for here."""
-        return self._ready() and not self.is_for_loop and self.waiting.rouse(self)
-
-    def _ready(self) -> bool:
-        """Get ready to look, in a thread that has the loop's place; return whether there is anything to wait for."""
-        return self.waits
-
-    def _goes_on(self) -> bool:
-        """Go on; return whether it waits again, and nothing else is to be done."""
-        self.look_in_thread()
-        return self.waits and not self.is_for_loop and self.waiting.alone(self)
-
-    def _dozed(self) -> bool:
-        """Let this process be rung again, and look who has come before that could be known; False: the loop must."""
-        self.waiting.doze()
-        self.look_in_thread()
-        return self.waiting.alone(self) and not (self.waits and self.is_for_loop)
-
-    def _doze(self) -> None:
-        self.waiting.doze()
-        self.waiting.look()
+        """Wait for a while, in a thread that waits for the operation, and end it in the loop's place."""

@@ -142,7 +142,7 @@ class Mail:
         place = caller.f_code, caller.f_lasti
         site = self._sites.get(place)
         if site is None:
-            site = self._sites[place] = call_site(*place).encode()[-40:]
+            site = self._sites[place] = call_site(*place).encode()[-32:]
         letter = Letter(self, nbytes, dtype, False, dst, tag, limit_s, place)
         self._post.limit = max(self._post.limit, (letter.over_s, limit_s, site))
         letter.op = self.mailbox.send(self._peers[dst], self._tags + tag, dtype, site, address, nbytes, keeps)

@@ -13,7 +13,7 @@ from transports.shared_memory.engine import BUILT
 
 from .companies import by_shared_memory, run_far
 
-needs_engine = pytest.mark.skipif(not BUILT, reason="it was not compiled")
+pytestmark = pytest.mark.skipif(not BUILT, reason="the engine was not compiled")
 
 ELEMENTS = {"on the board": 1, "behind its rows": 100, "mapped": 20_000}
 
@@ -29,7 +29,6 @@ def given(rank: overlap.Rank, kind: str, x: Any) -> Any:
     return rank.reduce(x, 1, "max") if kind == "reduce" else rank.permute(x, [(0, 1)])
 
 
-@needs_engine
 @pytest.mark.parametrize("elements", ELEMENTS.values(), ids=ELEMENTS)
 @pytest.mark.parametrize("kind", ["broadcast", "scatter", "gather", "reduce", "permute"])
 def test_who_gives_is_done_before_others_come(kind: str, elements: int) -> None:

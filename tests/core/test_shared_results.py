@@ -98,7 +98,7 @@ def test_blocks_that_differ(wires: Wires) -> None:
 
 
 def test_memory_is_used_again_once_every_rank_has_dropped_all_views_of_it() -> None:
-    limit = partial(by_shared_memory, limit_bytes=16 << 20)  # of which each process has 3 MiB left for two results
+    limit = partial(by_shared_memory, limit_bytes=5 << 20)  # of which each process has 3 MiB left for two results
 
     async def main(rank: overlap.Rank) -> list[bool]:
         mine, kept, shared = np.full(1 << 19, rank.rank, np.uint8), list[Any](), list[bool]()

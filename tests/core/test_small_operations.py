@@ -11,8 +11,11 @@ from overlap import PeerFailedError
 from overlap.collectives.call import Call
 from overlap.runtime.operation import CollectiveFuture
 from transports.common import OPERATIONS, PAYLOAD_BYTES
+from transports.shared_memory.engine import BUILT
 
 from .companies import by_shared_memory, run_far
+
+pytestmark = pytest.mark.skipif(not BUILT, reason="the engine was not compiled")
 
 INPUTS: list[tuple[str, Any]] = [
     ("sum", np.float64(3)),

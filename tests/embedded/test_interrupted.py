@@ -10,7 +10,7 @@ import pytest
 
 import overlap
 from transports.shared_memory.engine import BUILT
-from transports.shared_memory.ring import InRing
+from transports.shared_memory.memory_link import MemoryCall
 
 from .connecting import TIMEOUT_S, MemoryStore
 
@@ -42,15 +42,16 @@ def ended(other: Future[int]) -> str:
     return "" if error is None else str(error)
 
 
-def test_in_the_midst_of_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The packet has been acted upon, and still lies in the ring."""
-    drop, main, interrupted = InRing.drop, threading.main_thread(), list[int]()
+@compiled
+def test_in_the_midst_of_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has come, and nobody has been told."""
+    end, main, interrupted = MemoryCall._end, threading.main_thread(), list[int]()
 
-    def interrupting(ring: InRing) -> None:
+    def interrupting(call: MemoryCall, state: int) -> None:
         if threading.current_thread() is main and not interrupted:
             interrupted.append(1)
             signal.raise_signal(signal.SIGINT)
-        drop(ring)
+        end(call, state)
 
     def program() -> None:
         with overlap.connect(0, 2, store=store) as world:
@@ -64,7 +65,7 @@ def test_in_the_midst_of_a_packet(monkeypatch: pytest.MonkeyPatch) -> None:
             rank.send(np.array([number]), 1).result(TIMEOUT_S)
             rank.recv(np.empty(1, int), 1).result(TIMEOUT_S)
 
-    monkeypatch.setattr(InRing, "drop", interrupting)
+    monkeypatch.setattr(MemoryCall, "_end", interrupting)
     store = MemoryStore()
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(answer, store)

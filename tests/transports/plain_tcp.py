@@ -12,13 +12,13 @@ from transports.factory import Bootstrap
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, Frame, FrameKind, pack, parse
 from transports.handshake import greet, welcome
 from transports.identity import Hello
-from transports.matched import Link, MatchedTransport
+from transports.matched import MatchedLink, MatchedTransport
 from transports.matching import Limits, ProtocolError
 
 LIMITS = Limits(eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES)
 
 
-class PlainLink(Link):
+class PlainLink(MatchedLink):
     """One other process: the engine says what travels, this moves it."""
 
     stream: trio.SocketStream

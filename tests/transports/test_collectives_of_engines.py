@@ -263,8 +263,8 @@ def test_without_anybody_who_waits_the_thread_of_the_engine_does_it() -> None:
     while {run.state for run in runs} != {DONE}:
         assert not ended.wait(0.001)
     assert all((out == 2).all() for out in outs)
-    assert len(host.engines[0].take_ended()) == 1
-    assert host.engines[0].take_ended() == []
+    assert len(host.engines[0].take_ended()[0]) == 1
+    assert host.engines[0].take_ended() == ([], [])
     host.close()
 
 

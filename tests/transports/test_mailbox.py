@@ -259,7 +259,7 @@ WRITTEN, READ = 0, 64
 def write_head(boxes: Boxes, kind: int, tag: int, nbytes: int) -> None:
     """As process 0, write the first head to process 1."""
     ring = boxes.rings[0, 1]
-    ring[256:280] = struct.pack("<QQII", tag, nbytes, 0, kind)
+    ring[256:288] = struct.pack("<QQQII", tag, 0, nbytes, 0, kind)
     ring[WRITTEN : WRITTEN + 8] = (64).to_bytes(8, "little")
 
 
@@ -274,7 +274,7 @@ def test_a_receive_that_has_taken_an_offer_asks_for_it_or_refuses_it(pair: Boxes
     assert pair.wait(1, full[1]) == DONE
     assert pair.wait(1, got, LONG_S if withdrawn else 0.0) == (WITHDRAWN if withdrawn else PENDING)
     at = 256 + 2 * (64 + RING_BYTES // 2) % (RING_BYTES - 256)
-    assert struct.unpack("<QQII", ring[at : at + 24]) == (0, 0, 0, 4 if withdrawn else 3)
+    assert struct.unpack("<QQQII", ring[at : at + 32]) == (0, 0, 100, 0, 4 if withdrawn else 3)
 
 
 @pytest.mark.parametrize("nonsense", [1, 63, 65, RING_BYTES, 2**63, 2**64 - 2 * RING_BYTES])
@@ -304,7 +304,7 @@ def test_a_peer_that_writes_nonsense_is_named_by_all_ends(count: int, nonsense: 
 
 @pytest.mark.parametrize(
     ("kind", "tag", "nbytes"),
-    [(0, 0, 4), (6, 0, 4), (1, 0, 2**62), (1, 0, RING_BYTES), (3, 0, 0), (4, 7, 0), (5, 0, 4)],
+    [(0, 0, 4), (8, 0, 4), (7, 0, 0), (1, 0, 2**62), (1, 0, RING_BYTES), (3, 0, 0), (4, 7, 0), (5, 0, 4)],
 )
 def test_a_head_that_can_mean_nothing_is_named_by_all_ends(pair: Boxes, kind: int, tag: int, nbytes: int) -> None:
     write_head(pair, kind, tag, nbytes)

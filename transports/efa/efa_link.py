@@ -12,7 +12,7 @@ from transports.efa.rail import Rail
 from transports.efa.reading import message_of
 from transports.efa.sharing import holds_back, holds_up
 from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
-from transports.matched import Link
+from transports.matched import MatchedLink
 from transports.matching import Engine, Lane, Limits, Send
 
 # Less than this on every rail within two seconds is signs of life, not progress.
@@ -22,7 +22,7 @@ _EAGER = int(FrameKind.EAGER)  # asking an enumeration takes 0.2 us
 _OF_RAILS = frozenset(map(int, (FrameKind.ALIVE, FrameKind.LOST, FrameKind.BYE)))
 
 
-class EfaLink(Link):
+class EfaLink(MatchedLink):
     """Another process of the world.
 
     Its rails have numbers: the first ones from 0, and one that takes the place of another a number that is higher by

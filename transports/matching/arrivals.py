@@ -21,8 +21,7 @@ class Arrival:
 
     number: int
     nbytes: int
-    payload: bytes | memoryview | None = None
-    taken: Callable[[], None] | None = None  # Called once a payload in the sender's memory has been copied
+    payload: bytes | None = None
     pushed: Receive | None = None
     turn: int = -1  # Among the messages of all processes that waited for a receive
 
@@ -34,8 +33,6 @@ class Arrival:
     @property
     def held_bytes(self) -> int:
         """The memory that it takes."""
-        if self.taken is not None:
-            return 0
         return len(self.payload or b"") if self.pushed is None else self.nbytes
 
 

@@ -152,16 +152,9 @@ class Receive(_End):
         self.lend: bool = view is None
         self.seen: set[int] = set()
 
-    def take(self, payload: memoryview, copied: Callable[[], None] | None = None) -> None:
-        """End with a message whose bytes are here; they are copied, unless they are immutable.
-
-        Args:
-            payload: The bytes.
-            copied: Called before the end is told, once they are not needed any more.
-        """
+    def take(self, payload: memoryview) -> None:
+        """End with a message whose bytes are here; they are copied, unless they are immutable."""
         if payload.nbytes != self.nbytes:
-            if copied is not None:
-                copied()
             self.disagree(sent_bytes=payload.nbytes, expected_bytes=self.nbytes)
             return
         if self.view is None:
@@ -169,8 +162,6 @@ class Receive(_End):
         else:
             self.view[:] = payload
         self.matched = True
-        if copied is not None:
-            copied()
         self.end()
 
     def consume_seen(self, chunk_bytes: int) -> None:

@@ -56,7 +56,7 @@ class Incoming:
         self._overtakes = not limits.ordered
         self._whole_bytes = min(limits.push_bytes, limits.chunk_bytes)
         # whether the chunks of a message come one after the other
-        self._in_order = (limits.push_bytes > 0 and limits.ordered) or limits.fetched
+        self._in_order = limits.push_bytes > 0 and limits.ordered
         self._memory = memory
         self._answer = answer
         self._line: dict[int, Receive] = {}  # matched, by number, until one of the places is free
@@ -100,16 +100,6 @@ class Incoming:
         self._next_number += 1  # the short way: its turn has come, and a receive waits
         self._budget.pass_on(payload.nbytes)
         pop(self.posted, lane).take(payload)
-        if self._early:
-            self._catch_up()
-
-    def placed(self, number: int, lane: Lane, payload: memoryview, taken: Callable[[], None]) -> None:
-        """Take a message that lies in memory of the sender's, and call `taken` once it has been copied."""
-        if number != self._next_number or lane not in self.posted:
-            self._announced(number, lane, payload.nbytes, payload, taken)
-            return
-        self._next_number += 1
-        pop(self.posted, lane).take(payload, taken)
         if self._early:
             self._catch_up()
 
@@ -192,18 +182,11 @@ class Incoming:
             del self.arrived[lane]
         return True
 
-    def _announced(
-        self,
-        number: int,
-        lane: Lane,
-        nbytes: int,
-        payload: bytes | memoryview | None,
-        taken: Callable[[], None] | None = None,
-    ) -> None:
+    def _announced(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
         self._check(number, lane)
         if len(self._early) + len(self._offers) >= self._limits.waiting:
             raise ProtocolError(f"more than {self._limits.waiting} messages wait to be received")
-        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload, taken=taken)
+        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload)
         self._catch_up()
 
     def _check(self, number: int, lane: Lane) -> None:
@@ -272,9 +255,7 @@ class Incoming:
 
     def _match(self, receive: Receive, arrival: Arrival) -> None:
         """Bring a receive and an arrival together."""
-        if arrival.payload is not None and arrival.taken is not None:
-            receive.take(memoryview(arrival.payload), arrival.taken)
-        elif arrival.payload is not None:
+        if arrival.payload is not None:
             self._budget.free(arrival.nbytes)
             receive.take(memoryview(arrival.payload))
         elif arrival.pushed is not None:

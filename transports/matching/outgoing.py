@@ -78,12 +78,6 @@ class Outgoing:
         self._next_number += 1
         return number
 
-    def placed(self) -> int:
-        """Return the number of a message that its receiver finds in memory of this side; nothing is due before it."""
-        number = self._next_number
-        self._next_number += 1
-        return number
-
     def whole(self, send: Send) -> bool:
         """Let a message of one chunk leave at once, with its announcement; False if it must queue.
 
@@ -229,7 +223,7 @@ class Outgoing:
             self._given_up.remove(number)
             return
         send = self.sends.get(number)
-        flows = send is not None and send.nbytes and not self._limits.fetched
+        flows = send is not None and send.nbytes
         if send is None or send.progress is not (FLOWING if flows else OFFERED):
             raise ProtocolError(f"message {number} is reported as taken, but was not flowing")
         if flows and (send.next_offset < send.nbytes or not self._limits.confirms(send.nbytes)):

@@ -59,9 +59,6 @@ class Limits:
     confirmed: bool = True
     # Messages up to this length are not confirmed: the transport keeps a copy as long as it may have to repeat them.
     kept_bytes: int = 0
-    # The receiver takes long messages from the sender's memory, piece by piece: they are not accepted, and the only
-    # answer is that they were taken.
-    fetched: bool = False
 
     def confirms(self, nbytes: int) -> bool:
         """Whether the receiver confirms a long message."""

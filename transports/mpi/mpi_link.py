@@ -7,7 +7,7 @@ from functools import partial
 
 from transports.buffers import BounceBuffers
 from transports.failures import LinkLostError
-from transports.matched import Link
+from transports.matched import MatchedLink
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
 from transports.mpi.wire import BYE, CHUNK_BYTES, EAGER_BYTES, HEADERS, SLOTS, Wire
 
@@ -37,7 +37,7 @@ def limits(members: int, *, credit_bytes: int = CREDIT_BYTES, chunk_bytes: int =
     )
 
 
-class MpiLink(Link):
+class MpiLink(MatchedLink):
     """One of the processes of the communicator.
 
     Args:

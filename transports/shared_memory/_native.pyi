@@ -4,12 +4,15 @@ _Way = tuple[memoryview, memoryview, memoryview] | tuple[memoryview, memoryview,
 
 class Op:
     state: int
+    met: bool
+    queued: bool
     source: int
     call: tuple[int, int]
     site: bytes
 
 class Run:
     state: int
+    queued: bool
     ended_ns: int
     home: int
 
@@ -51,8 +54,35 @@ class Engine:
         yields: bool = False,
         /,
     ) -> None: ...
-    def send(self, peer: int, tag: int, call: int, site: bytes, address: int, nbytes: int, keeps: object, /) -> Op: ...
-    def receive(self, peer: int, tag: int, call: int, address: int, nbytes: int, keeps: object, /) -> Op: ...
+    def send(
+        self,
+        peer: int,
+        tag: int,
+        call: int,
+        site: bytes,
+        address: int | None,
+        nbytes: int,
+        keeps: object,
+        lane: int = 0,
+        priority: int = 0,
+        owner: object = ...,
+        /,
+    ) -> Op: ...
+    def receive(
+        self,
+        peer: int,
+        tag: int,
+        call: int,
+        address: int | None,
+        nbytes: int,
+        keeps: object,
+        lane: int = 0,
+        owner: object = ...,
+        /,
+    ) -> Op: ...
+    def note(self, peer: int, first: int, second: int, third: int, owner: object = ..., /) -> Op: ...
+    def probe(self, on: bool, /) -> None: ...
+    def announced(self, rank: int, /) -> list[tuple[int, int, int, int, int]]: ...
     def submit(
         self,
         board: Board,
@@ -70,7 +100,8 @@ class Engine:
     def wait(self, end: Op | Run, seconds: float, look_s: float = ..., /) -> int: ...
     def loop(self, awake: bool, /) -> None: ...
     def cancel(self, run: Run, /) -> bool: ...
-    def take_ended(self) -> list[object]: ...
+    def forget(self, end: Op | Run, /) -> None: ...
+    def take_ended(self) -> tuple[list[object], list[tuple[int, int, int, int]]]: ...
     def withdraw(self, op: Op, /) -> bool: ...
     def lose(self, peer: int, /) -> None: ...
     def sending(self) -> list[int]: ...

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: Memory of one rank for one group: a cache line and a payload for each operation.
 BOARD_BYTES = OPERATIONS * (64 + PAYLOAD_BYTES)
 _NO_PLACES, _WAITED_FOR = 1, 2  # how a run is submitted, as native/collectives.c has it
-_ROOM, _READS, _ENGINE = 1, 2, 4  # flags that a rank tells beside the place of its rows
-_TOLD_BITS = 3
+_ROOM, _READS = 1, 2  # flags that a rank tells beside the place of its rows
+_TOLD_BITS = 2
 _CLOSED = 1 << 63  # told instead: nothing more is told of the rank's rows
 
 
@@ -32,7 +32,7 @@ class Boards:
     Args:
         segment: Its memory.
         heap: The part of the memory that can be lent.
-        engine: Of this process; None: it is not compiled.
+        engine: Of this process.
         look_s: How long to look for others before sleeping.
 
     Attributes:
@@ -40,10 +40,10 @@ class Boards:
     """
 
     segment: Segment
-    engine: Engine | None
+    engine: Engine
     look_s: float
 
-    def __init__(self, segment: Segment, heap: Heap, engine: Engine | None, look_s: float) -> None:
+    def __init__(self, segment: Segment, heap: Heap, engine: Engine, look_s: float) -> None:
         self.segment, self.engine, self.look_s = segment, engine, look_s
         self.shelf: Shelf = Shelf(segment.view, heap)
         self._told: dict[tuple[int, int], int] = {}
@@ -145,15 +145,14 @@ class _SharedBoard(Board):
         if start is not None:  # whoever had this memory before has left something there
             self._taken.add(start)
             self._here.view[start : start + 64 * OPERATIONS] = bytes(64 * OPERATIONS)
-        reads = _READS if all(self._links[other].peer.readable for other in self._others) else 0
-        flags = reads if self._boards.engine is None else reads | _ENGINE
+        flags = _READS if all(self._links[other].peer.readable for other in self._others) else 0
         return flags if start is None else (start << _TOLD_BITS) | _ROOM | flags
 
     def hear(self, rank: int, told: int) -> None:
         """Take in where a rank has its rows."""
         position = self._ranks.index(rank)
         self._starts[position] = told >> _TOLD_BITS
-        self.usable &= told & (_ROOM | _ENGINE) == _ROOM | _ENGINE
+        self.usable &= bool(told & _ROOM)
         self._reads &= bool(told & _READS)
         self.usable &= self._starts[position] + BOARD_BYTES <= self._segment(position).nbytes
         if min(self._starts) >= 0:
@@ -170,7 +169,6 @@ class _SharedBoard(Board):
     def _native(self) -> native.Board:
         """Return the board as the engine has it."""
         engine = self._boards.engine
-        assert engine is not None, "the board is usable"
         seats = []
         for position, (start, home) in enumerate(zip(self._starts, self._homes, strict=True)):
             segment, link = self._segment(position), self._links.get(home)
@@ -192,7 +190,6 @@ class _SharedBoard(Board):
         nbytes: int, home: int, *, waited_for: bool = False,
     ) -> Run:  # fmt: skip
         engine, call = self._boards.engine, (self._native, table, owner, number, tag, source, target, priority, home)
-        assert engine is not None, "the board is usable"
         run = engine.submit(*call, _WAITED_FOR if waited_for else 0)
         if run is None:  # no place of this size is left that has been lent to this board
             start = self._boards.shelf.take(nbytes)
@@ -207,14 +204,13 @@ class _SharedBoard(Board):
         return run
 
     def wait(self, run: Run, seconds: float, look_s: float) -> int:
-        engine = self._boards.engine
-        assert engine is not None, "the board is usable"
-        return engine.wait(run, seconds, look_s)
+        return self._boards.engine.wait(run, seconds, look_s)
+
+    def forget(self, run: Run) -> None:
+        self._boards.engine.forget(run)
 
     def cancel(self, run: Run) -> bool:
-        engine = self._boards.engine
-        assert engine is not None, "the board is usable"
-        return engine.cancel(run)
+        return self._boards.engine.cancel(run)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,12 @@ peer is its `source`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Protocol, cast
+
+import trio
 
 try:
     from transports.shared_memory._native import Board as Board
@@ -33,10 +37,13 @@ else:
     BUILT = True
 
 #: Memory of the messages from one process to another.
-MAIL_BYTES = 1 << 20
+RING_BYTES = 1 << 20
 
 # States of one end of a message or a collective, as native/engine.h numbers them.
 PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, CANCELLED = range(9)
+
+# How often the loop asks for more before other tasks may run.
+_TURNS = 16
 
 # Before the end of a segment, each in a cache line of its own.
 _BELLS_AT, _ALLOWED_AT, _LINE_BYTES = -512, -448, 64
@@ -75,29 +82,81 @@ class Post:
 
 
 class Owner(Protocol):
-    """Submitter of a collective to the engine."""
+    """Beginner of a collective or of a message of a rank."""
 
-    def ended(self) -> None:
-        """Note that its run has ended; the event loop's thread only."""
+    def on_end(self) -> None:
+        """Note that its end has come; the event loop's thread only."""
 
 
-class EngineDoor:
-    """The way by which the event loop hears of collectives that have ended and that no thread waits for.
+class EngineDoor(trio.abc.Instrument):
+    """The way by which the event loop hears of what has ended in the engine and what no thread waits for.
+
+    The engine must wake the loop for that only while it sleeps.
 
     Args:
         engine: Of this process.
+        bell: Descriptor that becomes readable when there is something to take in.
+        on_note: Takes the number of a process and three integers that it has written.
     """
 
-    waits = False  # the bell rings when one has ended
+    def __init__(self, engine: Engine, bell: int, on_note: Callable[[int, int, int, int], None]) -> None:
+        self._engine, self._bell, self._on_note = engine, bell, on_note
+        self._sleeps = False
+        self._probes: dict[Callable[[], None], None] = {}
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def take_in(self) -> bool:
+        """Take in what has ended and what has come; return whether there was anything. The loop's thread only."""
+        came = False
+        for _ in range(_TURNS):  # what ends while others are told comes after them
+            owners, notes = self._engine.take_ended()
+            if not owners and not notes:
+                return came
+            came = True
+            for owner in owners:
+                cast("Owner", owner).on_end()
+            for note in notes:
+                self._on_note(*note)
+        with suppress(BlockingIOError):
+            os.eventfd_write(self._bell, 1)
+        return came
 
-    def look(self) -> None:
-        """Tell whoever submitted them."""
-        for owner in self._engine.take_ended():
-            cast("Owner", owner).ended()
+    @contextmanager
+    def probing(self, look: Callable[[], None]) -> Iterator[None]:
+        """Let `look` be called whenever messages may have come that no receive waits for."""
+        self._engine.probe(True)
+        self._probes[look] = None
+        try:
+            yield
+        finally:
+            self._probes.pop(look, None)
+            self._engine.probe(False)
 
-    def loop(self, *, awake: bool) -> None:
-        """Note that the loop has woken, or is about to sleep: it need not be woken, or must be."""
-        self._engine.loop(awake)
+    def look_again(self) -> None:
+        """Let everybody who probes look."""
+        for look in tuple(self._probes):
+            look()
+
+    async def run(self) -> None:
+        """Take in whatever there is whenever the bell rings."""
+        trio.lowlevel.add_instrument(self)
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self._bell)
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+                self.take_in()
+                self.look_again()
+        finally:
+            trio.lowlevel.remove_instrument(self)
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Let the engine wake the loop, which is about to sleep."""
+        if timeout > 0:
+            self._sleeps = True
+            self._engine.loop(False)
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Let the engine leave what comes to the loop, which is awake."""
+        if self._sleeps:
+            self._sleeps = False
+            self._engine.loop(True)

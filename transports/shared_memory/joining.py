@@ -21,18 +21,17 @@ from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError
 from transports.identity import Hello
 from transports.meeting import Door, Meeting, Place
-from transports.shared_memory.engine import BUILT, MAIL_BYTES, allow_mail
+from transports.shared_memory.engine import BUILT, RING_BYTES, allow_mail
 from transports.shared_memory.memory_limit import memory_bytes
 from transports.shared_memory.memory_link import Peer
 from transports.shared_memory.peer_memory import address_of, allow, read
-from transports.shared_memory.ring import RING_BYTES
 from transports.shared_memory.segment import Segment
-from transports.shared_memory.slots import SLOT_BYTES, SLOTS
 
 _HANDSHAKE_S = 10.0
 _CARD = struct.Struct("=QQ32s")  # size of the segment; where a nonce lies, and the nonce
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
 _VERDICT_BYTES = 512
+_GRAIN_BYTES = 1 << 20
 _READS, _MAPS = b"reads", b"maps"
 
 
@@ -60,7 +59,7 @@ class Joining:
         self.segment: Segment | None = None
         self.bell: int = -1
         self.unshared: str = ""
-        self._limit_bytes, self._reads, self._mails = limit_bytes, reads, mails and BUILT
+        self._limit_bytes, self._reads, self._mails = limit_bytes, reads, mails
         self._nonce = bytearray(secrets.token_bytes(32))
         self._names: dict[int, str] = {}
 
@@ -112,7 +111,8 @@ class Joining:
 
     def _prepare(self) -> str:
         """Return the identity that neighbours of this process share; empty if it can have none."""
-        if not hasattr(os, "memfd_create") or not hasattr(os, "eventfd") or not hasattr(socket, "SOCK_SEQPACKET"):
+        needed = (os, "memfd_create"), (os, "eventfd"), (socket, "SOCK_SEQPACKET")
+        if not BUILT or not all(hasattr(module, name) for module, name in needed):
             return ""
         identity = host_identity()
         if identity and self.members > 1:
@@ -144,7 +144,7 @@ class Joining:
     def _make_segment(self) -> Segment:
         """Make this process's segment; where the limit leaves no room, the smallest useful one."""
         limit = self._limit_bytes if self._limit_bytes is not None else memory_bytes() // 2 // self.members
-        return Segment.make(max(limit // SLOT_BYTES * SLOT_BYTES, reserved(self.members) + SLOT_BYTES))
+        return Segment.make(max(limit // _GRAIN_BYTES * _GRAIN_BYTES, reserved(self.members) + _GRAIN_BYTES))
 
     # -- both sides ---------------------------------------------------------------------------------------------------
 
@@ -240,33 +240,20 @@ class Joining:
             readable=readable,
             segment=theirs,
             bell=bell,
-            packets_out=self._ring(self.segment, member),
-            packets_in=self._ring(theirs, self.member),
-            outbox=self._slots(self.segment, member),
-            inbox=self._slots(theirs, self.member),
-            mail_out=self._mail(self.segment, member),
-            mail_in=self._mail(theirs, self.member),
+            messages_out=_ring(self.segment, member),
+            messages_in=_ring(theirs, self.member),
         )
 
-    def _slots(self, segment: Segment, reader: int) -> memoryview:
-        """Return the slots of a segment that one of the processes reads."""
-        start = reader * SLOTS * SLOT_BYTES
-        return segment.view[start : start + SLOTS * SLOT_BYTES]
 
-    def _ring(self, segment: Segment, reader: int) -> memoryview:
-        """Return the ring of a segment that one of the processes reads."""
-        start = SLOTS * SLOT_BYTES * self.members + reader * RING_BYTES
-        return segment.view[start : start + RING_BYTES]
-
-    def _mail(self, segment: Segment, reader: int) -> memoryview:
-        """Return the ring of mail in a segment that one of the processes reads."""
-        start = (SLOTS * SLOT_BYTES + RING_BYTES) * self.members + reader * MAIL_BYTES
-        return segment.view[start : start + MAIL_BYTES]
+def _ring(segment: Segment, reader: int) -> memoryview:
+    """Return the ring of a segment that one of the processes reads."""
+    start = reader * RING_BYTES
+    return segment.view[start : start + RING_BYTES]
 
 
 def reserved(members: int) -> int:
-    """Return how many bytes a segment begins with that are not lent: slots and rings for so many processes."""
-    return (SLOTS * SLOT_BYTES + RING_BYTES + MAIL_BYTES) * members
+    """Return how many bytes a segment begins with that are not lent: rings for so many processes."""
+    return RING_BYTES * members
 
 
 async def _receive(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:

@@ -1,21 +1,16 @@
-"""System calls of Linux between processes of one host: reading another one's memory, and sleeping on a shared word.
+"""The system call of Linux that reads another process's memory.
 
 ``process_vm_readv`` copies once. The kernel allows it among processes of one user and one PID namespace, unless a
-security module forbids it; Yama, which Ubuntu switches on, wants the process that is read to agree (`allow`). futex(2)
-wakes a thread of another process without an event loop in between: 10 us there and back, 35 us with a descriptor and a
-loop (measured between two processes).
+security module forbids it; Yama, which Ubuntu switches on, wants the process that is read to agree (`allow`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from time import perf_counter_ns
 
 import numpy as np
 
@@ -24,21 +19,9 @@ from transports.buffers import Buffer
 _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
 _ANY = ctypes.c_ulong(-1)
 
-#: Whether threads can sleep on words of shared memory here.
-WORDS = sys.platform == "linux" and platform.machine() == "x86_64"
-
-_FUTEX = 202  # of x86-64
-_WAIT, _WAKE = 0, 1
-_ALL = (1 << 31) - 1
-_MASK = (1 << 32) - 1
-
 
 class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 @cache
@@ -49,10 +32,6 @@ def _libc() -> ctypes.CDLL:
         ctypes.c_int, vector, ctypes.c_ulong, vector, ctypes.c_ulong, ctypes.c_ulong
     ]  # fmt: skip
     libc.process_vm_readv.restype = ctypes.c_ssize_t
-    libc.syscall.argtypes = [
-        ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
-    ]  # fmt: skip
-    libc.syscall.restype = ctypes.c_long
     return libc
 
 
@@ -102,30 +81,3 @@ def allow() -> None:
     with suppress(OSError, ValueError, AttributeError):
         if int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii")) == 1:
             _libc().prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0)
-
-
-class Word:
-    """A word of shared memory on which threads sleep until a thread of any process writes it.
-
-    Args:
-        memory: Its four bytes, aligned, in memory that several processes map.
-    """
-
-    def __init__(self, memory: memoryview) -> None:
-        self._word, self._address = memory.cast("I"), address_of(memory)
-
-    @property
-    def value(self) -> int:
-        """The value that was written last."""
-        return self._word[0]
-
-    def wait(self, seen: int, timeout_s: float) -> None:
-        """Sleep until the word is written, or for a limited time; not at all if it differs from `seen`. Any thread."""
-        seconds, rest = divmod(max(0, int(timeout_s * 1e9)), 10**9)
-        limit = _Timespec(seconds, rest)
-        _libc().syscall(_FUTEX, self._address, _WAIT, seen, ctypes.addressof(limit), None, 0)
-
-    def wake(self) -> None:
-        """Write a new value, and wake the threads that sleep on the word. Any thread of any process."""
-        self._word[0] = perf_counter_ns() & _MASK
-        _libc().syscall(_FUTEX, self._address, _WAKE, _ALL, None, None, 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import trio
@@ -14,33 +14,34 @@ from transports.common import Board
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportError
 from transports.identity import Identity
-from transports.matched import MatchedTransport
 from transports.meeting import Meeting
-from transports.patience import usable
+from transports.patience import Patience, usable
 from transports.shared_memory import engine as native
 from transports.shared_memory.board import Boards
-from transports.shared_memory.engine import BUILT, EngineDoor, Post, allows_mail, bells
+from transports.shared_memory.engine import EngineDoor, Post, allows_mail, bells
 from transports.shared_memory.joining import Joining, reserved
-from transports.shared_memory.memory_link import MemoryLink, Peer
-from transports.shared_memory.peer_memory import WORDS, Word
-from transports.shared_memory.segment import Heap
-from transports.shared_memory.waiting import NAPS, Inlet, Waiting, looking, sleepers
+from transports.shared_memory.memory_link import GOODBYE, MemoryLink, Peer
+from transports.shared_memory.messages import MemoryMessages
+from transports.shared_memory.segment import Heap, Segment
 
-# The end of a segment, with the mark of a process that sleeps.
+# The end of a segment, with the words through which its process is woken.
 _LAST_BYTES = 4096
-_WORD_AT = 64  # of the word on which threads sleep, in another cache line than the mark
+# A look is longer than waking a process takes (0.1 to 0.3 ms on virtual cores): otherwise two processes, of which one
+# sleeps whenever the other one looks, never find each other awake. Measured on 2 processes with a core each, 8 bytes
+# from threads, in hours in which waking is slow: 0.3 to 0.6 ms with 50 us, 0.1 to 0.2 with 300.
+_LOOK_S = 300e-6
+#: File that tells whether the scheduler groups processes by session (sched(7)).
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 
-class SharedMemory(MatchedTransport):
+class SharedMemory(MemoryMessages):
     """Joins the ranks of this process to those of other processes of this host, through memory.
 
-    Messages of up to `memory_link.EAGER_BYTES` travel in packets, through rings of memory, and wait at the receiver if
-    it is late (up to `Limits.budget_bytes` for each pair of processes). One of up to `slots.SLOT_BYTES` is copied into
-    a slot of memory that both map, as long as one is empty. The sender of any other names its address, and the receiver
-    reads it there in one copy, once it wants the message; where the system does not allow that, the message goes
-    through those slots piece by piece. A send of it returns when the receiver has taken all of it.
+    The engine carries them: a ring of memory leads from each process to each other. Messages that come before their
+    receive are kept there, or by the receiver, in bounded memory; the bytes of longer ones, and of those for which
+    there is no room, are sent once a receive asks for them.
     Memory has no name and cannot outlive the processes that use it; the death of a process is noticed by the end of its
-    socket.
+    socket. Without the compiled engine no process can be reached.
 
     Processes are on one host if they reach each other's Unix sockets, and belong to one user. `peers` are the ranks of
     all other processes before it is open, and afterwards of the processes that were found on this host.
@@ -67,8 +68,6 @@ class SharedMemory(MatchedTransport):
         ArgumentError: A placement without this process, or with ranks that are negative or named twice; no secret, or
             less than no memory.
     """
-
-    waiting: Waiting | None = None
 
     def __init__(
         self,
@@ -99,10 +98,7 @@ class SharedMemory(MatchedTransport):
         self._joining = Joining(meeting, limit_bytes=limit_bytes, reads=reads, mails=mails)
         self._peers: dict[int, Peer] = {}
         self._boards: Boards | None = None
-        self._engine: native.Engine | None = None
         self._post: Post | None = None
-        self._asleep: dict[int, memoryview] = {}
-        self._words: dict[int, Word] = {}
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
         """Return the board of some ranks, if each lives here or in a process that shares memory with this one."""
@@ -131,88 +127,59 @@ class SharedMemory(MatchedTransport):
             TransportError: A process did not come, or cannot be reached though everybody must.
         """
         self._peers = await self._joining.join(self.exchange)
-        for other, peer in sorted(self._peers.items()):
-            ranks = self.placement[other]
-            self.links[other] = MemoryLink(other, ranks, self.ranks, self.memory, peer, self._report)
+        segment = self._joining.segment
+        if segment is not None and self._peers:
+            self._make_engine(segment)
         self.reach(self.links)
-        self._engine = self._make_engine()
-        self._make_boards()
-        self._post = self._make_post()
         self._tell_refused()
 
     def release(self) -> None:
         """Close the descriptors that wake processes, and the mailbox."""
-        if self._engine is not None:
-            self._engine.close()
+        if self.engine is not None:
+            self.engine.close()
         for peer in self._peers.values():
             os.close(peer.bell)
         self._joining.close()
 
-    def _make_boards(self) -> None:
-        segment = self._joining.segment
-        if segment is None or not self.links:
-            return
-        first = reserved(len(self.placement))
-        segments = {self.member: segment, **{other: link.peer.segment for other, link in self.links.items()}}
-        self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
-        if WORDS:
-            self._words = {i: Word(each.view[-_LAST_BYTES:][_WORD_AT : _WORD_AT + 4]) for i, each in segments.items()}
-        look_s, let_run = self._looking()
-        asleep, word = self._asleep[self.member], self._words.get(self.member)
-        inlets: list[Inlet] = [*self.links.values()]
-        door = None if self._engine is None else EngineDoor(self._engine)
-        if door is not None:
-            inlets.append(door)
-        bell = self._joining.bell
-        self.waiting = Waiting(bell, inlets, asleep, word, look_s=look_s, let_run=let_run, door=door)
-        heap = Heap(first, segment.nbytes - _LAST_BYTES)
-        self._boards = boards = Boards(segment, heap, self._engine, look_s)
-        for other, link in self.links.items():
-            link.hear_told = boards.hear
-            link.on_loss = partial(self._lost, other)
-            link.ring = partial(self._ring, (other,))
-
-    def _looking(self) -> tuple[float, Callable[[], object]]:
-        """Return how long to look for others before sleeping, and what yields the core meanwhile."""
-        return looking([link.peer.pid for link in self.links.values()], len(usable()))
-
-    def _make_engine(self) -> native.Engine | None:
-        """Make the engine of this process, if it is compiled."""
-        segment = self._joining.segment
-        if segment is None or not self.links or not BUILT:
-            return None
+    def _make_engine(self, segment: Segment) -> None:
+        """Make the engine of this process, and what stands on it: links, boards, and the mailbox."""
         ways: list[tuple[memoryview, memoryview, memoryview, int] | None] = [None] * len(self.placement)
-        for other, link in self.links.items():
-            ways[other] = link.peer.mail_out, link.peer.mail_in, bells(link.peer.segment.view), link.peer.bell
-        most = max(1, len(usable()) // (1 + len(self.links)))
-        look_s, let_run = self._looking()
-        yields = let_run is os.sched_yield
-        return native.Engine(bells(segment.view), ways, look_s, self._joining.bell, most, yields)
+        for other, peer in self._peers.items():
+            ways[other] = peer.messages_out, peer.messages_in, bells(peer.segment.view), peer.bell
+        pids = [peer.pid for peer in self._peers.values()]
+        look_s, yields = looking(pids, len(usable()))
+        most, bell = max(1, len(usable()) // (1 + len(pids))), self._joining.bell
+        self.engine = engine = native.Engine(bells(segment.view), ways, look_s, bell, most, yields)
+        self.door = EngineDoor(engine, bell, self._on_note)
+        self.patience = Patience(look_s)
+        heap = Heap(reserved(len(self.placement)), segment.nbytes - _LAST_BYTES)
+        self._boards = Boards(segment, heap, engine, look_s)
+        for other, peer in sorted(self._peers.items()):
+            link = MemoryLink(other, self.placement[other], self.memory, peer, engine, self.patience, self._report)
+            self.links[other] = link
+            link.on_loss, link.take_in = partial(self._lost, other), self.door.take_in
+        self._post = self._make_post(engine, segment)
 
-    def _make_post(self) -> Post | None:
+    def _make_post(self, engine: native.Engine, segment: Segment) -> Post | None:
         """Return the mailbox of this process, if it has one, for the others that have one too."""
-        segment = self._joining.segment
-        segments = {self.member: segment} | {other: link.peer.segment for other, link in self.links.items()}
-        with_one = [i for i, each in segments.items() if each is not None and allows_mail(each.view)]
-        if self._engine is None or self.member not in with_one:
+        segments = {self.member: segment} | {other: peer.segment for other, peer in self._peers.items()}
+        with_one = [i for i, each in segments.items() if allows_mail(each.view)]
+        if self.member not in with_one:
             return None
-        return Post(self._engine, {self.placement[i][0]: i for i in with_one if len(self.placement[i]) == 1})
+        return Post(engine, {self.placement[i][0]: i for i in with_one if len(self.placement[i]) == 1})
+
+    def _on_note(self, member: int, first: int, second: int, third: int) -> None:
+        """Act on three integers of another process."""
+        if second == GOODBYE:
+            self.links[member].on_goodbye()
+        elif self._boards is not None:
+            self._boards.hear((first, second, third))
 
     def _lost(self, member: int) -> None:
         if self._boards is not None:
-            self._boards.lose(member, str(self.links[member].engine.gone))
-        if self._engine is not None:
-            self._engine.lose(member)
-
-    def _ring(self, members: Sequence[int]) -> None:
-        """Wake the sleeping ones among some processes, for which there are packets."""
-        for member in sleepers(self._asleep, members):
-            if self._asleep[member][0] == NAPS:
-                self._words[member].wake()
-                continue
-            link = self.links.get(member)
-            with suppress(BlockingIOError):  # the bell has been rung more often than it can count
-                os.eventfd_write(self._joining.bell if link is None else link.peer.bell, 1)
+            self._boards.lose(member, str(self.links[member].gone))
+        if self.door is not None:
+            self.door.look_again()
 
     def _tell_refused(self) -> None:
         if self._joining.unshared:
@@ -222,15 +189,18 @@ class SharedMemory(MatchedTransport):
         missing = [i for i in range(len(self.placement)) if i != self.member and i not in self.links]
         if self._everybody and missing:
             who = ", ".join(map(str, missing))
-            raise TransportError(f"process {who} cannot be reached through the memory of this host; use sockets (efa)")
+            why = "" if native.BUILT else ", for which compiled code is missing (overlap doctor)"
+            raise TransportError(
+                f"process {who} cannot be reached through the memory of this host{why}; use sockets (efa)"
+            )
 
     async def run(self) -> None:
-        """Run the links, and let watchers look whenever this process is rung."""
+        """Run the links, and take in what the engine has whenever it rings."""
         async with trio.open_nursery() as nursery:
             for link in self.links.values():
                 nursery.start_soon(link.run)
-            if self.waiting is not None:
-                nursery.start_soon(self.waiting.run)
+            if self.door is not None:
+                nursery.start_soon(self.door.run)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up ranks of other processes that are known to be gone."""
@@ -265,3 +235,27 @@ def factory(bootstrap: Bootstrap, *, everybody: bool = True) -> SharedMemory:
         everybody=everybody,
         report=bootstrap.report,
     )
+
+
+def looking(others: Sequence[int], cores: int) -> tuple[float, bool]:
+    """Return how many seconds a thread looks before it sleeps, and whether it yields its core meanwhile.
+
+    The core is yielded where not every process has one. Where Linux makes each session a scheduling group, a process
+    can only yield to processes of its own session.
+
+    Args:
+        others: Ids of the processes that share memory with this one.
+        cores: Number of cores that this process may use.
+    """
+    if len(others) < cores:
+        return _LOOK_S, False
+    grouped = AUTOGROUP.exists() and AUTOGROUP.read_text(encoding="ascii").strip() == "1"
+    reached = not grouped or all(_session(other) == os.getsid(0) for other in others)
+    return (_LOOK_S if reached else 0.0), True
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:  # the process is gone
+        return None

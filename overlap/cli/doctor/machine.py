@@ -109,10 +109,10 @@ def _between_processes() -> Iterator[Finding]:
     scope = _yama()
     if scope > 1:
         fix = "sysctl kernel.yama.ptrace_scope=1"
-        text = f"Yama ({scope}) forbids processes to read each other's memory; large messages are copied twice"
+        text = f"Yama ({scope}) forbids processes to read each other's memory; large inputs are copied once more"
         yield Finding(subject="single copy", state="slow", text=text, fix=fix)
     elif not _reads_a_child():
-        text = "the system forbids to read another process's memory; large messages are copied twice"
+        text = "the system forbids to read another process's memory; large inputs are copied once more"
         yield Finding(subject="single copy", state="slow", text=text, fix="a container needs SYS_PTRACE")
     else:
         text = "processes may read each other's memory (process_vm_readv)"
@@ -122,9 +122,9 @@ def _between_processes() -> Iterator[Finding]:
 def mail(built: bool) -> Finding:
     """Return the finding about the engine of this host."""
     if built:
-        text = "is compiled: it carries collectives between processes of this host, and messages of PyTorch"
+        text = "is compiled: it carries messages and collectives between processes of this host"
         return Finding(subject="host engine", state="good", text=text)
-    text = "is not compiled; collectives and messages between processes of this host take 2 to 10 times as long"
+    text = "is not compiled; sockets join processes of this host: operations take 3 to 6 times as long"
     fix = "install a C compiler and the headers of Python, then install overlap again"
     return Finding(subject="host engine", state="slow", text=text, fix=fix)
 

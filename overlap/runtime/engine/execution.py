@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from threading import get_ident
 
 import trio
 from trio.lowlevel import Task, TrioToken, checkpoint, current_task, reschedule, wait_task_rescheduled
 
 from transports import Call, Delivery, Starter
-from transports.common import Waits
 
 from ...collectives.reduce import Array
-from ..handover import Handover, Looking
+from ..handover import Handover
+from ..handover import Run as UnderWay
 from .arithmetic import apply, pieces_of
 from .host_bytes import typed
 from .laid_out import LaidOut, LaidStep, Run
@@ -36,19 +36,14 @@ class Station:
     token: TrioToken  # Token of the event loop
     thread: int  # Thread of the event loop
 
-    @cached_property
-    def waiting(self) -> Waits | None:
-        """The way to wait for the peers, where all of them are on the host of this process; else None."""
-        every = {starter.waiting for starter in self.starters.values()}
-        return every.pop() if len(every) == 1 else None
-
     @property
     def wires(self) -> str:
         """The kind of the wires, in words."""
-        return "wires" if self.waiting is None else "shared memory"
+        within_host = all(starter.within_host for starter in self.starters.values())
+        return "shared memory" if self.starters and within_host else "wires"
 
 
-class Execution(Looking):
+class Execution(UnderWay):
     """One execution of one rank's program.
 
     Args:
@@ -61,7 +56,7 @@ class Execution(Looking):
     """
 
     # Defaults of the class, because most executions never change them.
-    _advancing = _gives_up = _watched = False
+    _advancing = _gives_up = False
     _failure: BaseException | None = None
     _sleeper: Task | None = None
     _ended: Callable[[BaseException | None], None] | None = None
@@ -101,67 +96,19 @@ class Execution(Looking):
             self._give_up_soon()
         return False
 
-    # -- looking before it sleeps --------------------------------------------------------------------------------
+    # -- waiting -------------------------------------------------------------------------------------------------
 
     def look_before_sleeping(self) -> None:
         """Process messages that have come, before a task sleeps until the end: this saves a wake-up."""
-        waiting = self._station.waiting
-        if waiting is None:
-            if self._station.starters:
-                linger(self._station.starters, self._rests)
-            return
-        while self.waits and waiting.wait(self):
-            self.look()
-
-    @property
-    def waiting(self) -> Waits:
-        """The way to wait for the peers."""
-        waiting = self._station.waiting
-        assert waiting is not None, "a thread looks only where others can wake it"
-        return waiting
-
-    @property
-    def waits(self) -> bool:
-        """Whether messages are under way."""
-        return self._ended is not None and not self._rests()
-
-    @property
-    def others_came(self) -> bool:
-        """Whether a peer has sent something, or no message is under way any more."""
-        return not self.waits or any(starter.news(peer) for peer, starter in self._station.starters.items())
-
-    def look(self) -> None:
-        """Process messages that have come."""
-        for peer, starter in self._station.starters.items():
-            starter.catch_up(peer)
-
-    def look_in_thread(self) -> None:
-        """Process messages that have come, unless a task waits for any of them."""
-        for peer, starter in self._station.starters.items():
-            if starter.takes_threads(peer):
-                starter.catch_up(peer)
+        if self._station.starters:
+            linger(self._station.starters, self._rests)
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
-        """Process messages for a while, in a thread that waits for the end."""
-        if self._station.waiting is not None:
-            super().look_here(handover, longest_s)
-
-    def _ready(self) -> bool:
-        """Be known as a watcher, so that two threads do not look in one place."""
-        if self.waits and not self._watched:
-            self._watched = True
-            self.waiting.watch(self)
-        return self.waits
-
-    def _dozed(self) -> bool:
-        """Look for the last time; False if there is more to read of what others wait for."""
-        return super()._dozed() and not any(starter.news(peer) for peer, starter in self._station.starters.items())
+        """Do nothing: what follows a message may start tasks, so the loop goes on with it."""
 
     def _end(self, error: BaseException | None) -> None:
         """Tell the end, once."""
         ended, self._ended = self._ended, None
-        if self._watched:
-            self.waiting.unwatch(self)
         if ended is not None:
             ended(error)
 
@@ -190,9 +137,11 @@ class Execution(Looking):
         """Withdraw the messages under way and wait until all have ended, because they use the caller's memory."""
         with trio.CancelScope(shield=True):
             await checkpoint()
-            for call in list(self._running.values()):
+            for step, call in list(self._running.items()):
                 if call is not None:
                     call.withdraw()
+                    if call.ended:  # also if a thread was interrupted before it could call back
+                        self._running.pop(step, None)
             while self._running:
                 self._sleeper = current_task()
                 await wait_task_rescheduled(_never)

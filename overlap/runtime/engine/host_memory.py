@@ -84,7 +84,7 @@ class HostMemory:
             board.close()
 
     def _open(self, communicator: Communicator, operation: Operation) -> Board | None:
-        if operation.port.stream.window > OPERATIONS // 2 or not engine.BUILT:
+        if operation.port.stream.window > OPERATIONS // 2:
             return None
         board = self._transport.board(communicator.key.tag_base(), communicator.members)
         if board is not None:
@@ -195,7 +195,7 @@ class HostRun(Run):
         self._match = match
         self.operation.moves(self)
         self.operation.look = self.look_before_sleeping
-        self.ended()  # the engine tells nobody of what has ended before `submit` returned
+        self.on_end()  # the engine tells nobody of what has ended before `submit` returned
 
     def begin(self) -> None:
         """Submit the operation, now that the board is there; the loop's thread, or one in its place."""
@@ -209,7 +209,7 @@ class HostRun(Run):
         except Exception as error:
             self._settle(error)
             return
-        self.ended()
+        self.on_end()
 
     def submit_arrays(self) -> None:
         """Let the engine begin with the arrays of the operation."""
@@ -273,26 +273,30 @@ class HostRun(Run):
             and (look_s := patience.take()) > 0
         ):
             patience.learn(came=self._executor.board.wait(self._run, look_s, look_s) != engine.PENDING)
-        self.ended()
+        self.on_end()
 
     def look_here(self, handover: Handover, longest_s: float | None) -> None:
         """Wait, in a thread that waits for the operation, without the interpreter; then end it in the loop's place."""
         if self._run is None:
             return
-        self._executor.board.wait(self._run, _EVER_S if longest_s is None else longest_s, self._executor.board.look_s)
-        if self._run.state != engine.PENDING and not handover.in_place(self._ended_in_place, False):
-            with suppress(RunFinishedError):  # nobody waits any more
-                handover.post(self.ended)
+        board, settled = self._executor.board, False
+        try:
+            board.wait(self._run, _EVER_S if longest_s is None else longest_s, board.look_s)
+            settled = self._run.state == engine.PENDING or handover.in_place(self._ended_in_place, False)
+        finally:  # a handler of signals may raise anywhere
+            if not settled:
+                with suppress(RunFinishedError):  # nobody waits any more
+                    handover.post(self.on_end)
 
     def _ended_in_place(self) -> bool:
         if self.operation.heard or self._run is None or self._run.state != engine.DONE:
             return False
-        self.ended()
+        self.on_end()
         return True
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         """End the operation if the engine has; the loop's thread, or one in its place."""
         state = self.state
         if self._over or self._match is None or state == engine.PENDING:
@@ -306,7 +310,7 @@ class HostRun(Run):
         elif state != engine.DONE:
             self._settle(self._error(state))
         elif self.operation.heard and get_ident() != self.operation.context.thread:
-            self.operation.context.from_thread(self.ended)
+            self.operation.context.from_thread(self.on_end)
         else:
             self._settle(None)
 
@@ -383,6 +387,8 @@ class HostRun(Run):
 
     def _close(self) -> None:
         self._over = True
+        if self._run is not None and self._run.queued:  # a thread has waited for it
+            self._executor.board.forget(self._run)
         self._memory = None
 
 

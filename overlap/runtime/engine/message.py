@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
+
+from trio import RunFinishedError
 
 from transports import Call
 from transports.blocking import TaskStarter
 
 from ..event_loop import Withdraws
+from ..handover import Handover
 from .execution import Execution, Station
 from .laid_out import LaidStep
 
@@ -76,14 +80,32 @@ class Message(Execution, Withdraws):
         else:
             self._stopped(call.error)
 
-    @property
-    def others_came(self) -> bool:
-        """Whether the peer has sent something, or it is not under way any more."""
-        return self._starter.news(self._peer) or not self.waits
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def look_before_sleeping(self) -> None:
+        """Wait for a moment, before a task sleeps until the end."""
+        call = self._running.get(_ONLY)
+        if call is not None and not call.look():
+            super().look_before_sleeping()
+
+    def look_here(self, handover: Handover, longest_s: float | None) -> None:
+        """Wait, in a thread that waits for the end, if the wire lets threads; then end it in the loop's place."""
+        call = self._running.get(_ONLY)
+        if call is None:
+            return
+        settled = False
+        try:
+            came = call.wait(_EVER_S if longest_s is None else longest_s)
+            settled = not came or handover.in_place(call.settle_in_thread, False)
+        finally:  # a handler of signals may raise anywhere
+            if not settled:
+                with suppress(RunFinishedError):  # nobody waits any more
+                    handover.post(call.settle)
 
 
 def _nothing() -> None:
     """Do nothing: the caller of `withdraw` is told by its result."""
 
 
+_EVER_S = 1e9
 _ONLY = cast("LaidStep", None)  # stands for the step of a message

@@ -10,10 +10,11 @@ import sys
 import trio
 
 from transports.shared_memory import SharedMemory
+from transports.shared_memory.memory_link import MemoryCall
 from transports.starter import Call
 
-#: Several pieces of reading.
-LONG_BYTES = 8 << 20
+#: It takes much longer to move than to notice that it has begun.
+LONG_BYTES = 128 << 20
 
 
 async def exchange(name: str, mine: bytes) -> list[bytes]:
@@ -21,7 +22,7 @@ async def exchange(name: str, mine: bytes) -> list[bytes]:
     return [base64.b64decode(sys.stdin.readline()), mine]
 
 
-def die(*_: object) -> None:
+def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -29,17 +30,23 @@ def ignore(call: Call) -> None:
     pass
 
 
+async def in_the_midst(call: Call | None) -> None:
+    """Die once the other end has met it."""
+    assert isinstance(call, MemoryCall)
+    while not call.op.met:
+        await trio.lowlevel.checkpoint()
+    die()
+
+
 async def main(what: str) -> None:
     transport = SharedMemory(member=1, placement=((0,), (1,)), secret=b"of the tests", exchange=exchange)
     async with transport.open():
         end = transport.endpoint(1)
-        if what == "sends":  # until it is killed
-            await end.send(0, 1, bytes(LONG_BYTES))
+        starts = end.starter(0)
+        if what == "sends":
+            await in_the_midst(starts.begin_send(0, 1, bytes(LONG_BYTES), done=ignore))
         elif what == "receives":
-            starts = end.starter(0)
-            assert starts is not None
-            starts.begin_recv(0, 1, None, LONG_BYTES, done=ignore, consume=die)
-            await trio.sleep_forever()
+            await in_the_midst(starts.begin_recv(0, 1, None, LONG_BYTES, done=ignore))
         else:
             await end.recv_into(0, 1, bytearray(1))
             die()

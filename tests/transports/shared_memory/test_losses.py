@@ -77,32 +77,14 @@ def test_a_loss_that_is_told_before_the_neighbours_are_known_is_not_forgotten() 
     run(main)
 
 
-def test_who_reads_its_memory_notices() -> None:
+@pytest.mark.parametrize("what", ["sends", "receives"])
+def test_who_is_in_the_midst_of_a_message_notices(what: str) -> None:
     async def main() -> None:
-        pieces: list[int] = []
-        over = trio.Event()
-        async with beside("sends", Lines()) as (transport, process):
-
-            def take(offset: int, piece: memoryview) -> None:
-                pieces.append(offset)
-                process.kill()
-                process.wait()  # what it had in memory is gone
-
-            starts = transport.endpoint(0).starter(1)
-            assert starts is not None
-            call = starts.begin_recv(1, 1, None, LONG_BYTES, done=lambda call: over.set(), consume=take)
-            await over.wait()
-        assert isinstance(call.error, LinkLostError)
-        assert pieces == [0]
-
-    run(main)
-
-
-def test_whose_memory_it_was_reading_notices() -> None:
-    async def main() -> None:
-        async with beside("receives", Lines()) as (transport, _):
+        async with beside(what, Lines()) as (transport, _):
+            end = transport.endpoint(0)
+            call = end.recv_into if what == "sends" else end.send
             with pytest.raises(LinkLostError, match="its process has ended"):
-                await transport.endpoint(0).send(1, 1, bytes(LONG_BYTES))
+                await call(1, 1, bytearray(LONG_BYTES))
 
     run(main)
 

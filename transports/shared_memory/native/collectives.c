@@ -101,8 +101,6 @@ typedef struct { /* how the rank at a position carries out its operations with o
 /* What a run waits for or does. */
 enum { ROW, COPYING, MEETING, TAKING, REDUCING, SLICING, COLLECTING, LEAVING };
 
-enum { SUBMITTING = 1, ENDED_AT_ONCE };
-
 typedef struct {
     uint64_t where;
     int mode;
@@ -110,15 +108,14 @@ typedef struct {
 
 struct Run { /* one rank's end of a collective */
     End end;
-    Run *next, *next_over;
-    PyObject *owner;
+    Run *next;
     Board *board;
     Table *table;
     char *source, *target;
     uint64_t number, tag, home; /* home: of a shared result, on the turn of this rank */
     long priority;
     Place *place;
-    int mode, phase, rowless, cancelled, submitting, over;
+    int mode, phase, rowless, cancelled, over;
     int private, lent, all; /* whether inputs are read where they are; lie in lent places; whether all are needed */
     /* the work at hand */
     const Pull *pulls;
@@ -382,21 +379,11 @@ static void end_run(Engine *engine, Run *run, int state)
     while (*at != run)
         at = &(*at)->next;
     *at = run->next;
-    engine->pending--;
     engine->rowless -= run->rowless;
-    engine->heavy -= run->table->heavy;
     run->rowless = 0, run->over = 1, run->ended_ns = now_ns();
     if (run->place != NULL)
         run->place->held = 0;
-    atomic_store(&run->end.state, state);
-    if (run->submitting) {
-        run->submitting = ENDED_AT_ONCE;
-        return;
-    }
-    run->next_over = engine->ended_runs;
-    engine->ended_runs = run;
-    if (!atomic_load(&run->end.waited) && engine->door >= 0)
-        open_door(engine->door);
+    finish(engine, &run->end, state);
 }
 
 static Scratch *scratch_of(Engine *engine)
@@ -710,10 +697,11 @@ void work(Engine *engine)
 
 void release_runs(Engine *engine)
 {
-    for (Run *run = engine->runs, *next; run != NULL; run = next)
-        next = run->next, Py_DECREF(run);
-    for (Run *run = engine->ended_runs, *next; run != NULL; run = next)
-        next = run->next_over, Py_DECREF(run);
+    for (Run *run = engine->runs, *next; run != NULL; run = next) {
+        next = run->next;
+        Py_CLEAR(run->end.owner);
+        Py_DECREF(run);
+    }
     for (Scratch *scratch = engine->scratch, *next; scratch != NULL; scratch = next)
         next = scratch->next, free(scratch);
 }
@@ -722,7 +710,7 @@ void release_runs(Engine *engine)
 
 static void Run_dealloc(Run *run)
 {
-    Py_XDECREF(run->owner);
+    Py_XDECREF(run->end.owner);
     Py_XDECREF(run->board);
     Py_XDECREF(run->table);
     PyTypeObject *type = Py_TYPE(run);
@@ -737,7 +725,10 @@ static PyObject *Run_state(Run *run, void *unused)
 
 static PyGetSetDef Run_fields[] = {{"state", (getter)Run_state}, {NULL}};
 static PyMemberDef Run_members[] = {
-    {"ended_ns", T_LONGLONG, offsetof(Run, ended_ns), READONLY}, {"home", T_ULONGLONG, offsetof(Run, home), READONLY}, {NULL}};
+    {"ended_ns", T_LONGLONG, offsetof(Run, ended_ns), READONLY},
+    {"home", T_ULONGLONG, offsetof(Run, home), READONLY},
+    {"queued", T_INT, offsetof(Run, end.queued), READONLY},
+    {NULL}};
 static PyType_Slot Run_slots[] = {
     {Py_tp_dealloc, Run_dealloc}, {Py_tp_getset, Run_fields}, {Py_tp_members, Run_members}, {0}};
 PyType_Spec Run_spec = {"transports.shared_memory._native.Run", sizeof(Run), sizeof(Given),
@@ -771,7 +762,7 @@ static Run *new_run(Board *board, Table *table, PyObject *owner)
     if (run == NULL)
         return NULL;
     memset((char *)run + offsetof(Run, end.next_ended), 0, offsetof(Run, given) - offsetof(Run, end.next_ended));
-    run->owner = Py_NewRef(owner);
+    run->end.owner = Py_NewRef(owner), run->end.heavy = table->heavy;
     run->board = (Board *)Py_NewRef(board), run->table = (Table *)Py_NewRef(table);
     return run;
 }
@@ -822,23 +813,23 @@ PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count)
         /* without common reading another rank may be homeless: then all must know */
         run->all = table->flags & NEEDS_ALL ||
                    (run->mode != ON_BOARD && !board->reads && !(table->flags & FROM_ONE));
-        run->phase = ROW, run->submitting = SUBMITTING;
+        run->phase = ROW, run->end.submitting = SUBMITTING;
         Run **last = &engine->runs;
         while (*last != NULL)
             last = &(*last)->next;
         *last = run;
-        engine->pending++, engine->heavy += table->heavy;
+        begin_end(engine, &run->end);
         engine->promised = how & WAITED_FOR;
         advance(engine, run);
         attend(engine);
-        at_once = run->submitting == ENDED_AT_ONCE;
-        run->submitting = 0;
+        at_once = run->end.submitting == ENDED_AT_ONCE;
+        run->end.submitting = 0;
         unlock(engine);
     } else
         pthread_mutex_unlock(&engine->lock);
     Py_END_ALLOW_THREADS
     if (refused || at_once) { /* nobody else knows it */
-        Py_CLEAR(run->owner);
+        Py_CLEAR(run->end.owner);
         Py_DECREF(run);
     }
     if (refused) {
@@ -867,50 +858,6 @@ PyObject *Engine_cancel(Engine *engine, PyObject *given)
     unlock(engine);
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(over);
-}
-
-/* Return the owners of the runs that have ended and that no thread has waited for. */
-PyObject *Engine_take_ended(Engine *engine, PyObject *unused)
-{
-    Run *ended;
-    PyObject *owners = PyList_New(0);
-    if (owners == NULL || engine->pid != getpid())
-        return owners;
-    Py_BEGIN_ALLOW_THREADS
-    lock(engine);
-    attend(engine);
-    ended = engine->ended_runs;
-    engine->ended_runs = NULL;
-    unlock(engine);
-    Py_END_ALLOW_THREADS
-    while (ended != NULL) {
-        Run *next = ended->next_over;
-        if (ended->owner != NULL && PyList_Append(owners, ended->owner) < 0)
-            PyErr_WriteUnraisable(NULL);
-        Py_CLEAR(ended->owner);
-        Py_DECREF(ended);
-        ended = next;
-    }
-    return owners;
-}
-
-/* Take an ended run whose end a thread of Python's knows out of the list. */
-void forget_ended(Engine *engine, Run *run)
-{
-    int there = 0;
-    Py_BEGIN_ALLOW_THREADS
-    lock(engine);
-    for (Run **at = &engine->ended_runs; *at != NULL; at = &(*at)->next_over)
-        if (*at == run) {
-            *at = run->next_over, there = 1;
-            break;
-        }
-    pthread_mutex_unlock(&engine->lock);
-    Py_END_ALLOW_THREADS
-    if (there) {
-        Py_CLEAR(run->owner);
-        Py_DECREF(run);
-    }
 }
 
 static void Board_dealloc(Board *board)

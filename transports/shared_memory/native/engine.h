@@ -1,6 +1,7 @@
 /* The engine of one process: everything that its threads move between processes of one host, without Python.
 
    messages.c    messages through rings of shared memory
+   ends.c        how messages and collectives end, and who hears of it
    collectives.c collectives out of each other's memory, which meet at boards
    arithmetic.c  reductions, with the bits of numpy
    wait.c        the lock, the one wait of all threads, and the thread that works while none waits
@@ -29,9 +30,10 @@
 #define LINE 64
 #define COUNTS_BYTES 256
 #define PIECE_BYTES (128 << 10) /* of a message: both sides of a long one copy at the same time, a piece each */
-#define SITE_BYTES 40
+#define SITE_BYTES 32
 #define KEPT_RINGS 4            /* how many rings of messages a receiver keeps for later receives, per peer */
 #define MOST_OFFERS (1 << 20)   /* that wait here per peer, as in transports/matching: more than any program has */
+#define MOST_NOTES (1 << 16)    /* that nobody has taken */
 #define CLOSE_AGAIN_NS 50000000 /* a peer may have written over the bell that ends a thread */
 #define ROW_LOOK_NS 1000000     /* between looks at a row of a board that is not free: nobody rings for that */
 #define LONG_TURN_NS 1000000    /* a yield that takes longer shows that others need the core */
@@ -44,6 +46,7 @@ typedef struct { /* how much has been written and read, ever; each count has one
     _Alignas(LINE) _Atomic uint64_t written;
     _Alignas(LINE) _Atomic uint64_t read;
     _Alignas(LINE) _Atomic uint32_t full; /* the writer waits for room */
+    _Atomic uint32_t urgent;              /* something is to be read though nobody waits for a message */
     _Alignas(LINE) _Atomic uint64_t kept; /* bytes that the reader keeps for later receives */
 } Counts;
 
@@ -58,11 +61,13 @@ typedef struct { /* in each process's own memory */
 enum { ATTENDED, BY_SPARE, BY_LOOP };
 
 /* WHOLE: the bytes follow. OFFER: they do not; offers are numbered from 0, in order. ASK: the receiver wants an offer,
-   whose number is the tag. REFUSE: it wants none of it. ANSWER: the bytes of an offer follow, whose number is the tag. */
-enum { WHOLE = 1, OFFER, ASK, REFUSE, ANSWER };
+   whose number is the tag. REFUSE: it wants none of it, but so many bytes; NONSENSE: it has forgotten it, as the sender
+   asked. ANSWER: the bytes of an offer follow, whose number is the tag. NOTE: three integers for the process itself.
+   FORGET: the sender withdraws an offer, whose number is the tag. */
+enum { WHOLE = 1, OFFER, ASK, REFUSE, ANSWER, NOTE, FORGET };
 
 typedef struct {
-    uint64_t tag, nbytes;
+    uint64_t tag, lane, nbytes; /* lane: which ranks of the two processes; 0: the processes have one each */
     uint32_t call, kind;
     char site[SITE_BYTES]; /* where the sender was called */
 } Head;
@@ -84,10 +89,17 @@ enum { PENDING, DONE, MISMATCH, LOST, WITHDRAWN, NO_MEMORY, CORRUPT, HOMELESS, C
 
 typedef struct End { /* one rank's end of a message or of a collective */
     PyObject_HEAD
-    struct End *next_ended;
+    struct End *next_ended, *next_over;
+    PyObject *owner; /* hears of the end on the event loop's thread; NULL: nobody does */
+    int submitting;  /* how far the call is that began it */
+    int queued;      /* whether its owner will hear of its end, unless a thread waits for it */
+    int heavy;       /* whether moving its bytes may take longer than waking a thread */
     _Atomic int state;
     _Atomic int waited; /* threads that wait for it here */
 } End;
+
+/* The call that began an end has not returned, and sees its end, or sees it unless others are still to be heard of. */
+enum { SUBMITTING = 1, SUBMITTING_IN_ORDER, ENDED_AT_ONCE };
 
 typedef struct Op { /* of a message */
     End end;
@@ -98,7 +110,12 @@ typedef struct Op { /* of a message */
     int source;  /* whom a message came from */
     int begun;   /* a send whose bytes are being written */
     int refused; /* the state in which a receive ends that takes an offer and does not want it */
-    Head head;   /* of a receive that did not match: the sender's */
+    int met;     /* whether a message has met its receive */
+    int control; /* NOTE or FORGET: the head is all there is */
+    int withdrawn; /* a send whose offer the peer is asked to forget */
+    long priority; /* of a send; lower is more urgent */
+    Head head;     /* of a receive that did not match: the sender's; of a send: its length is the receiver's */
+    uint64_t wanted; /* bytes of a receive */
     uint64_t moved, number; /* of its offer */
 } Op;
 
@@ -110,9 +127,20 @@ typedef struct Early { /* a message, or an offer, that came before its receive a
     struct Early *next;
     Op *op; /* a receive that takes it while its bytes arrive */
     Head head;
-    uint64_t moved, number;
+    uint64_t moved, number, turn;
     char bytes[]; /* none of an offer */
 } Early;
+
+typedef struct Number {
+    struct Number *next;
+    uint64_t number;
+} Number;
+
+typedef struct Note { /* three integers that a peer has written */
+    struct Note *next;
+    int peer;
+    uint64_t words[3];
+} Note;
 
 typedef struct {
     Ring out, in;
@@ -122,7 +150,10 @@ typedef struct {
     Queue offered;       /* sends whose bytes the peer has not asked for */
     Queue asking, asked; /* receives that have taken an offer: their question is still to be written; is written */
     uint64_t offers_out, offers_in, early_offers, kept;
+    Number *forgotten; /* offers that it has withdrawn, which is still to be confirmed */
     int corrupt; /* it has written nonsense */
+    int lost;    /* its process is gone */
+    int forced;  /* whether all that has come is read, also what nobody waits for */
     Early *first_early, *last_early;
     /* the message that is coming in */
     int coming;
@@ -144,6 +175,12 @@ typedef struct {
     Bells *bells;
     Queue receives;
     _Atomic(End *) ended; /* to be released by a thread that holds Python's lock */
+    End *first_over, *last_over; /* ended, and not yet taken by Python */
+    Note *first_note, *last_note; /* likewise */
+    int notes, taking, delivering; /* taking: the event loop is about to take both; delivering: it tells owners */
+    int probing; /* whether somebody wants to know of messages that no receive waits for */
+    uint64_t turns; /* messages that have come before their receives */
+    long owned; /* ends under way that have an owner */
     long pending;
     int coming;  /* messages that are coming in */
     int waiting; /* threads */
@@ -156,10 +193,9 @@ typedef struct {
     int promised; /* whether a thread is about to wait */
     /* collectives */
     Run *runs;         /* under way, in the order in which they were begun */
-    Run *ended_runs;   /* not yet taken by Python */
     Scratch *scratch;  /* memory for threads that work */
     int rowless;       /* runs that wait for a row of their board to be free */
-    int heavy;         /* runs whose bytes take longer to move than a thread to wake */
+    int heavy;         /* ends under way whose bytes take longer to move than a thread to wake */
     int working, most; /* threads that work, and how many may */
     int door;          /* a descriptor that becomes readable when a run ends that no thread waits for; or -1 */
     /* threads */
@@ -175,6 +211,7 @@ typedef struct {
 int64_t now_ns(void);
 void ring_threads(Bells *bells);
 void ring(Bells *bells, int door);
+void ring_anyhow(Bells *bells, int door);
 void open_door(int door);
 void lock(Engine *engine);
 int attend(Engine *engine);
@@ -182,6 +219,14 @@ void unlock(Engine *engine);
 void wait_for(Engine *engine, End *end, int64_t limit_ns, int64_t look_ns);
 int start_spare(Engine *engine);
 void join_spare(Engine *engine);
+
+/* ends.c; the engine is locked, but for what Python calls */
+void begin_end(Engine *engine, End *end);
+void finish(Engine *engine, End *end, int state);
+int note_arrives(Engine *engine, int peer, const Head *head);
+void release_over(Engine *engine);
+PyObject *Engine_forget(Engine *engine, PyObject *given);
+PyObject *Engine_take_ended(Engine *engine, PyObject *unused);
 
 /* messages.c; the engine is locked */
 int progress_messages(Engine *engine);
@@ -191,6 +236,9 @@ PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count
 PyObject *Engine_withdraw(Engine *engine, PyObject *given);
 PyObject *Engine_lose(Engine *engine, PyObject *given);
 PyObject *Engine_sending(Engine *engine, PyObject *unused);
+PyObject *Engine_note(Engine *engine, PyObject *const *args, Py_ssize_t count);
+PyObject *Engine_probe(Engine *engine, PyObject *on);
+PyObject *Engine_announced(Engine *engine, PyObject *rank);
 extern PyType_Spec Op_spec;
 extern PyTypeObject *Op_type;
 
@@ -201,9 +249,7 @@ void work(Engine *engine);
 void release_runs(Engine *engine);
 PyObject *Engine_submit(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_cancel(Engine *engine, PyObject *given);
-PyObject *Engine_take_ended(Engine *engine, PyObject *unused);
 extern PyType_Spec Board_spec, Table_spec, Run_spec;
-void forget_ended(Engine *engine, Run *run);
 extern PyTypeObject *Board_type, *Table_type, *Run_type;
 
 /* arithmetic.c */

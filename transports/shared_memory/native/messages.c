@@ -3,9 +3,15 @@
    There is a ring for each ordered pair of processes, and a message is a head and its bytes. A receiver that needs a
    message behind others keeps those others, in bounded memory. So a message that is longer than the ring is offered: its
    head goes alone, the receiver asks for it by number once a receive takes it, and its bytes go then. Shorter ones are
-   offered while the receiver keeps many. Nonsense from a peer ends all messages with it. */
+   offered while the receiver keeps many. Nonsense from a peer ends all messages with it.
+
+   Messages of one tag and lane arrive in the order in which they were sent. Of others the most urgent ones leave first.
+   What has come stays in the ring while nobody here waits for anything of its sender, unless it is urgent: notes, the
+   withdrawal of an offer, or everything while somebody probes. */
 
 #include "engine.h"
+#include <limits.h>
+#include <string.h>
 
 static void copy_in(Ring *ring, uint64_t at, const char *from, uint64_t nbytes)
 {
@@ -38,6 +44,41 @@ static void append(Queue *queue, Op *op)
     queue->last = op;
 }
 
+/* How far a send has begun. */
+enum { ASKED_FOR = 1, WRITING };
+
+static int holds(const Queue *queue, const Op *op)
+{
+    const Op *held = queue->first;
+    while (held != NULL && held != op)
+        held = held->next;
+    return held != NULL;
+}
+
+/* Whether one of two sends must not overtake the other. */
+static int stay_in_order(const Op *a, const Op *b)
+{
+    return !a->begun && !b->begun && !a->control && !b->control && a->head.tag == b->head.tag &&
+           a->head.lane == b->head.lane;
+}
+
+/* Queue a send behind those that are as urgent. */
+static void queue_send(Queue *sends, Op *op)
+{
+    Op *behind = NULL;
+    if (sends->last == NULL || sends->last->priority <= op->priority) {
+        append(sends, op);
+        return;
+    }
+    for (Op *at = sends->first; at != NULL; at = at->next)
+        if (at->begun == WRITING || at->priority <= op->priority || stay_in_order(at, op))
+            behind = at;
+    op->next = behind == NULL ? sends->first : behind->next;
+    *(behind == NULL ? &sends->first : &behind->next) = op;
+    if (sends->last == behind)
+        sends->last = op;
+}
+
 /* Return whether it was there. */
 static int take_out(Queue *queue, const Op *op)
 {
@@ -51,9 +92,6 @@ static int take_out(Queue *queue, const Op *op)
     return 0;
 }
 
-/* How far a send has begun. */
-enum { ASKED_FOR = 1, WRITING };
-
 /* What a head that arrives leads to. */
 enum { UNWANTED, ALONE, BYTES_FOLLOW, BAD };
 
@@ -61,12 +99,7 @@ enum { UNWANTED, ALONE, BYTES_FOLLOW, BAD };
 
 static void end(Engine *engine, Op *op, int state)
 {
-    End *first = atomic_load(&engine->ended);
-    engine->pending--;
-    atomic_store(&op->end.state, state);
-    do
-        op->end.next_ended = first;
-    while (!atomic_compare_exchange_weak(&engine->ended, &first, &op->end)); /* others only take all of them */
+    finish(engine, &op->end, state);
 }
 
 static uint64_t kept_bytes(const Head *head)
@@ -127,6 +160,8 @@ static void fail(Engine *engine, int index)
     end_all(engine, &peer->offered, CORRUPT);
     end_all(engine, &peer->asking, CORRUPT);
     end_all(engine, &peer->asked, CORRUPT);
+    if (engine->door >= 0)
+        open_door(engine->door);
     if (atomic_load(&engine->sleepers))
         ring_threads(engine->bells);
 }
@@ -148,7 +183,7 @@ static void write_head(Ring *out, const Head *head, uint32_t kind)
 /* Write the question of a receive for the offer that it has taken. */
 static void ask(Engine *engine, Peer *peer, Op *op)
 {
-    Head head = {.tag = op->number};
+    Head head = {.tag = op->number, .nbytes = op->wanted};
     take_out(&peer->asking, op);
     write_head(&peer->out, &head, op->refused ? REFUSE : ASK);
     if (op->refused)
@@ -177,17 +212,36 @@ static int begin(Peer *peer, Op *op)
     return 1;
 }
 
+/* Confirm that an offer is forgotten. */
+static void confirm(Peer *peer)
+{
+    Number *forgotten = peer->forgotten;
+    peer->forgotten = forgotten->next;
+    write_head(&peer->out, &(Head){.tag = forgotten->number, .nbytes = NONSENSE}, REFUSE);
+    free(forgotten);
+}
+
+/* Let the peer read all that it has been sent, also what it does not wait for. */
+static void press(Peer *peer)
+{
+    atomic_store(&peer->out.counts->urgent, 1);
+    ring_anyhow(peer->bells, peer->door);
+}
+
 /* Write as much as there is room for; return whether anything was. */
 static int push(Engine *engine, int index)
 {
     Peer *peer = &engine->peers[index];
     Ring *out = &peer->out;
     uint64_t before = out->own;
-    while (peer->sends.first != NULL || peer->asking.first != NULL) {
+    int urgent = 0;
+    while (peer->sends.first != NULL || peer->asking.first != NULL || peer->forgotten != NULL) {
         uint64_t left = room_left(out);
         if (left < 2 * LINE) {
             atomic_store(&out->counts->full, 1);
             left = room_left(out);
+            if (left < 2 * LINE && peer->sends.first != NULL && peer->sends.first->control)
+                press(peer);
         }
         if (left == NONSENSE) {
             fail(engine, index);
@@ -197,9 +251,17 @@ static int push(Engine *engine, int index)
             break;
         Op *op = peer->sends.first;
         uint64_t n = 0;
-        if (peer->asking.first != NULL && (op == NULL || op->begun != WRITING))
+        int between_messages = op == NULL || op->begun != WRITING;
+        if (between_messages && peer->asking.first != NULL)
             ask(engine, peer, peer->asking.first);
-        else if (op->begun == WRITING || (left -= LINE, begin(peer, op))) {
+        else if (between_messages && peer->forgotten != NULL)
+            confirm(peer);
+        else if (op->control) {
+            write_head(out, &op->head, op->control);
+            take_out(&peer->sends, op);
+            end(engine, op, DONE);
+            urgent = 1;
+        } else if (op->begun == WRITING || (left -= LINE, begin(peer, op))) {
             n = op->head.nbytes - op->moved;
             n = n < left ? n : left;
             n = n < PIECE_BYTES ? n : PIECE_BYTES;
@@ -219,7 +281,10 @@ static int push(Engine *engine, int index)
     }
     if (out->own == before)
         return 0;
-    ring(peer->bells, peer->door);
+    if (urgent)
+        press(peer);
+    else
+        ring(peer->bells, peer->door);
     return 1;
 }
 
@@ -231,8 +296,9 @@ static Op *matching(Engine *engine, int index, const Head *head, int *waits)
         if (op->peer != index && op->peer >= 0)
             continue;
         *waits = 1;
-        if (op->head.tag != head->tag)
+        if (op->head.tag != head->tag || op->head.lane != head->lane)
             continue;
+        op->met = 1;
         take_out(&engine->receives, op);
         return op;
     }
@@ -266,7 +332,7 @@ static void keep_early(Engine *engine, Peer *peer, uint64_t number)
         end_all(engine, &engine->receives, NO_MEMORY);
         return;
     }
-    early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0, early->number = number;
+    early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0, early->number = number, early->turn = engine->turns++;
     if (peer->last_early == NULL)
         peer->first_early = early;
     else
@@ -275,6 +341,8 @@ static void keep_early(Engine *engine, Peer *peer, uint64_t number)
     peer->early = head->kind == WHOLE ? early : NULL;
     peer->early_offers += head->kind == OFFER;
     count_kept(peer, peer->kept + kept_bytes(head));
+    if (engine->probing && engine->door >= 0)
+        open_door(engine->door);
 }
 
 static void give_early(Engine *engine, Peer *peer, Early *early)
@@ -306,14 +374,42 @@ static Op *numbered(const Queue *queue, uint64_t number)
 static int answered_offer(Engine *engine, Peer *peer)
 {
     Op *op = numbered(&peer->offered, peer->head.tag);
-    if (op == NULL)
+    if (op == NULL || (peer->head.kind == REFUSE && peer->head.nbytes == NONSENSE && !op->withdrawn))
         return BAD;
     take_out(&peer->offered, op);
-    op->begun = ASKED_FOR;
+    op->begun = ASKED_FOR, op->met = 1;
     if (peer->head.kind == ASK)
-        append(&peer->sends, op);
-    else
+        queue_send(&peer->sends, op);
+    else if (peer->head.nbytes == NONSENSE)
+        end(engine, op, WITHDRAWN);
+    else if (op->end.owner == NULL) /* its thread is told by the receiver's error */
         end(engine, op, DONE);
+    else {
+        op->head.nbytes = peer->head.nbytes;
+        end(engine, op, MISMATCH);
+    }
+    return ALONE;
+}
+
+/* The peer withdraws an offer, unless it has been answered already. */
+static int offer_is_withdrawn(Peer *peer)
+{
+    Early *early = peer->first_early;
+    if (peer->head.tag >= peer->offers_in)
+        return BAD;
+    while (early != NULL && (early->head.kind != OFFER || early->number != peer->head.tag))
+        early = early->next;
+    if (early == NULL)
+        return ALONE;
+    Number *forgotten = malloc(sizeof(Number));
+    if (forgotten == NULL)
+        return BAD;
+    drop_early(peer, early);
+    *forgotten = (Number){NULL, peer->head.tag};
+    Number **last = &peer->forgotten;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = forgotten;
     return ALONE;
 }
 
@@ -341,7 +437,7 @@ static int message_begins(Engine *engine, int index)
                                 peer->kept + kept_bytes(head) > (KEPT_RINGS + 1) * peer->in.room))
         return BAD;
     Op *op = matching(engine, index, head, &waits);
-    if (op == NULL && !waits && peer->offered.first == NULL && peer->asked.first == NULL)
+    if (op == NULL && !waits && peer->offered.first == NULL && peer->asked.first == NULL && !peer->forced)
         return UNWANTED;
     uint64_t number = head->kind == OFFER ? peer->offers_in++ : 0;
     int other = op != NULL && differs(op, index, head);
@@ -368,6 +464,10 @@ static int head_arrives(Engine *engine, int index)
         return answered_offer(engine, peer);
     case ANSWER:
         return answer_begins(peer);
+    case NOTE:
+        return note_arrives(engine, index, &peer->head) ? ALONE : BAD;
+    case FORGET:
+        return offer_is_withdrawn(peer);
     default:
         return BAD;
     }
@@ -379,11 +479,15 @@ static int pull(Engine *engine, int index)
     Peer *peer = &engine->peers[index];
     Ring *in = &peer->in;
     uint64_t before = in->own;
+    if (engine->probing || (atomic_load(&in->counts->urgent) && atomic_exchange(&in->counts->urgent, 0)))
+        peer->forced = 1; /* what is urgent was written before that was said */
     for (;;) {
         uint64_t there = between(in, in->own, atomic_load(&in->counts->written));
         int head = BYTES_FOLLOW;
-        if (there == 0)
+        if (there == 0) {
+            peer->forced = 0;
             break;
+        }
         if (there != NONSENSE && !peer->coming) {
             memcpy(&peer->head, in->bytes + in->own % in->room, LINE);
             head = head_arrives(engine, index);
@@ -425,6 +529,7 @@ static int pull(Engine *engine, int index)
 static void Op_dealloc(Op *op)
 {
     Py_XDECREF(op->keeps);
+    Py_XDECREF(op->end.owner);
     PyTypeObject *type = Py_TYPE(op);
     type->tp_free(op);
     Py_DECREF(type);
@@ -450,7 +555,10 @@ static PyGetSetDef Op_fields[] = {{"state", (getter)Op_state},
                                   {"site", (getter)Op_site},
                                   {NULL}};
 
-static PyMemberDef Op_members[] = {{"source", T_INT, offsetof(Op, source), READONLY}, {NULL}};
+static PyMemberDef Op_members[] = {{"source", T_INT, offsetof(Op, source), READONLY},
+                                   {"met", T_INT, offsetof(Op, met), READONLY},
+                                   {"queued", T_INT, offsetof(Op, end.queued), READONLY},
+                                   {NULL}};
 
 static PyType_Slot Op_slots[] = {
     {Py_tp_dealloc, Op_dealloc}, {Py_tp_getset, Op_fields}, {Py_tp_members, Op_members}, {0}};
@@ -472,25 +580,87 @@ static Op *new_op(Engine *engine, int peer, uint64_t tag, uint32_t call, unsigne
     Op *op = PyObject_New(Op, Op_type);
     if (op == NULL)
         return NULL;
-    op->next = NULL, op->end.next_ended = NULL;
+    memset((char *)op + offsetof(Op, end.next_ended), 0, sizeof(Op) - offsetof(Op, end.next_ended));
     op->keeps = Py_NewRef(keeps);
     op->bytes = nbytes ? (char *)(uintptr_t)address : op->head.site; /* memory of nothing may be NULL */
-    op->peer = peer, op->source = 0, op->begun = 0, op->refused = 0, op->moved = 0, op->number = 0;
-    memset(&op->head, 0, sizeof op->head);
-    op->head.tag = tag, op->head.call = call, op->head.nbytes = nbytes;
-    atomic_init(&op->end.state, PENDING);
+    op->peer = peer;
+    op->head.tag = tag, op->head.call = call, op->head.nbytes = op->wanted = nbytes;
     return op;
+}
+
+/* Give an op its owner, if there is one. */
+static void own(Op *op, PyObject *owner, int submitting)
+{
+    op->end.owner = Py_NewRef(owner);
+    op->end.submitting = submitting;
+    op->end.heavy = op->wanted > PIECE_BYTES;
+}
+
+/* Unlock the engine after an op was begun; return whether it has ended at once, and nobody else knows it. */
+static int op_is_begun(Engine *engine, Op *op)
+{
+    attend(engine);
+    int at_once = op->end.submitting == ENDED_AT_ONCE;
+    op->end.submitting = 0;
+    unlock(engine);
+    return at_once;
+}
+
+/* Return an op that was begun to its caller. */
+static PyObject *begun(Engine *engine, Op *op, int at_once)
+{
+    if (at_once) {
+        Py_CLEAR(op->end.owner);
+        Py_DECREF(op);
+    }
+    release_ended(engine);
+    return (PyObject *)op;
+}
+
+/* Return the address of a buffer, or the number that is given instead of one. */
+static unsigned long long address_in(PyObject *address, PyObject *keeps, int written)
+{
+    Py_buffer buffer;
+    if (address != Py_None)
+        return PyLong_AsUnsignedLongLong(address);
+    if (PyObject_GetBuffer(keeps, &buffer, written ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+        return 0;
+    unsigned long long found = (uintptr_t)buffer.buf;
+    PyBuffer_Release(&buffer); /* `keeps` holds it */
+    return found;
+}
+
+static long clamped(PyObject *given)
+{
+    int beyond;
+    long found = PyLong_AsLongAndOverflow(given, &beyond);
+    return beyond ? beyond * LONG_MAX : found;
+}
+
+static void begin_send(Engine *engine, int index, Op *op)
+{
+    Peer *to = &engine->peers[index];
+    begin_end(engine, &op->end);
+    if (to->corrupt || to->lost)
+        end(engine, op, to->corrupt ? CORRUPT : LOST);
+    else {
+        queue_send(&to->sends, op);
+        if (to->sends.first == op)
+            push(engine, index);
+    }
 }
 
 PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 7)
-        return PyErr_Format(PyExc_TypeError, "send takes 7 arguments");
+    if (count != 7 && count != 10)
+        return PyErr_Format(PyExc_TypeError, "send takes 7 arguments or 10");
     int peer = (int)PyLong_AsLong(args[0]);
     uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]);
     uint32_t call = (uint32_t)PyLong_AsUnsignedLongMask(args[2]);
-    unsigned long long address = PyLong_AsUnsignedLongLong(args[4]);
+    unsigned long long address = address_in(args[4], args[6], 0);
     uint64_t nbytes = PyLong_AsUnsignedLongLong(args[5]);
+    uint64_t lane = count == 10 ? PyLong_AsUnsignedLongLong(args[7]) : 0;
+    long priority = count == 10 ? clamped(args[8]) : 0;
     char *site;
     Py_ssize_t length;
     if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[3], &site, &length) < 0)
@@ -500,22 +670,43 @@ PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count)
     if (op == NULL)
         return NULL;
     memcpy(op->head.site, site, length < SITE_BYTES ? length : SITE_BYTES);
+    op->head.lane = lane, op->priority = priority;
+    if (count == 10)
+        own(op, args[9], SUBMITTING);
+    int at_once;
     Py_INCREF(op); /* as long as it is pending */
     Py_BEGIN_ALLOW_THREADS
     lock(engine);
-    Peer *to = &engine->peers[peer];
-    engine->pending++;
-    if (to->corrupt)
-        end(engine, op, CORRUPT);
-    else {
-        append(&to->sends, op);
-        if (to->sends.first == op)
-            push(engine, peer);
-    }
-    unlock(engine);
+    begin_send(engine, peer, op);
+    at_once = op_is_begun(engine, op);
     Py_END_ALLOW_THREADS
-    release_ended(engine);
-    return (PyObject *)op;
+    return begun(engine, op, at_once);
+}
+
+/* note(peer, word, word, word[, owner]): write three integers for a peer, whose event loop takes them. */
+PyObject *Engine_note(Engine *engine, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4 && count != 5)
+        return PyErr_Format(PyExc_TypeError, "note takes a peer, three integers, and an owner");
+    int peer = (int)PyLong_AsLong(args[0]);
+    uint64_t words[3];
+    for (int i = 0; i < 3; i++)
+        words[i] = PyLong_AsUnsignedLongLongMask(args[1 + i]);
+    Op *op = PyErr_Occurred() ? NULL : new_op(engine, peer, words[0], 0, 0, 0, Py_None);
+    if (op == NULL)
+        return NULL;
+    op->control = NOTE, op->priority = LONG_MIN;
+    op->head.lane = words[1], op->head.nbytes = words[2];
+    if (count == 5)
+        own(op, args[4], SUBMITTING);
+    int at_once;
+    Py_INCREF(op);
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    begin_send(engine, peer, op);
+    at_once = op_is_begun(engine, op);
+    Py_END_ALLOW_THREADS
+    return begun(engine, op, at_once);
 }
 
 static Early *early_for(Engine *engine, Op *op, int *from)
@@ -525,7 +716,7 @@ static Early *early_for(Engine *engine, Op *op, int *from)
         if (op->peer >= 0 && op->peer != index)
             continue;
         for (Early *early = engine->peers[index].first_early; early != NULL; early = early->next)
-            if (early->head.tag == op->head.tag && early->op == NULL) {
+            if (early->head.tag == op->head.tag && early->head.lane == op->head.lane && early->op == NULL) {
                 *from = index;
                 return early;
             }
@@ -537,14 +728,15 @@ static void take_early(Engine *engine, Op *op, int from, Early *early)
 {
     Peer *peer = &engine->peers[from];
     int other = differs(op, from, &early->head);
+    op->met = 1;
     if (early->head.kind == WHOLE && !other) {
         early->op = op;
         if (peer->early != early)
             give_early(engine, peer, early);
         return;
     }
-    if (early->head.kind == OFFER && peer->corrupt)
-        end(engine, op, CORRUPT);
+    if (early->head.kind == OFFER && (peer->corrupt || peer->lost))
+        end(engine, op, peer->corrupt ? CORRUPT : LOST);
     else if (early->head.kind == OFFER)
         take_offer(peer, op, early->number, other);
     else
@@ -565,22 +757,27 @@ static int corrupt_peer(Engine *engine, int peer)
 
 PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 6)
-        return PyErr_Format(PyExc_TypeError, "receive takes 6 arguments");
+    if (count != 6 && count != 8)
+        return PyErr_Format(PyExc_TypeError, "receive takes 6 arguments or 8");
     int peer = (int)PyLong_AsLong(args[0]);
     uint64_t tag = PyLong_AsUnsignedLongLongMask(args[1]);
     uint32_t call = (uint32_t)PyLong_AsUnsignedLongMask(args[2]);
-    unsigned long long address = PyLong_AsUnsignedLongLong(args[3]);
+    unsigned long long address = address_in(args[3], args[5], 1);
     uint64_t nbytes = PyLong_AsUnsignedLongLong(args[4]);
+    uint64_t lane = count == 8 ? PyLong_AsUnsignedLongLong(args[6]) : 0;
     if (PyErr_Occurred())
         return NULL;
     Op *op = new_op(engine, peer, tag, call, address, nbytes, args[5]);
     if (op == NULL)
         return NULL;
+    op->head.lane = lane;
+    if (count == 8)
+        own(op, args[7], SUBMITTING_IN_ORDER);
+    int at_once;
     Py_INCREF(op);
     Py_BEGIN_ALLOW_THREADS
     lock(engine);
-    engine->pending++;
+    begin_end(engine, &op->end);
     int from = -1;
     Early *early = early_for(engine, op, &from);
     if (early != NULL)
@@ -588,19 +785,36 @@ PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count
     else if ((from = corrupt_peer(engine, peer)) >= 0) {
         op->source = from;
         end(engine, op, CORRUPT);
-    } else
+    } else if (peer >= 0 && engine->peers[peer].lost)
+        end(engine, op, LOST);
+    else
         append(&engine->receives, op);
-    unlock(engine);
+    at_once = op_is_begun(engine, op);
     Py_END_ALLOW_THREADS
-    release_ended(engine);
-    return (PyObject *)op;
+    return begun(engine, op, at_once);
 }
-static int holds(const Queue *queue, const Op *op)
+
+/* Give a rank's end up, if nothing has met it; False if that is still open, or something has: then it goes on. */
+static int withdraw_owned(Engine *engine, Op *op, Op *forget)
 {
-    const Op *held = queue->first;
-    while (held != NULL && held != op)
-        held = held->next;
-    return held != NULL;
+    int found = take_out(&engine->receives, op);
+    for (int i = 0; !found && i < engine->size; i++) {
+        Peer *peer = &engine->peers[i];
+        if (holds(&peer->offered, op) && !op->withdrawn) {
+            op->withdrawn = 1;
+            forget->peer = i, forget->head.tag = op->number;
+            begin_send(engine, i, forget);
+            return 0;
+        }
+        if (op->begun == WRITING && holds(&peer->sends, op)) { /* it is sent, once the peer has read what is before it */
+            press(peer);
+            return 0;
+        }
+        found = !op->begun && take_out(&peer->sends, op);
+    }
+    if (found)
+        end(engine, op, WITHDRAWN);
+    return found;
 }
 
 /* Give an end up; False if a message is offered or half written, which must go on. What is half read goes nowhere. */
@@ -632,21 +846,59 @@ PyObject *Engine_withdraw(Engine *engine, PyObject *given)
 {
     if (Py_TYPE(given) != Op_type)
         return PyErr_Format(PyExc_TypeError, "withdraw takes an Op");
+    Op *op = (Op *)given, *forget = NULL;
     int gone;
     if (engine->pid != getpid())
         Py_RETURN_TRUE;
+    if (op->end.owner != NULL) {
+        forget = new_op(engine, -1, 0, 0, 0, 0, Py_None);
+        if (forget == NULL)
+            return NULL;
+        forget->control = FORGET, forget->priority = LONG_MIN;
+    }
     Py_BEGIN_ALLOW_THREADS
     lock(engine);
-    gone = atomic_load(&((End *)given)->state) != PENDING || withdraw(engine, (Op *)given);
+    gone = atomic_load(&op->end.state) != PENDING || (forget ? withdraw_owned(engine, op, forget) : withdraw(engine, op));
     if (atomic_load(&engine->sleepers))
         ring_threads(engine->bells);
     unlock(engine);
     Py_END_ALLOW_THREADS
+    if (forget != NULL && forget->peer < 0)
+        Py_DECREF(forget); /* it was not needed */
     release_ended(engine);
     return PyBool_FromLong(gone);
 }
 
-/* Give up what is sent to a peer. */
+/* End what is under way with a peer whose process is gone, after all that it has written. */
+static void lose(Engine *engine, int index)
+{
+    Peer *peer = &engine->peers[index];
+    if (!peer->corrupt && !peer->lost)
+        do
+            peer->forced = 1;
+        while (pull(engine, index) && peer->forced && !peer->corrupt);
+    peer->lost = 1;
+    engine->coming -= peer->coming, peer->coming = 0;
+    Op *op = peer->op != NULL ? peer->op : peer->early != NULL ? peer->early->op : NULL;
+    if (op != NULL)
+        end(engine, op, LOST);
+    if (peer->early != NULL)
+        drop_early(peer, peer->early);
+    peer->op = NULL, peer->early = NULL;
+    for (Op *next, *at = engine->receives.first; at != NULL; at = next) {
+        next = at->next;
+        if (at->peer == index) {
+            take_out(&engine->receives, at);
+            end(engine, at, LOST);
+        }
+    }
+    end_all(engine, &peer->sends, LOST);
+    end_all(engine, &peer->offered, LOST);
+    end_all(engine, &peer->asking, LOST);
+    end_all(engine, &peer->asked, LOST);
+}
+
+/* lose(peer): its process is gone. */
 PyObject *Engine_lose(Engine *engine, PyObject *given)
 {
     long index = PyLong_AsLong(given);
@@ -656,9 +908,8 @@ PyObject *Engine_lose(Engine *engine, PyObject *given)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     lock(engine);
-    Peer *peer = &engine->peers[index];
-    end_all(engine, &peer->sends, LOST);
-    end_all(engine, &peer->offered, LOST);
+    if (engine->peers[index].bells != NULL)
+        lose(engine, (int)index);
     if (atomic_load(&engine->sleepers))
         ring_threads(engine->bells);
     unlock(engine);
@@ -699,20 +950,90 @@ int progress_messages(Engine *engine)
     for (int i = 0; i < engine->size; i++) {
         int index = (engine->turn + i) % engine->size;
         Peer *peer = &engine->peers[index];
-        if (peer->bells == NULL || peer->corrupt)
+        if (peer->bells == NULL || peer->corrupt || peer->lost)
             continue;
-        if (engine->receives.first != NULL || peer->coming || peer->offered.first != NULL || peer->asked.first != NULL)
+        if (engine->receives.first != NULL || peer->coming || peer->offered.first != NULL || peer->asked.first != NULL ||
+            peer->forced || engine->probing || atomic_load(&peer->in.counts->urgent))
             moved |= pull(engine, index);
-        if (peer->sends.first != NULL || peer->asking.first != NULL) /* after `pull`, which adds to both */
+        if (peer->sends.first != NULL || peer->asking.first != NULL || peer->forgotten != NULL) /* `pull` adds to them */
             moved |= push(engine, index);
     }
     return moved;
+}
+
+/* probe(on): somebody wants to know of messages that no receive waits for, or does so no more. */
+PyObject *Engine_probe(Engine *engine, PyObject *on)
+{
+    if (engine->pid == getpid()) {
+        Py_BEGIN_ALLOW_THREADS
+        lock(engine);
+        engine->probing += on == Py_True ? 1 : -1;
+        unlock(engine);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+typedef struct {
+    uint64_t turn, lane, tag, nbytes;
+    int peer;
+} Announced;
+
+/* Copy what messages for a rank have come before their receives; return how many there are. */
+static size_t copy_announced(Engine *engine, uint32_t rank, Announced *copies, size_t room)
+{
+    size_t count = 0;
+    for (int i = 0; i < engine->size; i++)
+        for (const Early *early = engine->peers[i].first_early; early != NULL; early = early->next)
+            if (early->op == NULL && early->head.lane != 0 && (uint32_t)early->head.lane == rank && count++ < room)
+                copies[count - 1] =
+                    (Announced){early->turn, early->head.lane, early->head.tag, early->head.nbytes, i};
+    return count;
+}
+
+/* announced(rank): return (turn, peer, lane, tag, nbytes) of each message that has come for a rank, which is the lower
+   half of its lane, and that no receive has met; the lower its turn, the earlier it has come. */
+PyObject *Engine_announced(Engine *engine, PyObject *rank)
+{
+    unsigned long wanted = PyLong_AsUnsignedLong(rank);
+    Announced *copies = NULL;
+    size_t room = 0, count;
+    PyObject *found = PyErr_Occurred() ? NULL : PyList_New(0);
+    if (found == NULL || engine->pid != getpid())
+        return found;
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    engine->probing++;
+    attend(engine);
+    engine->probing--;
+    count = copy_announced(engine, (uint32_t)wanted, NULL, 0);
+    copies = count ? malloc(count * sizeof(Announced)) : NULL;
+    if (copies != NULL)
+        room = copy_announced(engine, (uint32_t)wanted, copies, count);
+    unlock(engine);
+    Py_END_ALLOW_THREADS
+    if (count && copies == NULL)
+        PyErr_NoMemory();
+    for (size_t i = 0; i < room && !PyErr_Occurred(); i++) {
+        const Announced *at = &copies[i];
+        PyObject *words = Py_BuildValue("KiKKK", (unsigned long long)at->turn, at->peer, (unsigned long long)at->lane,
+                                        (unsigned long long)at->tag, (unsigned long long)at->nbytes);
+        if (words != NULL)
+            PyList_Append(found, words);
+        Py_XDECREF(words);
+    }
+    free(copies);
+    if (PyErr_Occurred())
+        Py_CLEAR(found);
+    release_ended(engine);
+    return found;
 }
 
 static void release_queue(Queue *queue)
 {
     for (Op *op = queue->first, *next; op != NULL; op = next) {
         next = op->next;
+        Py_CLEAR(op->end.owner);
         Py_DECREF(op);
     }
 }
@@ -727,6 +1048,8 @@ void release_messages(Engine *engine)
         release_queue(&peer->asking);
         release_queue(&peer->asked);
         Py_XDECREF(peer->op);
+        for (Number *forgotten; (forgotten = peer->forgotten) != NULL; free(forgotten))
+            peer->forgotten = forgotten->next;
         while (peer->first_early != NULL) {
             Py_XDECREF(peer->first_early->op);
             drop_early(peer, peer->first_early);

@@ -39,8 +39,6 @@ static PyObject *Engine_wait(Engine *engine, PyObject *const *args, Py_ssize_t c
             wait_for(engine, end, limit_ns, look_ns);
             Py_END_ALLOW_THREADS
         }
-        if (Py_TYPE(end) == Run_type && atomic_load(&end->state) != PENDING)
-            forget_ended(engine, (Run *)end);
         release_ended(engine);
     }
     return PyLong_FromLong(atomic_load(&end->state));
@@ -53,6 +51,8 @@ static PyObject *Engine_loop(Engine *engine, PyObject *awake)
         pthread_mutex_lock(&engine->lock); /* short, and never while bytes are moved */
         engine->awake = awake == Py_True;
         engine->promised = 0; /* whoever promised to wait may have been interrupted */
+        if (awake == Py_False && engine->first_over != NULL && engine->door >= 0)
+            open_door(engine->door); /* nobody waits for it any more */
         unlock(engine);
     }
     Py_RETURN_NONE;
@@ -78,6 +78,7 @@ static void Engine_dealloc(Engine *engine)
         release_ended(engine);
         release_messages(engine);
         release_runs(engine);
+        release_over(engine);
         for (int i = 0; i < engine->held; i++)
             PyBuffer_Release(&engine->buffers[i]);
         PyMem_Free(engine->buffers);
@@ -155,9 +156,13 @@ static PyObject *Engine_new(PyTypeObject *type, PyObject *args, PyObject *names)
 }
 
 static PyMethodDef Engine_methods[] = {
-    {"send", (PyCFunction)(void (*)(void))Engine_send, METH_FASTCALL, "send(peer, tag, call, site, address, nbytes, keeps)"},
+    {"send", (PyCFunction)(void (*)(void))Engine_send, METH_FASTCALL,
+     "send(peer, tag, call, site, address, nbytes, keeps[, lane, priority, owner])"},
     {"receive", (PyCFunction)(void (*)(void))Engine_receive, METH_FASTCALL,
-     "receive(peer, tag, call, address, nbytes, keeps)"},
+     "receive(peer, tag, call, address, nbytes, keeps[, lane, owner])"},
+    {"note", (PyCFunction)(void (*)(void))Engine_note, METH_FASTCALL, "note(peer, word, word, word)"},
+    {"probe", (PyCFunction)Engine_probe, METH_O, "probe(on)"},
+    {"announced", (PyCFunction)Engine_announced, METH_O, "announced(rank)"},
     {"wait", (PyCFunction)(void (*)(void))Engine_wait, METH_FASTCALL, "wait(end, seconds[, look_s])"},
     {"withdraw", (PyCFunction)Engine_withdraw, METH_O, "withdraw(op)"},
     {"lose", (PyCFunction)Engine_lose, METH_O, "lose(peer)"},
@@ -166,6 +171,7 @@ static PyMethodDef Engine_methods[] = {
      "submit(board, table, owner, number, tag, source, target, priority, home, how)"},
     {"loop", (PyCFunction)Engine_loop, METH_O, "loop(awake)"},
     {"cancel", (PyCFunction)Engine_cancel, METH_O, "cancel(run)"},
+    {"forget", (PyCFunction)Engine_forget, METH_O, "forget(end)"},
     {"take_ended", (PyCFunction)Engine_take_ended, METH_NOARGS, "take_ended()"},
     {"close", (PyCFunction)Engine_close, METH_NOARGS, "close()"},
     {NULL}};

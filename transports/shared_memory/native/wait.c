@@ -45,6 +45,17 @@ void ring(Bells *bells, int door)
         ring_spare(bells);
 }
 
+/* Wake a process though it may wait for nothing. */
+void ring_anyhow(Bells *bells, int door)
+{
+    if (atomic_load(&bells->sleepers))
+        ring_threads(bells);
+    else if (door >= 0)
+        open_door(door);
+    else
+        ring_spare(bells);
+}
+
 /* Wake an event loop. */
 void open_door(int door)
 {
@@ -86,9 +97,11 @@ static int progress(Engine *engine, uint32_t asleep)
 /* Return who must be woken when something comes. The end of little work is for the loop, which must hear of it anyway. */
 static uint32_t attendant(const Engine *engine)
 {
-    if (engine->waiting || engine->awake || engine->promised || (engine->pending == 0 && engine->coming == 0))
+    if (engine->waiting || engine->awake || engine->promised ||
+        (engine->pending == 0 && engine->coming == 0 && !engine->probing))
         return ATTENDED;
-    int spare = engine->runs == NULL || engine->heavy || engine->rowless || engine->coming || engine->door < 0;
+    int loops = engine->owned > 0 || engine->probing;
+    int spare = !loops || engine->heavy || engine->rowless || engine->coming || engine->door < 0;
     return spare ? BY_SPARE : BY_LOOP;
 }
 

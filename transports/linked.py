@@ -1,0 +1,219 @@
+"""Transports of several processes: a link to each of the others, and how all of them open and close."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Generic, Self, TypeVar
+
+import trio
+from trio.lowlevel import cancel_shielded_checkpoint
+
+from transports.base import TAG_LIMIT, Endpoint, Transport, check_tag, describe_ranks
+from transports.failures import ArgumentError, TransportClosedError, TransportError
+from transports.matching import Lane
+
+# Longest wait of a goodbye for the next sign of progress: longer than a busy machine keeps a process from running,
+# shorter than a user's patience with a program that ends.
+_PATIENCE_S = 2.0
+
+
+class Link(ABC):
+    """The connection to one other process.
+
+    Args:
+        member: Index of the other process.
+        ranks: Ranks of the other process.
+
+    Attributes:
+        name: Name of the other process in error messages.
+        progress: Less `traffic` than this within two seconds is no progress.
+    """
+
+    progress = 1
+
+    def __init__(self, member: int, ranks: Sequence[int]) -> None:
+        self.member = member
+        self.name: str = f"process {member} ({describe_ranks(tuple(ranks))})"
+        self._changed: trio.Event | None = None
+
+    @abstractmethod
+    def give_up_waiting(self) -> None:
+        """Fail every send and receive that has not met its other end, because this process leaves."""
+
+    async def leave(self) -> None:  # noqa: B027 - a link without a connection says no goodbye
+        """Finish the messages that both processes have begun, and say goodbye; ends by itself."""
+
+    def traffic(self) -> Mapping[Hashable, int]:
+        """Return the number of bytes moved on each connection, or another measure of progress; see `until`."""
+        return {}
+
+    def note_change(self) -> None:
+        """Let `until` check its condition again."""
+        if self._changed is not None:
+            self._changed.set()
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait for a condition as long as the link makes progress."""
+        seen: dict[Hashable, int] = {}
+        while not done() and self._progresses(seen):
+            with trio.move_on_after(_PATIENCE_S):
+                while not done():
+                    self._changed = trio.Event()
+                    await self._changed.wait()
+        self._changed = None
+
+    def _progresses(self, seen: dict[Hashable, int]) -> bool:
+        """Return whether any connection has made progress since the last call, or is new."""
+        moved = self.traffic()
+        progress = [count - seen.get(connection, -self.progress) for connection, count in moved.items()]
+        seen.update(moved)
+        return max(progress, default=0) >= self.progress
+
+
+LinkType = TypeVar("LinkType", bound=Link)
+Made = TypeVar("Made", bound=Link)
+
+
+class LinkedTransport(Transport, Generic[LinkType]):
+    """A transport that has a link to every other process.
+
+    Subclasses make ``links`` and endpoints, and say how to `join` the others, `run`, `leave` and `release`.
+
+    Args:
+        member: Index of this process.
+        placement: The ranks of each process, by index.
+        joins_itself: Whether it also carries messages among the ranks of this process.
+
+    Attributes:
+        member: Index of this process.
+        links: The ways to other processes, by index.
+        home: The index of the process of each rank that can be reached.
+        state: Why nothing can be sent or received; None while it can.
+
+    Raises:
+        ArgumentError: A placement without this process, or with ranks that are negative or named twice.
+    """
+
+    links: Mapping[int, LinkType]
+
+    def __init__(self, member: int, placement: Sequence[Sequence[int]], *, joins_itself: bool = False) -> None:
+        every = [rank for ranks in placement for rank in ranks]
+        if not 0 <= member < len(placement) or not placement[member]:
+            raise ArgumentError(f"member is {member}; placement names the ranks of processes 0 to {len(placement) - 1}")
+        if len(set(every)) != len(every) or min(every) < 0 or max(every) >= 2**32:
+            raise ArgumentError(f"placement is {placement!r}; name each rank once, from 0 up")
+        self.member = member
+        self.placement: tuple[tuple[int, ...], ...] = tuple(tuple(ranks) for ranks in placement)
+        self.ranks: tuple[int, ...] = self.placement[member]
+        self.peers: tuple[int, ...] = tuple(sorted(every if joins_itself else set(every) - set(self.ranks)))
+        self.state: str | None = "is not open yet: async with transport.open()"
+        self.home: dict[int, int] = {
+            rank: i for i, ranks in enumerate(placement) if joins_itself or i != member for rank in ranks
+        }
+        self._joined = False
+        self._endpoints: dict[int, Endpoint] = {rank: self.make_endpoint(rank) for rank in self.ranks}
+
+    @abstractmethod
+    def make_endpoint(self, rank: int) -> Endpoint:
+        """Return the endpoint of a rank of this process, which is opened later."""
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Self]:
+        """Join the others, and move messages until the block ends; see `Transport.open`.
+
+        Raises:
+            TransportError: A process did not come, was refused, or runs with other settings.
+        """
+        if self._joined or self.state == "has been closed":
+            raise TransportClosedError(f"a transport is opened once; make another {type(self).__name__}")
+        self._joined = True
+        try:
+            await self.join()
+            self.state = None
+            async with trio.open_nursery() as nursery:
+                # shielded: what has met is finished and goodbye is said before this ends, whatever is cancelled
+                background = trio.CancelScope(shield=True)
+                nursery.start_soon(self._move, background)
+                try:
+                    yield self
+                finally:
+                    await self.aclose()
+                    background.cancel()
+        finally:
+            self.release()
+
+    async def _move(self, scope: trio.CancelScope) -> None:
+        with scope:
+            await self.run()
+
+    async def join(self) -> None:
+        """Connect with the other processes."""
+
+    async def run(self) -> None:
+        """Move what links have to say, until cancelled."""
+
+    def release(self) -> None:
+        """Give back what is left, open or not."""
+
+    async def leave(self) -> None:
+        """Finish what has met its other end, and say goodbye to all other processes at once.
+
+        Shielded: it ends by itself, and a process that is cancelled within a goodbye looks like one that crashed.
+        """
+        for link in self.links.values():
+            link.give_up_waiting()
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for link in self.links.values():
+                    nursery.start_soon(link.leave)
+
+    async def aclose(self) -> None:
+        """Fail what has not met its other end, finish the rest, say goodbye. Ends two seconds after nothing moves."""
+        opened = self.state is None
+        self.state = "has been closed"
+        if opened:
+            await self.leave()
+        await cancel_shielded_checkpoint()
+
+    # -- what it joins ------------------------------------------------------------------------------------------------
+
+    def reach(self, members: Iterable[int]) -> None:
+        """Join the ranks of these processes only: it has turned out that others cannot be reached."""
+        there = set(members)
+        self.home = {rank: member for rank, member in self.home.items() if member in there}
+        self.peers = tuple(sorted(self.home))
+
+    def make_links(self, make: Callable[[int, tuple[int, ...]], Made]) -> dict[int, Made]:
+        """Return a link for every process that can be reached, made from its index and its ranks."""
+        return {i: make(i, self.placement[i]) for i in sorted(set(self.home.values()))}
+
+    def endpoint(self, rank: int) -> Endpoint:
+        """Return the endpoint of a local rank.
+
+        Raises:
+            ArgumentError: The rank does not live here.
+        """
+        if rank not in self._endpoints:
+            raise ArgumentError(f"there is no rank {rank} here; this process has {describe_ranks(self.ranks)}")
+        return self._endpoints[rank]
+
+    def link(self, lane: Lane, peer: int) -> LinkType:
+        """Return the way to a rank, after checking that a message may go there or come from there."""
+        home = self.home.get(peer)
+        if home is None or self.state is not None or not 0 <= lane[2] < TAG_LIMIT:
+            raise self.refusal(lane, peer)
+        return self.links[home]
+
+    def refusal(self, lane: Lane, peer: int) -> TransportError:
+        """Return why a message may not go to a rank, or come from there."""
+        src, dst, tag = lane
+        check_tag(tag)
+        if peer not in self.home:
+            return ArgumentError(
+                f"process {self.member} has no connection to rank {peer}; it reaches {describe_ranks(self.peers)}"
+            )
+        return TransportClosedError(f"the transport {self.state}", src=src, dst=dst, tag=tag)

@@ -1,0 +1,174 @@
+"""Messages of the ranks of this process with those of others of its host, which the engine matches and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import trio
+
+from transports.base import Endpoint, Envelope, Statistics, check_choices
+from transports.blocking import StartingEndpoint
+from transports.buffers import BounceBuffers, Buffer, as_bytes
+from transports.linked import LinkedTransport
+from transports.matching import Lane, any_of
+from transports.patience import Patience
+from transports.shared_memory.engine import EngineDoor
+from transports.shared_memory.memory_link import MemoryLink
+from transports.starter import Call, Starter
+
+if TYPE_CHECKING:
+    from transports.shared_memory.engine import Engine
+
+
+class MemoryMessages(LinkedTransport[MemoryLink]):
+    """The part of a transport that carries messages; subclasses join the other processes, and make the engine.
+
+    Args:
+        member: Index of this process.
+        placement: The ranks of each process, by index.
+
+    Attributes:
+        memory: For messages that are lent.
+        patience: How long a task waits for a message before it sleeps.
+        engine: Of this process; None until others have been joined.
+        door: The way from it to the event loop.
+    """
+
+    engine: Engine | None
+    door: EngineDoor | None
+
+    def __init__(self, member: int, placement: Sequence[Sequence[int]]) -> None:
+        super().__init__(member, placement)
+        self.engine = self.door = None
+        self.memory: BounceBuffers = BounceBuffers()
+        self.patience: Patience = Patience(0.0)
+
+    def make_endpoint(self, rank: int) -> Endpoint:
+        """Return the endpoint of a rank."""
+        return MemoryEndpoint(self, rank)
+
+    def take_in(self) -> bool:
+        """Take in what the engine has moved; return whether there was anything. The loop's thread only."""
+        return self.door is not None and self.door.take_in()
+
+    def probing(self, look: Callable[[], None]) -> AbstractContextManager[None]:
+        """Let `look` be called whenever messages may have come that no receive waits for."""
+        assert self.door is not None, "it is open"
+        return self.door.probing(look)
+
+    def first_announced(self, rank: int, wanted: Collection[Lane], free_bits: int) -> Envelope | None:
+        """Return the message for a rank that has come first, of those that no receive has met.
+
+        Args:
+            rank: The rank, which lives here.
+            wanted: The lanes that count, as `any_of` names them.
+            free_bits: How many of the low bits of a tag do not count.
+        """
+        assert self.engine is not None, "it is open"
+        for _, _, lane, tag, nbytes in sorted(self.engine.announced(rank)):
+            src = lane >> 32
+            if any_of((src, rank, tag), free_bits) in wanted:
+                return Envelope(src=src, dst=rank, tag=tag, nbytes=nbytes)
+        return None
+
+    def statistics(self) -> Statistics:
+        """Return what local ranks wait for: sends that nobody has accepted, receives that nothing has met."""
+        calls = [call for link in self.links.values() for call in link.calls if not call.op.met]
+        return Statistics(
+            unmatched_sends=tuple(call.envelope for call in calls if not call.receives),
+            unmatched_receives=tuple(call.envelope for call in calls if call.receives),
+        )
+
+
+class MemoryEndpoint(StartingEndpoint):
+    """The end of one rank.
+
+    Args:
+        transport: Of its process.
+        rank: The rank.
+    """
+
+    def __init__(self, transport: MemoryMessages, rank: int) -> None:
+        self.rank = rank
+        self._transport = transport
+
+    def starter(self, peer: int) -> Starter:
+        """Return itself, for a rank that it reaches."""
+        self._transport.link((self.rank, peer, 0), peer)
+        return self
+
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
+    ) -> Call | None:
+        """Write the message into the ring as far as there is room; the engine writes the rest."""
+        view, lane = as_bytes(data), (self.rank, dst, tag)
+        return self._transport.link(lane, dst).begin_send(lane, view, priority, done)
+
+    def begin_recv(
+        self,
+        src: int,
+        tag: int,
+        out: Buffer | None,
+        nbytes: int,
+        *,
+        done: Callable[[Call], None],
+        consume: Callable[[int, memoryview], None] | None = None,
+    ) -> Call:
+        """Let the engine receive."""
+        view, lane = None if out is None else as_bytes(out, name="out", writable=True), (src, self.rank, tag)
+        return self._transport.link(lane, src).begin_receive(lane, view, nbytes, done)
+
+    @property
+    def patience(self) -> Patience | None:
+        """How long to catch up repeatedly before sleeping."""
+        return self._transport.patience
+
+    @property
+    def within_host(self) -> bool:
+        """Whether messages go through memory of this host: they do."""
+        return True
+
+    def takes_threads(self, peer: int) -> bool:
+        """Whether a thread that has the event loop's place may begin messages with a peer."""
+        transport = self._transport
+        home = transport.home.get(peer)
+        return home is not None and transport.state is None and transport.links[home].gone is None
+
+    def catch_up(self, peer: int) -> bool:
+        """Take in what the engine has moved."""
+        transport = self._transport
+        if transport.state is not None or peer not in transport.home:
+            raise transport.refusal((self.rank, peer, 0), peer)
+        return transport.take_in()
+
+    def announced(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope | None:
+        """Return the message of the choices that has come first."""
+        check_choices(choices)
+        lanes = [(src, self.rank, tag) for src, tag in choices]
+        for lane in lanes:
+            self._transport.link(lane, lane[0])
+        return self._transport.first_announced(self.rank, {any_of(lane, free_bits) for lane in lanes}, free_bits)
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]], *, free_bits: int = 0) -> Envelope:
+        """Wait until the engine has a message of the choices."""
+        transport, changed = self._transport, trio.Event()
+        check_choices(choices)
+        lanes = [(src, self.rank, tag) for src, tag in choices]
+        for lane in lanes:
+            transport.link(lane, lane[0])
+        await trio.lowlevel.checkpoint()
+
+        def look() -> None:
+            changed.set()
+
+        with transport.probing(look):
+            while (found := self.announced(choices, free_bits=free_bits)) is None:
+                for lane in lanes:
+                    link = transport.link(lane, lane[0])
+                    if link.gone is not None:
+                        raise link.loss(lane)
+                await changed.wait()
+                changed = trio.Event()
+        return found
