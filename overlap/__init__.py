@@ -83,9 +83,11 @@
 #   a message of torch     torch/transfers -> torch/issuing -> runtime/mail -> the package transports/:
 #                          shared_memory/native, which copies it into a ring, and out of it in the thread
 #                          that waits. Between hosts, and where that is not compiled: torch/issuing -> runtime/issue
-#   eager or offered       transports/matched (begin_send) asks the link to send at once (send_now), else it queues the
-#                          message; matching/outgoing decides by length and credit whether it leaves with its
-#                          announcement, is pushed behind it, or is offered. Ranks of one process (neuronlink) meet
+#   eager or offered       over sockets transports/matched (begin_send) asks the link to send at once (send_now), else
+#                          it queues the message; matching/outgoing decides by length and credit whether it leaves with
+#                          its announcement, is pushed behind it, or is offered. Between processes of a host
+#                          shared_memory/messages hands it to native/messages.c, which decides by the room there is.
+#                          Ranks of one process (neuronlink) meet
 #   a reduction operator   one entry of OPS in collectives/reduce: combination, reference, refusals; its name for type
 #                          checkers in runtime/calls/shapes (a test compares them); benchmark and tests
 #                          (core/test_operators) take every entry from OPS; listed in docs/loops. If torch has it,

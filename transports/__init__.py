@@ -9,13 +9,13 @@
 #   factory      factories of transports: their argument, and their names, built in or of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   matching     what two processes say about messages: eager, rendezvous, credits, withdrawal. No sockets, no tasks
-#   matched      the asynchronous shell around matching: a transport between processes only has to move bytes, over a
-#                link to each of the others
+#   linked       transports of several processes: a link to each of the others, and how all of them open and close
+#   matched      the asynchronous shell around matching: a transport between processes only has to move bytes
 #   frame        the form that this takes on a socket, and how hostile bytes are told from it
 #   handshake    how two processes prove to each other that they belong together;  identity: what each says of itself;
 #                tls: encrypted;  meeting: doors, dialling, and who is let in
 #   efa          sockets between processes, several to each
-#   shared_memory  processes of one host, which read each other's memory
+#   shared_memory  processes of one host: compiled code, which matches by itself
 #   nearest      shared memory inside a host, sockets beyond
 #   mpi          the same over an MPI library
 #   patience     how long to look whether others have come before sleeping, and how to leave a core that others need

@@ -1,12 +1,13 @@
 """The engine of a process: what its threads move between processes of one host, in compiled code.
 
 It is there if `native/` was compiled at installation, which needs a compiler and the headers of Python. It carries
-messages of the threads of a program, and the collectives of all ranks: what each rank takes from whom is a `Table`, the
-rows in which ranks meet a `Board`, and one rank's end of a collective a `Run`.
+messages, and collectives: what each rank takes from whom is a `Table`, the rows in which ranks meet a `Board`, and one
+rank's end of a collective a `Run`.
 
-A message is a number of bytes with a tag and a call. It comes to the oldest receive of its tag, from its sender or from
-anybody, and messages of one tag from one process stay in order. The call says what the bytes are: a receive that says
-another one fails. A thread that waits moves the bytes of all that is under way in its process; while none waits, a
+A message is a number of bytes with a tag, a lane (the two ranks; 0 for messages of PyTorch's threads, whose processes
+have one rank each) and a call. It comes to the oldest receive of its tag and lane, from its sender or from anybody, and
+messages of one tag and lane from one process stay in order. The call says what the bytes are: a receive that says
+another one fails. The end of an `Op` or a `Run` is given to its owner, if it has one, on the event loop. A thread that waits moves the bytes of all that is under way in its process; while none waits, a
 thread of the engine does. A ring of memory leads from each process to each other; a long message goes through it in
 pieces.
 
