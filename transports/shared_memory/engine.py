@@ -7,9 +7,10 @@ rank's end of a collective a `Run`.
 A message is a number of bytes with a tag, a lane (the two ranks; 0 for messages of PyTorch's threads, whose processes
 have one rank each) and a call. It comes to the oldest receive of its tag and lane, from its sender or from anybody, and
 messages of one tag and lane from one process stay in order. The call says what the bytes are: a receive that says
-another one fails. The end of an `Op` or a `Run` is given to its owner, if it has one, on the event loop. A thread that waits moves the bytes of all that is under way in its process; while none waits, a
-thread of the engine does. A ring of memory leads from each process to each other; a long message goes through it in
-pieces.
+another one fails. The end of an `Op` or a `Run` is given to its owner, if it has one, on the event loop.
+
+A thread that waits moves the bytes of all that is under way in its process; while none waits, a thread of the engine or
+the event loop does. A ring of memory leads from each process to each other; a long message goes through it in pieces.
 
 A receiver keeps messages that arrive before their receives in bounded memory, so that they hold up no others: messages
 longer than a ring, and more than four rings of shorter ones, are offered, and their bytes are sent when a receive asks.
