@@ -125,8 +125,8 @@ class MemoryCall(Call):
     on_end = settle
 
     def settle_in_thread(self) -> bool:
-        """Note the end likewise, unless a task waits for that."""
-        if self.link.leaves:  # that wakes a task
+        """Note a good end likewise, unless a task waits for that."""
+        if self.link.leaves or self.op.state != DONE:  # that wakes a task, or ends the link
             return False
         self.settle()
         return True
