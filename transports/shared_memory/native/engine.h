@@ -33,6 +33,7 @@
 #define SITE_BYTES 32
 #define KEPT_RINGS 4            /* how many rings of messages a receiver keeps for later receives, per peer */
 #define MOST_OFFERS (1 << 20)   /* that wait here per peer, as in transports/matching: more than any program has */
+#define BUCKETS 256             /* in which receives, and messages that come before theirs, lie by tag and lane */
 #define MOST_NOTES (1 << 16)    /* that nobody has taken */
 #define CLOSE_AGAIN_NS 50000000 /* a peer may have written over the bell that ends a thread */
 #define ROW_LOOK_NS 1000000     /* between looks at a row of a board that is not free: nobody rings for that */
@@ -131,6 +132,10 @@ typedef struct Early { /* a message, or an offer, that came before its receive a
     char bytes[]; /* none of an offer */
 } Early;
 
+typedef struct {
+    Early *first, *last;
+} EarlyQueue;
+
 typedef struct Number {
     struct Number *next;
     uint64_t number;
@@ -154,7 +159,8 @@ typedef struct {
     int corrupt; /* it has written nonsense */
     int lost;    /* its process is gone */
     int forced;  /* whether all that has come is read, also what nobody waits for */
-    Early *first_early, *last_early;
+    EarlyQueue early_in[BUCKETS];
+    long receiving; /* receives from it that nothing has met */
     /* the message that is coming in */
     int coming;
     Head head;
@@ -173,7 +179,8 @@ typedef struct {
     Py_buffer *buffers;
     int held; /* number of buffers */
     Bells *bells;
-    Queue receives;
+    Queue receives[BUCKETS];
+    long receiving, from_any; /* how many there are, and how many of them from any peer */
     _Atomic(End *) ended; /* to be released by a thread that holds Python's lock */
     End *first_over, *last_over; /* ended, and not yet taken by Python */
     Note *first_note, *last_note; /* likewise */

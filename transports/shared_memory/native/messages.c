@@ -44,6 +44,11 @@ static void append(Queue *queue, Op *op)
     queue->last = op;
 }
 
+static unsigned bucket(uint64_t tag, uint64_t lane)
+{
+    return (unsigned)(((tag ^ (lane * 0xD6E8FEB86659FD93)) * 0x9E3779B97F4A7C15) >> 56);
+}
+
 /* How far a send has begun. */
 enum { ASKED_FOR = 1, WRITING };
 
@@ -97,6 +102,23 @@ enum { UNWANTED, ALONE, BYTES_FOLLOW, BAD };
 
 /* -- progress; the mailbox is locked ------------------------------------------------------------------------------- */
 
+static void queue_receive(Engine *engine, Op *op)
+{
+    append(&engine->receives[bucket(op->head.tag, op->head.lane)], op);
+    engine->receiving++;
+    *(op->peer < 0 ? &engine->from_any : &engine->peers[op->peer].receiving) += 1;
+}
+
+/* Return whether it waited for a message. */
+static int take_receive(Engine *engine, Op *op)
+{
+    if (!take_out(&engine->receives[bucket(op->head.tag, op->head.lane)], op))
+        return 0;
+    engine->receiving--;
+    *(op->peer < 0 ? &engine->from_any : &engine->peers[op->peer].receiving) -= 1;
+    return 1;
+}
+
 static void end(Engine *engine, Op *op, int state)
 {
     finish(engine, &op->end, state);
@@ -115,15 +137,13 @@ static void count_kept(Peer *peer, uint64_t kept)
 
 static void drop_early(Peer *peer, Early *early)
 {
+    EarlyQueue *queue = &peer->early_in[bucket(early->head.tag, early->head.lane)];
     Early *before = NULL;
-    for (Early *kept = peer->first_early; kept != early; kept = kept->next)
+    for (Early *kept = queue->first; kept != early; kept = kept->next)
         before = kept;
-    if (before == NULL)
-        peer->first_early = early->next;
-    else
-        before->next = early->next;
-    if (peer->last_early == early)
-        peer->last_early = before;
+    *(before == NULL ? &queue->first : &before->next) = early->next;
+    if (queue->last == early)
+        queue->last = before;
     peer->early_offers -= early->head.kind == OFFER;
     count_kept(peer, peer->kept - kept_bytes(&early->head));
     free(early);
@@ -135,6 +155,20 @@ static void end_all(Engine *engine, Queue *queue, int state)
         take_out(queue, op);
 }
 
+/* End the receives from a peer that nothing has met, if asked also those from any. */
+static void end_receives(Engine *engine, int index, int any, int state)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        for (Op *op = engine->receives[i].first, *next; op != NULL; op = next) {
+            next = op->next;
+            if (op->peer == index || (any && op->peer < 0)) {
+                take_receive(engine, op);
+                op->source = index;
+                end(engine, op, state);
+            }
+        }
+}
+
 /* End all messages with a peer that has written nonsense, also receives from anybody: they may wait for it in vain. */
 static void fail(Engine *engine, int index)
 {
@@ -142,14 +176,7 @@ static void fail(Engine *engine, int index)
     peer->corrupt = 1;
     engine->coming -= peer->coming;
     peer->coming = 0;
-    for (Op *op = engine->receives.first, *next; op != NULL; op = next) {
-        next = op->next;
-        if (op->peer < 0 || op->peer == index) {
-            take_out(&engine->receives, op);
-            op->source = index;
-            end(engine, op, CORRUPT);
-        }
-    }
+    end_receives(engine, index, 1, CORRUPT);
     Op *op = peer->op != NULL ? peer->op : peer->early != NULL ? peer->early->op : NULL;
     if (op != NULL)
         end(engine, op, CORRUPT);
@@ -291,15 +318,12 @@ static int push(Engine *engine, int index)
 /* Find the first receive that takes a message, and remove it; `waits` says whether there are others for the peer. */
 static Op *matching(Engine *engine, int index, const Head *head, int *waits)
 {
-    *waits = 0;
-    for (Op *op = engine->receives.first; op != NULL; op = op->next) {
-        if (op->peer != index && op->peer >= 0)
-            continue;
-        *waits = 1;
-        if (op->head.tag != head->tag || op->head.lane != head->lane)
+    *waits = engine->peers[index].receiving || engine->from_any;
+    for (Op *op = engine->receives[bucket(head->tag, head->lane)].first; op != NULL; op = op->next) {
+        if ((op->peer != index && op->peer >= 0) || op->head.tag != head->tag || op->head.lane != head->lane)
             continue;
         op->met = 1;
-        take_out(&engine->receives, op);
+        take_receive(engine, op);
         return op;
     }
     return NULL;
@@ -329,15 +353,13 @@ static void keep_early(Engine *engine, Peer *peer, uint64_t number)
     const Head *head = &peer->head;
     Early *early = malloc(sizeof(Early) + (head->kind == WHOLE ? head->nbytes : 0));
     if (early == NULL) {
-        end_all(engine, &engine->receives, NO_MEMORY);
+        end_receives(engine, (int)(peer - engine->peers), 1, NO_MEMORY);
         return;
     }
     early->next = NULL, early->op = NULL, early->head = *head, early->moved = 0, early->number = number, early->turn = engine->turns++;
-    if (peer->last_early == NULL)
-        peer->first_early = early;
-    else
-        peer->last_early->next = early;
-    peer->last_early = early;
+    EarlyQueue *queue = &peer->early_in[bucket(head->tag, head->lane)];
+    *(queue->last == NULL ? &queue->first : &queue->last->next) = early;
+    queue->last = early;
     peer->early = head->kind == WHOLE ? early : NULL;
     peer->early_offers += head->kind == OFFER;
     count_kept(peer, peer->kept + kept_bytes(head));
@@ -394,11 +416,13 @@ static int answered_offer(Engine *engine, Peer *peer)
 /* The peer withdraws an offer, unless it has been answered already. */
 static int offer_is_withdrawn(Peer *peer)
 {
-    Early *early = peer->first_early;
+    Early *early = NULL;
     if (peer->head.tag >= peer->offers_in)
         return BAD;
-    while (early != NULL && (early->head.kind != OFFER || early->number != peer->head.tag))
-        early = early->next;
+    for (int i = 0; early == NULL && i < BUCKETS; i++)
+        for (early = peer->early_in[i].first; early != NULL; early = early->next)
+            if (early->head.kind == OFFER && early->number == peer->head.tag)
+                break;
     if (early == NULL)
         return ALONE;
     Number *forgotten = malloc(sizeof(Number));
@@ -715,7 +739,8 @@ static Early *early_for(Engine *engine, Op *op, int *from)
         int index = (engine->turn + i) % engine->size;
         if (op->peer >= 0 && op->peer != index)
             continue;
-        for (Early *early = engine->peers[index].first_early; early != NULL; early = early->next)
+        const EarlyQueue *queue = &engine->peers[index].early_in[bucket(op->head.tag, op->head.lane)];
+        for (Early *early = queue->first; early != NULL; early = early->next)
             if (early->head.tag == op->head.tag && early->head.lane == op->head.lane && early->op == NULL) {
                 *from = index;
                 return early;
@@ -788,7 +813,7 @@ PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count
     } else if (peer >= 0 && engine->peers[peer].lost)
         end(engine, op, LOST);
     else
-        append(&engine->receives, op);
+        queue_receive(engine, op);
     at_once = op_is_begun(engine, op);
     Py_END_ALLOW_THREADS
     return begun(engine, op, at_once);
@@ -797,7 +822,7 @@ PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count
 /* Give a rank's end up, if nothing has met it; False if that is still open, or something has: then it goes on. */
 static int withdraw_owned(Engine *engine, Op *op, Op *forget)
 {
-    int found = take_out(&engine->receives, op);
+    int found = take_receive(engine, op);
     for (int i = 0; !found && i < engine->size; i++) {
         Peer *peer = &engine->peers[i];
         if (holds(&peer->offered, op) && !op->withdrawn) {
@@ -820,7 +845,7 @@ static int withdraw_owned(Engine *engine, Op *op, Op *forget)
 /* Give an end up; False if a message is offered or half written, which must go on. What is half read goes nowhere. */
 static int withdraw(Engine *engine, Op *op)
 {
-    int found = take_out(&engine->receives, op);
+    int found = take_receive(engine, op);
     for (int i = 0; !found && i < engine->size; i++) {
         Peer *peer = &engine->peers[i];
         if (holds(&peer->offered, op) || (op->begun && holds(&peer->sends, op)))
@@ -885,13 +910,7 @@ static void lose(Engine *engine, int index)
     if (peer->early != NULL)
         drop_early(peer, peer->early);
     peer->op = NULL, peer->early = NULL;
-    for (Op *next, *at = engine->receives.first; at != NULL; at = next) {
-        next = at->next;
-        if (at->peer == index) {
-            take_out(&engine->receives, at);
-            end(engine, at, LOST);
-        }
-    }
+    end_receives(engine, index, 0, LOST);
     end_all(engine, &peer->sends, LOST);
     end_all(engine, &peer->offered, LOST);
     end_all(engine, &peer->asking, LOST);
@@ -952,7 +971,7 @@ int progress_messages(Engine *engine)
         Peer *peer = &engine->peers[index];
         if (peer->bells == NULL || peer->corrupt || peer->lost)
             continue;
-        if (engine->receives.first != NULL || peer->coming || peer->offered.first != NULL || peer->asked.first != NULL ||
+        if (engine->receiving || peer->coming || peer->offered.first != NULL || peer->asked.first != NULL ||
             peer->forced || engine->probing || atomic_load(&peer->in.counts->urgent))
             moved |= pull(engine, index);
         if (peer->sends.first != NULL || peer->asking.first != NULL || peer->forgotten != NULL) /* `pull` adds to them */
@@ -983,11 +1002,11 @@ typedef struct {
 static size_t copy_announced(Engine *engine, uint32_t rank, Announced *copies, size_t room)
 {
     size_t count = 0;
-    for (int i = 0; i < engine->size; i++)
-        for (const Early *early = engine->peers[i].first_early; early != NULL; early = early->next)
+    for (int i = 0; i < engine->size * BUCKETS; i++)
+        for (const Early *early = engine->peers[i / BUCKETS].early_in[i % BUCKETS].first; early != NULL; early = early->next)
             if (early->op == NULL && early->head.lane != 0 && (uint32_t)early->head.lane == rank && count++ < room)
                 copies[count - 1] =
-                    (Announced){early->turn, early->head.lane, early->head.tag, early->head.nbytes, i};
+                    (Announced){early->turn, early->head.lane, early->head.tag, early->head.nbytes, i / BUCKETS};
     return count;
 }
 
@@ -1040,7 +1059,8 @@ static void release_queue(Queue *queue)
 
 void release_messages(Engine *engine)
 {
-    release_queue(&engine->receives);
+    for (int i = 0; i < BUCKETS; i++)
+        release_queue(&engine->receives[i]);
     for (int i = 0; i < engine->size; i++) {
         Peer *peer = &engine->peers[i];
         release_queue(&peer->sends);
@@ -1050,9 +1070,8 @@ void release_messages(Engine *engine)
         Py_XDECREF(peer->op);
         for (Number *forgotten; (forgotten = peer->forgotten) != NULL; free(forgotten))
             peer->forgotten = forgotten->next;
-        while (peer->first_early != NULL) {
-            Py_XDECREF(peer->first_early->op);
-            drop_early(peer, peer->first_early);
-        }
+        for (int k = 0; k < BUCKETS; k++)
+            for (Early *early; (early = peer->early_in[k].first) != NULL; drop_early(peer, early))
+                Py_XDECREF(early->op);
     }
 }
