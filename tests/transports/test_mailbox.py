@@ -526,3 +526,64 @@ def test_any_order_of_calls_gives_each_receive_the_next_message_of_its_tag(seed:
     assert not failures
     for number, out in enumerate(outs):
         assert (out == number % 251).all(), number
+
+
+def taken(boxes: Boxes, index: int) -> tuple[list[Any], list[tuple[int, int, int, int]]]:
+    """Let both event loops take in what there is; return what that of one process has been given."""
+    owners, notes = list[Any](), list[tuple[int, int, int, int]]()
+    for _ in range(8):
+        for each in range(2):
+            found = boxes.boxes[each].take_ended()
+            if each == index:
+                owners += found[0]
+                notes += found[1]
+    return owners, notes
+
+
+def test_a_note_passes_a_message_that_nobody_wants(pair: Boxes) -> None:
+    """The message is half written, and its receiver waits for nothing."""
+    data = [some(RING_BYTES * 2 // 3, seed) for seed in (1, 2)]
+    first, second = (pair.send(0, 1, one) for one in data)
+    assert (first.state, second.state) == (DONE, PENDING)
+    pair.boxes[0].note(1, 7, 8, 9)
+    assert taken(pair, 1)[1] == [(0, 7, 8, 9)]
+    assert second.state == DONE
+    for one in data:  # kept, and in order
+        out = np.zeros_like(one)
+        assert pair.wait(1, pair.receive(1, 0, out)) == DONE
+        assert (out == one).all()
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_an_offer_is_withdrawn_though_its_receiver_waits_for_nothing(pair: Boxes, before: int) -> None:
+    """Also behind a message that is half written."""
+    long, owner = some(10 * RING_BYTES), object()
+    offered = pair.boxes[0].send(1, 5, 0, b"", None, long.nbytes, memoryview(long), 1, 0, owner)
+    kept = [pair.send(0, 1, some(RING_BYTES * 2 // 3, seed)) for seed in range(before)]
+    assert pair.boxes[0].withdraw(offered) is False
+    assert taken(pair, 0)[0] == [owner]
+    assert offered.state == WITHDRAWN
+    assert {op.state for op in kept} <= {DONE}
+    got = pair.boxes[1].receive(0, 5, 0, None, long.nbytes, memoryview(np.zeros_like(long)), 1, owner)
+    assert pair.wait(1, got, 0.0) == PENDING
+
+
+@pytest.mark.parametrize("order", ["by priority", "of one tag"])
+def test_what_waits_to_be_sent_leaves_by_priority_and_in_order(pair: Boxes, order: str) -> None:
+    full = [pair.send(0, 1, some(RING_BYTES * 2 // 3)) for _ in range(2)]
+    tags = [5, 5, 5] if order == "of one tag" else [5, 6, 7]
+    sent = [
+        pair.boxes[0].send(1, tag, 0, b"", None, 1, memoryview(bytes([number])), 1, priority, object())
+        for number, (tag, priority) in enumerate(zip(tags, (3, 1, 2), strict=True))
+    ]
+    assert {op.state for op in sent} == {PENDING}
+    pair.boxes[0].note(1, 0, 0, 0)
+    taken(pair, 1)
+    turns = [(turn, tag) for turn, _, _, tag, _ in pair.boxes[1].announced(1) if tag in (5, 6, 7)]
+    assert [tag for _, tag in sorted(turns)] == ([5, 5, 5] if order == "of one tag" else [6, 7, 5])
+    outs = [np.zeros(1, np.uint8) for _ in sent]
+    for tag, out in zip(tags, outs, strict=True):
+        got = pair.boxes[1].receive(0, tag, 0, None, 1, memoryview(out), 1, object())
+        assert pair.wait(1, got) == DONE
+    assert [int(out[0]) for out in outs] == [0, 1, 2]
+    assert {op.state for op in full} == {DONE}

@@ -671,6 +671,8 @@ static void begin_send(Engine *engine, int index, Op *op)
         queue_send(&to->sends, op);
         if (to->sends.first == op)
             push(engine, index);
+        if (op->control && atomic_load(&op->end.state) == PENDING)
+            press(to); /* it waits behind a message that is half written, and that the peer may not want */
     }
 }
 
