@@ -294,7 +294,7 @@ class World:
         while post is not None and (receivers := post.mailbox.sending()):
             for receiver in receivers:
                 if post.ranks[receiver] in self.communicators.left:
-                    post.mailbox.lose(receiver)
+                    post.mailbox.abandon(receiver)
             over_s, limit_s, site = post.limit
             if monotonic() >= over_s:
                 told = listed(sorted(post.ranks[receiver] for receiver in receivers))

@@ -587,3 +587,16 @@ def test_what_waits_to_be_sent_leaves_by_priority_and_in_order(pair: Boxes, orde
         assert pair.wait(1, got) == DONE
     assert [int(out[0]) for out in outs] == [0, 1, 2]
     assert {op.state for op in full} == {DONE}
+
+
+def test_a_peer_that_takes_no_more_messages_is_still_heard_and_written_to(pair: Boxes) -> None:
+    half, offered = some(RING_BYTES * 2 // 3), some(10 * RING_BYTES)
+    sent = [pair.send(0, 1, one) for one in (half, half, offered)]
+    pair.boxes[0].abandon(1)
+    assert [op.state for op in sent] == [DONE, PENDING, LOST]
+    pair.boxes[0].note(1, 7, 8, 9)
+    assert taken(pair, 1)[1] == [(0, 7, 8, 9)]
+    assert sent[1].state == DONE
+    back, out = some(8), np.zeros(8, np.uint8)
+    pair.send(1, 0, back)
+    assert pair.wait(0, pair.receive(0, 1, out)) == DONE

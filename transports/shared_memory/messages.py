@@ -122,7 +122,7 @@ class MemoryEndpoint(StartingEndpoint):
 
     @property
     def patience(self) -> Patience | None:
-        """How long to catch up repeatedly before sleeping."""
+        """Time for which to catch up repeatedly before sleeping."""
         return self._transport.patience
 
     @property

@@ -241,6 +241,7 @@ void release_messages(Engine *engine);
 PyObject *Engine_send(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_receive(Engine *engine, PyObject *const *args, Py_ssize_t count);
 PyObject *Engine_withdraw(Engine *engine, PyObject *given);
+PyObject *Engine_abandon(Engine *engine, PyObject *given);
 PyObject *Engine_lose(Engine *engine, PyObject *given);
 PyObject *Engine_sending(Engine *engine, PyObject *unused);
 PyObject *Engine_note(Engine *engine, PyObject *const *args, Py_ssize_t count);

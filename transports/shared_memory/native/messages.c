@@ -919,6 +919,35 @@ static void lose(Engine *engine, int index)
     end_all(engine, &peer->asked, LOST);
 }
 
+/* abandon(peer): its program has ended, and takes no more messages of threads. One that is half written goes on, for what
+   follows it in the ring is still to be understood. */
+PyObject *Engine_abandon(Engine *engine, PyObject *given)
+{
+    long index = PyLong_AsLong(given);
+    if (index < 0 || index >= engine->size)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "there is no peer %ld", index);
+    if (refuse_fork(engine))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    lock(engine);
+    Peer *peer = &engine->peers[index];
+    Queue *queues[] = {&peer->sends, &peer->offered};
+    for (int i = 0; i < 2; i++)
+        for (Op *op = queues[i]->first, *next; op != NULL; op = next) {
+            next = op->next;
+            if (op->begun == WRITING)
+                press(peer);
+            else if (op->end.owner == NULL && !op->control) {
+                take_out(queues[i], op);
+                end(engine, op, LOST);
+            }
+        }
+    unlock(engine);
+    Py_END_ALLOW_THREADS
+    release_ended(engine);
+    Py_RETURN_NONE;
+}
+
 /* lose(peer): its process is gone. */
 PyObject *Engine_lose(Engine *engine, PyObject *given)
 {

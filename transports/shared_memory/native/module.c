@@ -165,6 +165,7 @@ static PyMethodDef Engine_methods[] = {
     {"announced", (PyCFunction)Engine_announced, METH_O, "announced(rank)"},
     {"wait", (PyCFunction)(void (*)(void))Engine_wait, METH_FASTCALL, "wait(end, seconds[, look_s])"},
     {"withdraw", (PyCFunction)Engine_withdraw, METH_O, "withdraw(op)"},
+    {"abandon", (PyCFunction)Engine_abandon, METH_O, "abandon(peer)"},
     {"lose", (PyCFunction)Engine_lose, METH_O, "lose(peer)"},
     {"sending", (PyCFunction)Engine_sending, METH_NOARGS, "sending()"},
     {"submit", (PyCFunction)(void (*)(void))Engine_submit, METH_FASTCALL,
