@@ -37,7 +37,8 @@
 #define MOST_NOTES (1 << 16)    /* that nobody has taken */
 #define CLOSE_AGAIN_NS 50000000 /* a peer may have written over the bell that ends a thread */
 #define ROW_LOOK_NS 1000000     /* between looks at a row of a board that is not free: nobody rings for that */
-#define LONG_TURN_NS 1000000    /* a yield that takes longer shows that others need the core */
+#define LONG_TURN_NS 1000000    /* a look that takes longer shows that others need the core */
+#define MOST_SKIPPED 31         /* looks in a row, after looks that found nothing */
 #define NONSENSE UINT64_MAX
 #define ROUND_UP(n) (((n) + LINE - 1) & ~(uint64_t)(LINE - 1))
 
@@ -195,6 +196,7 @@ typedef struct {
     uint32_t unattended; /* our copy */
     _Atomic uint32_t sleepers; /* our copy */
     int64_t look_ns;
+    _Atomic int vain, skipped; /* how many looks to skip after the next vain one, as now; how many are left to skip */
     int yields;   /* whether a look yields the core, which other processes need */
     int awake;    /* whether the event loop runs: it attends before it sleeps */
     int promised; /* whether a thread is about to wait */

@@ -201,9 +201,17 @@ static int sleep_here(Engine *engine, End *end, int64_t limit_ns)
     return interrupted;
 }
 
+/* Look for what comes, without sleeping. Where the peer needs this core, or comes late, that is in vain: it is let on
+   only once this thread sleeps. So after vain looks, threads sleep at once the next few times, twice as often each time. */
 static void look(Engine *engine, End *end, int64_t limit, int64_t look_ns)
 {
+    int skipped = atomic_load_explicit(&engine->skipped, memory_order_relaxed);
+    if (skipped > 0) {
+        atomic_store_explicit(&engine->skipped, skipped - 1, memory_order_relaxed);
+        return;
+    }
     int64_t now = now_ns(), until = now + look_ns;
+    int useful = 0;
     while (atomic_load(&end->state) == PENDING && now < until && now < limit) {
         if (try_lock(engine)) {
             int moved = progress(engine, 0);
@@ -211,7 +219,7 @@ static void look(Engine *engine, End *end, int64_t limit, int64_t look_ns)
                 work(engine), moved = 1;
             pthread_mutex_unlock(&engine->lock);
             if (moved)
-                until = now_ns() + look_ns;
+                now = now_ns(), until = now + look_ns, useful = 1;
         }
         int64_t before = now;
         if (engine->yields)
@@ -221,9 +229,18 @@ static void look(Engine *engine, End *end, int64_t limit, int64_t look_ns)
             __builtin_ia32_pause();
 #endif
         now = now_ns();
-        if (now - before > LONG_TURN_NS) /* others need the core for long */
-            return;
+        if (now - before > LONG_TURN_NS) { /* others need the core for long */
+            useful = 0;
+            break;
+        }
     }
+    int vain = 0;
+    if (!useful && atomic_load(&end->state) == PENDING) {
+        vain = 2 * atomic_load_explicit(&engine->vain, memory_order_relaxed) + 1;
+        vain = vain > MOST_SKIPPED ? MOST_SKIPPED : vain;
+        atomic_store_explicit(&engine->skipped, vain, memory_order_relaxed);
+    }
+    atomic_store_explicit(&engine->vain, vain, memory_order_relaxed);
 }
 
 void wait_for(Engine *engine, End *end, int64_t limit_ns, int64_t look_ns)
