@@ -82,12 +82,19 @@ class Reductions(Issuing):
         opts = opts if opts is not None else None if hasattr(root, "__index__") else root
         (name, factor), limit = self._reduction(opts, timeout, op)
         dst = root_of(root if opts is None else opts, None)
+        known_as: Known | None = None
         if factor is not None:
             tensor.mul_(factor)
+        elif timeout is None:
+            known_as = "reduce", tensor.dtype, tensor.numel(), name, dst
+            again = self._issue_again(known_as, tensor, tensor if self._group.rank == dst else None, opts)
+            if again is not None:
+                return Work(again, [tensor])
         if self._group.rank != dst:
-            return Work(self._issue(None, "reduce", flat_input(tensor), dst, name, limit=limit), [tensor])
+            handle = self._issue(None, "reduce", flat_input(tensor), dst, name, limit=limit, known_as=known_as)
+            return Work(handle, [tensor])
         out, place = flat_output(tensor)
-        return Work(self._issue(place, "reduce", out, dst, name, out, limit=limit), [tensor])
+        return Work(self._issue(place, "reduce", out, dst, name, out, limit=limit, known_as=known_as), [tensor])
 
     @operation("reduce_scatter_", "reduce_scatter")
     def reduce_scatter(

@@ -41,8 +41,8 @@ def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]
     Returns:
         A flat view and None where the tensor is contiguous; else a flat copy and a function that copies it back.
     """
-    if tensor.is_neg():  # its memory holds the opposite of its elements
-        plain = tensor.detach().resolve_neg().contiguous()
+    if tensor.is_neg() or tensor.is_conj():  # its memory holds the opposites or conjugates of its elements
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         return view_of(plain).reshape(-1), lambda: copy_to([tensor], plain)
     view = view_of(tensor)
     if view.flags.c_contiguous:
@@ -102,31 +102,34 @@ def _memory_of(array: Array) -> Memory:
     return array.__array_interface__["data"][0], array.nbytes, NUMBERS[array.dtype.name], array
 
 
-def adjoining(tensors: list[torch.Tensor]) -> Array | None:
-    """Return the memory of tensors that lie one behind the other, such as those of `chunk`, as one flat view.
+def joined(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return the flat tensor over tensors that lie one behind the other, such as those of `chunk`.
 
     Returns:
-        None where they lie apart, or in another order; one of them has other strides than its elements have in order.
+        None where they lie apart, or in another order; one of them has other strides than its elements have in order,
+        or elements that are not those of its memory.
     """
     first = tensors[0]
     begin = at = first.data_ptr()
     storage = first.untyped_storage()
     for tensor in tensors:
-        if tensor.data_ptr() != at or not tensor.is_contiguous():
+        if tensor.data_ptr() != at or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             return None
         at += tensor.nbytes
     if at == begin or at > storage.data_ptr() + storage.nbytes():
         return None
-    return view_of(first.detach().as_strided(((at - begin) // first.itemsize,), (1,)))
+    return first.detach().as_strided(((at - begin) // first.itemsize,), (1,))
 
 
 def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
     """Write a flat array, cut into blocks of their sizes, to tensors."""
     start = 0
     for tensor in tensors:
-        view = view_of(tensor)
-        np.copyto(view, flat[start : start + view.size].reshape(view.shape))
-        start += view.size
+        out, place = flat_output(tensor)
+        np.copyto(out, flat[start : start + out.size])
+        if place is not None:
+            place()
+        start += out.size
 
 
 def copy_to(tensors: Iterable[torch.Tensor], tensor: torch.Tensor) -> None:

@@ -14,19 +14,20 @@ from .issuing import Issuing, Known, Tensors, nested, root_of, users_frame
 from .operations import operation
 from .tensors import (
     Array,
-    adjoining,
     check_memory,
     copy_blocks,
     copy_to,
     flat_input,
     flat_output,
     input_memory,
+    joined,
     listed,
     one_tensor,
     output_memory,
     overlaps,
     same_kind,
     same_shape,
+    view_of,
 )
 from .work import Handle, Joined, Work
 
@@ -73,8 +74,11 @@ class Transfers(Issuing):
         """
         xs, limit = listed(input_tensors, "input_tensors"), self._limit(opts, timeout)
         if len(xs) == 1:
+            known_as = "all_gather", xs[0].dtype, xs[0].numel(), xs[0].dtype, xs[0].numel() * self._group.size
+            whole = self._whole(output_tensors, xs[0]) if timeout is None else None
+            again = None if whole is None else self._issue_again(known_as, xs[0], whole, opts)
             parts = nested(output_tensors, "output_tensors")
-            return Work(self._all_gather(parts, xs[0], limit), parts)
+            return Work(self._all_gather(parts, xs[0], limit, known_as) if again is None else again, parts)
         lists = [listed(parts, "output_tensors") for parts in output_tensors]
         if len(lists) != len(xs):
             raise CallError(f"output_tensors: expected one list for each of {len(xs)} input tensors, got {len(lists)}")
@@ -112,7 +116,7 @@ class Transfers(Issuing):
         handles = [self._all_gather(list(outs), x, limit) for outs, x in zip(columns, xs, strict=True)]
         return Work(Joined(handles), output_lists)
 
-    def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float) -> Handle:
+    def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float, known_as: Known | None = None) -> Handle:
         self._check_count(parts, "output_tensors")
         same_kind([tensor, *parts], "output_tensors, input")
         counts, own = [part.numel() for part in parts], self._group.rank
@@ -123,7 +127,8 @@ class Transfers(Issuing):
             )
         even, out = None if len(set(counts)) == 1 else counts, _place_of(parts, tensor)
         place = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
-        return self._issue(place, "all_gather", flat_input(tensor), out, counts=even, limit=limit)
+        known_as = known_as if even is None else None
+        return self._issue(place, "all_gather", flat_input(tensor), out, counts=even, limit=limit, known_as=known_as)
 
     @operation("_allgather_base_", "all_gather")
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
@@ -166,18 +171,26 @@ class Transfers(Issuing):
         """Give the root the tensors of all ranks."""
         tensor = one_tensor(input_tensors, "input_tensors")
         dst = root_of(opts, root)
-        limit = self._limit(opts, timeout)
+        limit, known_as, again = self._limit(opts, timeout), ("gather", tensor.dtype, tensor.numel(), dst), None
         if self._group.rank != dst:
             if output_tensors and output_tensors != [[]]:
                 raise CallError(f"output_tensors: only rank {dst}, which gathers, has any; pass none")
-            return Work(self._issue(None, "gather", flat_input(tensor), dst, limit=limit), [])
+            if timeout is None:
+                again = self._issue_again(known_as, tensor, None, opts)
+            if again is None:
+                again = self._issue(None, "gather", flat_input(tensor), dst, limit=limit, known_as=known_as)
+            return Work(again, [])
+        whole = self._whole(output_tensors, tensor) if timeout is None else None
+        again = None if whole is None else self._issue_again(known_as, tensor, whole, opts)
         parts = nested(output_tensors, "output_tensors")
+        if again is not None:
+            return Work(again, parts)
         self._check_count(parts, "output_tensors")
         same_kind([tensor, *parts], "output_tensors, input")
         self._check_sizes(parts, tensor, "output_tensors")
         out = _place_of(parts, tensor)
         place = None if out is not None else lambda gathered: copy_blocks(gathered, parts)
-        return Work(self._issue(place, "gather", flat_input(tensor), dst, out, limit=limit), parts)
+        return Work(self._issue(place, "gather", flat_input(tensor), dst, out, limit=limit, known_as=known_as), parts)
 
     @operation("scatter_", "scatter")
     def scatter(
@@ -191,9 +204,15 @@ class Transfers(Issuing):
         """Give each rank one of the root's tensors."""
         output = one_tensor(output_tensors, "output_tensors")
         src = root_of(opts, root)
-        limit = self._limit(opts, timeout)
+        limit, known_as = self._limit(opts, timeout), ("scatter", output.dtype, output.numel(), src)
+        is_root = self._group.rank == src
+        source = self._whole(input_tensors, output) if is_root else None
+        if timeout is None and (source is not None or not (is_root or (input_tensors and input_tensors != [[]]))):
+            again = self._issue_again(known_as, source, output, opts)
+            if again is not None:
+                return Work(again, [output])
         out, place = flat_output(output)
-        if self._group.rank == src:
+        if is_root:
             parts = nested(input_tensors, "input_tensors")
             self._check_count(parts, "input_tensors")
             same_kind([output, *parts], "output, input_tensors")
@@ -204,7 +223,19 @@ class Transfers(Issuing):
             raise CallError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
         else:  # not read, but it tells size and dtype: to ask the root takes 0.8 ms (8 bytes: 0.1 ms without)
             whole = np.empty(out.size * self._group.size, out.dtype)
-        return Work(self._issue(place, "scatter", whole, src, out, limit=limit), [output])
+        return Work(self._issue(place, "scatter", whole, src, out, limit=limit, known_as=known_as), [output])
+
+    def _whole(self, parts: Any, like: torch.Tensor) -> torch.Tensor | None:
+        """Return the flat tensor over a part of each rank, if they lie in one piece and are like a tensor."""
+        if type(parts) is list and len(parts) == 1 and type(parts[0]) is list:
+            parts = parts[0]
+        if type(parts) is not list or len(parts) != self._group.size:
+            return None
+        dtype, count = like.dtype, like.numel()
+        for part in parts:
+            if not isinstance(part, torch.Tensor) or part.dtype is not dtype or part.numel() != count:
+                return None
+        return joined(parts)
 
     @operation("alltoall_base_", "all_to_all")
     def all_to_all_single(
@@ -308,7 +339,8 @@ class Transfers(Issuing):
 
 def _place_of(parts: Tensors, other: torch.Tensor) -> Array | None:
     """Return the memory of tensors as one array, unless they lie apart, or with another one in one storage."""
-    return None if overlaps(parts[0], other) or parts[0].is_conj() or parts[0].is_neg() else adjoining(parts)
+    whole = None if overlaps(parts[0], other) else joined(parts)
+    return None if whole is None else view_of(whole)
 
 
 def _split(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str) -> Tensors:

@@ -88,6 +88,47 @@ def test_every_form_that_is_kept(count: int, worlds: list[Connection], again: li
     assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"} <= set(again)
 
 
+@pytest.mark.parametrize("count", [2, 4_000, 400_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_forms_with_a_root_or_lists(count: int, dtype: Any, worlds: list[Connection], again: list[str]) -> None:
+    def parts_of(turn: int, whole: Any) -> Any:
+        """Return two parts: in one piece, swapped, apart, or as opposites and conjugates of what the memory holds."""
+        first, second = whole.chunk(2)
+        forms = [
+            [first, second], [second, first], [first, second.clone()],
+            [first, torch._neg_view(second)], [first.conj(), second.conj()],
+        ]  # fmt: skip
+        return forms[turn % len(forms)]
+
+    def program(group: ProcessGroup) -> list[Any]:
+        rank, found = group.rank(), []
+        for turn in range(ROUNDS):
+            whole = torch.zeros(2 * count, dtype=dtype)
+            own = torch.full((count,), turn + rank + 2j * rank if dtype.is_complex else turn + rank, dtype=dtype)
+            gathered = parts_of(turn, whole)
+            group.allgather([gathered], [own]).wait()
+            root = turn % 2
+            taken = parts_of(turn // 2, torch.zeros(2 * count, dtype=dtype))
+            group.gather([taken] if rank == root else [], [own], options(dist.GatherOptions, rootRank=root)).wait()
+            given = parts_of(turn, torch.arange(2 * count).to(dtype))
+            out = torch.zeros(count, dtype=dtype)
+            group.scatter([out], [given] if rank == root else [], options(dist.ScatterOptions, rootRank=root)).wait()
+            assert torch.equal(out, parts_of(turn, torch.arange(2 * count).to(dtype))[rank])
+            total = own.clone()
+            group.reduce([total], options(dist.ReduceOptions, rootRank=root)).wait()
+            lists = [gathered, *([taken, [total]] if rank == root else [])]
+            assert all((part == part[0]).all() for parts in lists for part in parts)
+            found.append([complex(part[0]) for parts in lists for part in parts])
+        return found
+
+    def expected(rank: int) -> list[list[complex]]:
+        every = [[turn + r + (2j * r if dtype.is_complex else 0) for r in (0, 1)] for turn in range(ROUNDS)]
+        return [[*pair, *([*pair, sum(pair)] if rank == turn % 2 else [])] for turn, pair in enumerate(every)]
+
+    assert each(worlds, program) == [expected(0), expected(1)]
+    assert {"all_gather", "gather", "scatter", "reduce"} <= set(again)
+
+
 def test_a_rank_may_issue_from_the_start_what_another_repeats(worlds: list[Connection], again: list[str]) -> None:
     def program(group: ProcessGroup) -> list[float]:
         found = []

@@ -28,8 +28,9 @@ from transports.shared_memory.segment import Heap, Segment
 _LAST_BYTES = 4096
 # A look is longer than waking a process takes (0.1 to 0.3 ms on virtual cores): otherwise two processes, of which one
 # sleeps whenever the other one looks, never find each other awake. Measured on 2 processes with a core each, 8 bytes
-# from threads, in hours in which waking is slow: 0.3 to 0.6 ms with 50 us, 0.1 to 0.2 with 300.
-_LOOK_S = 300e-6
+# from threads, in hours in which waking is slow: 0.3 to 0.6 ms with 50 us, 0.1 to 0.2 with 300. It is no longer than
+# that, for a peer that waits for this very core is let on only afterwards (1 MiB now and then 0.7 instead of 0.2 ms).
+_LOOK_S = 150e-6
 #: File that tells whether the scheduler groups processes by session (sched(7)).
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 

@@ -52,11 +52,11 @@ async def _opened(host: Host, key: int) -> list[Board]:
 @pytest.mark.parametrize(
     ("others", "grouped", "session", "expected"),
     [
-        ([7], "1", 1, (300e-6, False)),
-        ([7, 8], "0", 1, (300e-6, True)),
-        ([7, 8], "1", 0, (300e-6, True)),
+        ([7], "1", 1, (150e-6, False)),
+        ([7, 8], "0", 1, (150e-6, True)),
+        ([7, 8], "1", 0, (150e-6, True)),
         ([7, 8], "1", 1, (0.0, True)),
-        ([7, 8], None, 1, (300e-6, True)),
+        ([7, 8], None, 1, (150e-6, True)),
     ],
 )
 def test_others_are_let_run_where_they_can_be(
