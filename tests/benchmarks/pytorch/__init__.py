@@ -32,10 +32,11 @@ def lines(how: Sampling) -> Iterator[str]:
         alone_ms = _ms(told["alone"])
         yield f"  a step without communication {alone_ms:.1f} ms"
         for bucket, both in told["steps"].items():
-            gloo_ms, ours_ms = _ms(both["gloo"]), _ms(both["overlap"])
+            gloo_ms, ours_ms, silent_ms = _ms(both["gloo"]), _ms(both["overlap"]), _ms(both["nothing"])
             yield (
                 f"  DDP, buckets of {bucket} MiB: gloo {gloo_ms:.1f} ms, overlap {ours_ms:.1f} ms; exposed "
-                f"{gloo_ms - alone_ms:.1f} and {ours_ms - alone_ms:.1f}"
+                f"{gloo_ms - alone_ms:.1f} and {ours_ms - alone_ms:.1f}; without "
+                f"messages {silent_ms - alone_ms:.1f}"
             )
         yield f"  overlap.torch.DataParallel: {_ms(told['model']):.1f} ms"
         yield from _table(told["operations"], SIZES)
