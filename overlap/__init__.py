@@ -90,7 +90,7 @@
 #                          Ranks of one process (neuronlink) meet
 #   a reduction operator   one entry of OPS in collectives/reduce: combination, reference, refusals; its name for type
 #                          checkers in runtime/calls/shapes (a test compares them); benchmark and tests
-#                          (core/test_operators) take every entry from OPS; listed in docs/loops. If torch has it,
+#                          (core/test_operators) take every entry from OPS; listed in docs/guarantees. If torch has it,
 #                          too: torch/issuing and torch/reductions
 #   a lost process         is the end of processes/link's reading (silence cuts the link of a silent process) -> host
 #                          -> coordinator => member (Membership._receive: what waits for the process fails, and the
