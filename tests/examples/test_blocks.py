@@ -33,7 +33,7 @@ NOT_RUN = {
     "planning.md": 3,
     "running.md": 4,
     "seeing.md": 2,
-    "speed.md": 1,
+    "speed.md": 2,
     "testing.md": 1,
     "why.md": 3,
 }

@@ -29,6 +29,21 @@ def test_the_first_page_is_short():
     assert len(read.split()) <= 1150
 
 
+def test_the_chart_of_speed_has_the_figures_of_the_tables():
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    _, chart, tables = re.split(r"^```text$(.*?)^```$", page, maxsplit=1, flags=re.M | re.S)
+    drawn = re.findall(r"^  (?:overlap|MPICH|gloo) +([\d.]+) (us|ms) ", chart, re.M)
+    measured = re.findall(r"([\d.]+) (us|ms)\b", tables)
+    cells = re.findall(r"(?<=\| )([\d,]+)(?= \|)", tables)  # microseconds
+    measured_us = {microseconds(*figure) for figure in measured} | {float(cell.replace(",", "")) for cell in cells}
+    assert len(drawn) == chart.count("s █")
+    assert [figure for figure in drawn if microseconds(*figure) not in measured_us] == []
+
+
+def microseconds(figure, unit):
+    return round(float(figure) * (1000 if unit == "ms" else 1), 6)
+
+
 def test_the_tutorial_leads_from_chapter_to_chapter():
     folder = ROOT / "docs" / "tutorial"
     chapters = sorted(page.name for page in folder.glob("[0-9]*.md"))
