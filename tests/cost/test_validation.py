@@ -145,7 +145,7 @@ def test_how_good_the_planner_is(everything):
 
 @pytest.mark.slow
 def test_the_page_has_the_errors_of_today(everything):
-    page = " ".join((Path(__file__).parents[2] / "docs/machines.md").read_text(encoding="utf-8").split())
+    page = " ".join((Path(__file__).parents[2] / "docs/accuracy.md").read_text(encoding="utf-8").split())
     chips = ("A100", "H100", "H200", "B200", "GB200 GPU")
     of = Accuracy.together(each.unseen for each in everything.classes if each.name.split(",")[0] in chips)
     assert f"Over {of.rows} rows that others published of A100, H100, H200, B200 and GB200" in page
