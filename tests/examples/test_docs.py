@@ -24,6 +24,25 @@ def test_the_first_page_leads_to_all_others():
     assert links == {f"docs/{page.name}" for page in DOCS}
 
 
+def test_the_map_has_every_file_and_no_other():
+    """Each module and folder of `overlap/` and `overlap/runtime/`, and the files that the routes name."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    everything, runtime, routes = re.split(r"^\| path below|^## Routes|^## Rules", page, flags=re.M)[:3]
+    for folder, tables in (("overlap", everything), ("overlap/runtime", runtime)):
+        first_cells = "".join(re.findall(r"^\| (`.*?) \|", tables, re.M))
+        mapped = {name.removesuffix("/") for name in re.findall(r"`([a-z_]+/?)`", first_cells)}
+        files = {path.stem for path in (ROOT / folder).iterdir() if path.suffix in ("", ".py")}
+        assert mapped == {name for name in files if not name.startswith("__")}
+    paths = re.findall(r"`([a-z_]+/[a-z_/]*)`", routes)
+    assert len(paths) > 30
+    nowhere = [
+        path
+        for path in paths
+        if not any((ROOT / house / path).with_suffix(end).exists() for house in ("", "overlap") for end in ("", ".py"))
+    ]
+    assert nowhere == []
+
+
 def test_the_first_page_is_short():
     read = re.sub(r"<!--.*?-->", "", README.read_text(encoding="utf-8"))
     assert len(read.split()) <= 1150
