@@ -34,8 +34,18 @@ USED = {
     "overlap.CollectiveFuture": ("op", "name", "call_site", "src", *_FUTURE),
     "overlap.ComputeFuture": ("name", "call_site", *_FUTURE),
     "overlap.Stream": ("name", "priority", "window", "rank"),
+    "overlap.Connection": ("rank", "size", "group", "split", "run", "close", "fail", "error"),
 }
-"""Members that the reference shows of classes whose other members are for streams, engines and worlds."""
+"""Members that the reference shows of classes that programs do not make: other members are for streams and engines."""
+
+BARE = ("Conditions", "Faults", "Interference", "Startup", "Virtual")
+"""Classes of `overlap` that the reference shows by their docstrings alone: their methods are for engines."""
+
+FIRST = ("run", "Rank", "Group", "Mesh", "Stream", "Future", "CollectiveFuture", "ComputeFuture", "connect")
+"""Names with which the reference of `overlap` starts; errors and constants are the end of every page."""
+
+NARROW_EM = {"76.25em": "68.75em", "76.234375em": "68.734375em"}
+"""Width from which the theme shows its navigation, 1,220 pixels, and the one that the site has: 1,100."""
 
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 _TITLE = re.compile(r"^<!-- file: (\S+) -->\n\n```(\w+)$", re.M)
@@ -67,11 +77,19 @@ def page_of_package(package: str, names: list[str]) -> str:
     told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     first, _, rest = told.partition("\n\n")
     code = f"\n\n```text\n{rest}\n```" if rest else ""
-    return "\n\n".join([f"# {package}", first + code, *(_entry(package, name) for name in names)])
+    return "\n\n".join([f"# {package}", first + code, *(_entry(package, name) for name in sorted(names, key=_order))])
+
+
+def _order(name: str) -> tuple[int, bool, bool, str]:
+    """Return the place of a name on a page of the reference."""
+    start = FIRST.index(name) if name in FIRST else len(FIRST)
+    return start, name.isupper(), name.endswith(("Error", "Warning")), name
 
 
 def _entry(package: str, name: str) -> str:
     """Return the directive of a public name; of a class that programs do not make, with the members that they use."""
+    if package == "overlap" and name in BARE:
+        return f"::: {package}.{name}\n    options:\n      members: false"
     members = USED.get(f"{package}.{name}")
     if members is None:
         return f"::: {package}.{name}"
@@ -103,6 +121,17 @@ def reference() -> Iterator[tuple[str, str, str]]:
         yield "Reference", f"reference/{package}.md", page_of_package(package, names)
     for name, text in commands().items():
         yield "Commands", f"reference/commands/{name}.md", text
+
+
+# -- the first page ------------------------------------------------------------------------------------------------
+
+
+def first_screen() -> str:
+    """Return the README up to its first program, and the picture of what the demo prints."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    picture = re.search(r"`overlap demo` looks.*?^```text$.*?^```$", readme, re.M | re.S)
+    assert picture
+    return f"{readme[: readme.index('## A first program')]}{picture[0]}\n\n"
 
 
 # -- files of the repository ---------------------------------------------------------------------------------------
@@ -164,12 +193,32 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     # A page lies elsewhere on the site than in the repository.
     origin = f"{here.removeprefix('repository/')}" if here.startswith("repository/") else f"docs/{here}"
 
-    def moved(found: re.Match[str]) -> str:
-        name = normpath(join(dirname(origin), found[1]))
-        exists = (ROOT / name).exists() and not here.startswith("reference/")
-        return f"]({relpath(page_of(name), dirname(here) or '.')}" if exists else found[0]
+    def moved(text: str, origin: str) -> str:
+        def link(found: re.Match[str]) -> str:
+            name = normpath(join(dirname(origin), found[1]))
+            exists = (ROOT / name).exists() and not here.startswith("reference/")
+            return f"]({relpath(page_of(name), dirname(here) or '.')}" if exists else found[0]
 
-    return _TITLE.sub(r'```\2 title="\1"', _LINK.sub(moved, markdown))
+        return _LINK.sub(link, text)
+
+    text = moved(markdown, origin)
+    if here == "README.md":
+        text = moved(first_screen(), "README.md") + text.replace("# Documentation", "## Documentation", 1)
+    return _TITLE.sub(r'```\2 title="\1"', text)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Show the navigation in narrower windows than the theme does."""
+    assets = Path(config.site_dir) / "assets"
+    changed = 0
+    for path in [*assets.glob("stylesheets/*.css"), *assets.glob("javascripts/bundle*.js")]:
+        text = path.read_text(encoding="utf-8")
+        for theirs, ours in NARROW_EM.items():
+            changed += text.count(theirs)
+            text = text.replace(theirs, ours)
+        path.write_text(text, encoding="utf-8")
+    if not changed:
+        raise SystemExit("docs/build.py: this version of mkdocs-material has other widths than NARROW_EM says")
 
 
 # -- the command ---------------------------------------------------------------------------------------------------

@@ -72,7 +72,27 @@ def test_the_navigation_has_every_page() -> None:
 )
 def test_links_out_of_the_folder_lead_to_pages_of_the_site(page: str, link: str, moved: str) -> None:
     on = SimpleNamespace(file=SimpleNamespace(src_uri=page))
-    assert build.on_page_markdown(f"[a]({link})", on) == f"[a]({moved})"
+    text = build.on_page_markdown(f"[a]({link})", on)
+    assert text.removeprefix(build.on_page_markdown("", on)) == f"[a]({moved})"
+
+
+def test_the_first_page_opens_with_the_readme_and_the_picture_of_the_demo() -> None:
+    page = build.on_page_markdown("# Documentation\n", SimpleNamespace(file=SimpleNamespace(src_uri="README.md")))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page.startswith(readme[: readme.index("\n\n", 20)])
+    assert page.endswith("on the wire\n```\n\n## Documentation\n")
+    assert "[torch first](testing.md#in-continuous-integration)" in page
+
+
+def test_the_site_shows_its_navigation_at_1200_pixels(tmp_path: Path) -> None:
+    styles = tmp_path / "assets" / "stylesheets"
+    styles.mkdir(parents=True)
+    (styles / "main.css").write_text("@media screen and (min-width:76.25em){.md-sidebar{display:block}}")
+    build.on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
+    [width_em] = re.findall(r"min-width:([\d.]+)em", (styles / "main.css").read_text())
+    assert float(width_em) * 16 <= 1200
+    with pytest.raises(SystemExit, match="other widths"):
+        build.on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
 
 
 def test_a_build_without_the_extra_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,8 +105,13 @@ def test_a_build_without_the_extra_says_so(monkeypatch: pytest.MonkeyPatch, caps
 def test_the_reference_shows_no_inside_of_futures_and_streams() -> None:
     page = build.page_of_package("overlap", ["CollectiveFuture", "Group"])
     assert "members: [op, name, call_site, src, done, " in page
-    assert page.endswith("::: overlap.Group")
+    assert "::: overlap.Group\n\n" in page
     for name, members in build.USED.items():
         told = getattr(overlap, name.removeprefix("overlap."))
         declared = {each for base in told.__mro__ for each in (*vars(base), *getattr(base, "__annotations__", ()))}
         assert declared >= set(members)
+
+
+def test_the_reference_starts_with_run_and_rank_and_ends_with_constants() -> None:
+    names = re.findall(r"^::: overlap\.(\S+)$", build.page_of_package("overlap", overlap.__all__), re.M)
+    assert (names[:2], names[-1], len(names)) == (["run", "Rank"], "OPS", len(overlap.__all__))
