@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Numbers: TypeAlias = NDArray[np.float64]  # to the type checker; any floating type
 
 Rate: TypeAlias = float | Callable[[int], float]
-"""A learning rate, or a function that returns that of a step; steps count from 1."""
+"""Learning rate, or a function of the number of the update: 1 at the first one, then `model.steps` after `step()`."""
 
 _BLOCK = 1 << 14
 """Elements worked on at once: a dozen passes over 64 KiB stay in a core's second-level cache (512 KiB and more)."""
