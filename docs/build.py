@@ -127,11 +127,12 @@ def reference() -> Iterator[tuple[str, str, str]]:
 
 
 def first_screen() -> str:
-    """Return the README up to its first program, and the picture of what the demo prints."""
+    """Return the README up to its first program, with the picture of the demo after its first paragraph."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     picture = re.search(r"`overlap demo` looks.*?^```text$.*?^```$", readme, re.M | re.S)
     assert picture
-    return f"{readme[: readme.index('## A first program')]}{picture[0]}\n\n"
+    first, steps, _ = re.split(r"^(?=## )", readme, maxsplit=2, flags=re.M)
+    return f"{first}{picture[0]}\n\n{steps}"
 
 
 # -- files of the repository ---------------------------------------------------------------------------------------
