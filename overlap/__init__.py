@@ -103,7 +103,7 @@
 #                          compiler -> cost/choice (also an `algorithm=` that is asked for) -> cost/select.plan:
 #                          candidates collects the options of flat (one level), composed (several phases), shortcut
 #                          and library; each has a price (option, phased); the cheapest, and reason() words why (shown
-#                          by cli/plan/collective and cli/timeline/browser). In virtual time
+#                          by cli/plan/collective). In virtual time
 #                          simulation/simulated_engine asks cost/choice. The schedules: collectives/generators
 #   exposed time           cli/timeline -> timeline/measure/verdict (a sentence) and operations (a table) -> metrics
 #                          (coverage: exposed, hidden, idle); reasons -> activity say which rank or operation it
