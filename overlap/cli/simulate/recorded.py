@@ -25,7 +25,7 @@ from ..output import field
 from ..pace import pace
 from ..program import Program
 
-_ENDINGS = (".json", ".json.gz", ".et", ".et.gz")
+_ENDINGS = (".json", ".json.gz")
 _LOOKED_AT = 256
 """Moves of ranks between two looks at the clock."""
 _MOVES_AT_MOST = 60_000
@@ -56,7 +56,7 @@ def is_recorded(args: argparse.Namespace) -> bool:
         return True
     for option in ("compute", "grow"):
         if getattr(args, option) is not None:
-            raise UsageError(f"--{option}: only with a trace, FILE {' or '.join(_ENDINGS[::2])}, as the program")
+            raise UsageError(f"--{option}: only with a trace, FILE .json, as the program")
     return False
 
 

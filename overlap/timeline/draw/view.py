@@ -14,7 +14,7 @@ from ..measure.metrics import Breakdown, Coverage, coverage, of_steps
 from ..measure.reasons import reasons
 from ..measure.verdict import Verdict, judge
 from ..ranklist import listed
-from ..spans import CUT, ENDED, REPLAYED, Timeline
+from ..spans import CUT, ENDED, Timeline
 from .axis import ruler
 from .folding import Fold, fold, table
 from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
@@ -231,9 +231,8 @@ def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
     clock = ", virtual time" if timeline.clock == "virtual" else ""
     lost = f", {timeline.dropped} older spans not kept" if timeline.dropped else ""
     cut = ", of a file that was cut off" if CUT in timeline.meta else ""
-    replayed = ", times from dependencies" if REPLAYED in timeline.meta else ""
     badly = f", of a run that {timeline.meta[ENDED]}" if ENDED in timeline.meta else ""
-    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{replayed}{cut}{badly}"
+    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{cut}{badly}"
 
 
 def _uncounted(rows: Sequence[Breakdown]) -> str:
