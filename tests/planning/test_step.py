@@ -18,7 +18,7 @@ from overlap.parallel.schedules import FAMILIES
 from overlap.planning import Layout, Model, estimate, load, train
 from overlap.planning.amounts import Amounts
 from overlap.planning.bound import bound_s
-from overlap.planning.estimates import SLOWER, sensitivities
+from overlap.planning.estimates import SLOWER
 from overlap.planning.parts import MESSAGE, Operation, Parts
 from overlap.planning.simulating import simulated
 from overlap.planning.trust import band_of, band_of_step
@@ -309,15 +309,6 @@ def test_what_overlaps_and_slows_each_other_down_makes_a_step_as_much_longer_as_
     both = overlap.Interference(compute={ALL: 1 + SLOWER}, communication={ALL: 1 + SLOWER})
     slower = predicted.__wrapped__(clock=replace(CLOCK, interference=both), **figures)
     assert 0 < slower.parts.step_ns - one.parts.step_ns <= SLOWER * one.parts.overlapped_ns
-
-
-@pytest.mark.slow
-def test_a_step_reacts_to_a_figure_as_it_must():
-    found = {each.figure: each for each in sensitivities(predicted(tp=4))}
-    computes = found["efficiency of computes"]
-    assert computes.low > 0 > computes.high
-    assert found["neuronlink bandwidth"].low > 0
-    assert found["slow-down of compute and communication"].high > 0
 
 
 def test_ranks_that_are_too_many_and_groups_that_are_illegal_are_refused():

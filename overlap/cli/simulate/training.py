@@ -18,8 +18,6 @@ from ...notice import notify, say
 from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
 from ...planning.device import Device
-from ...planning.estimates import Estimate, Sensitivity, sensitivities
-from ...planning.goodput import Failures
 from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, CONTEXTS, OPERATIONS, ORDERS
 from ...planning.search import FREE, Candidate, Found, candidates, search
 from ...settings import Option
@@ -108,15 +106,6 @@ _LAYOUT = {
     ),
 }  # fmt: skip
 _ANSWER = {
-    "price": Option(read=number, metavar="P", help="of a node and hour, for the cost of a sample"),
-    "chip_hours": Option(
-        read=number,
-        metavar="H",
-        help="mean hours from failure to failure of a chip, for the goodput; default: 50,676",
-    ),
-    "checkpoint_s": Option(read=number, metavar="S", help="seconds of a checkpoint, for the goodput; default: 30"),
-    "restart_s": Option(read=number, metavar="S", help="seconds of a restart, for the goodput; default: 600"),
-    "sensitivity": Option(read=switch, help="simulate the step with other figures of the machine too"),
     "best": Option(read=str, metavar="NAME,...", help=f"search for the best of these: {', '.join(FREE)}"),
     "within": Option(read=number, metavar="S", help="seconds of a search; default: 60, and one simulation in any case"),
 }
@@ -181,8 +170,6 @@ def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
     layout = _layout(args, cluster, virtual.dtype, names)
     if args.within is not None and (args.best is None or not args.within > 0):
         raise UsageError(f"--within: expected a positive number, and --best beside it, got {args.within!r}")
-    if args.price is not None and not 0 < args.price < float("inf"):
-        raise UsageError(f"--price: expected a positive number, got {args.price!r}")
     _check_size(model, layout, cluster, searched=bool(names))
     found = Found() if names else None
     begun_s, interrupted = perf_counter(), False
@@ -199,20 +186,14 @@ def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
         from ...timeline import write_trace
 
         write_trace(one.timeline, args.trace)
-    moved: list[Sensitivity] = []
-    if args.sensitivity and not interrupted:
-        interrupted = _collect(moved, one, algorithm)
     searched = None if found is None else (names, found)
-    failures = _failures(args, cluster)
-    kept = args.json is None or written(
-        as_json(described(one, moved, args.price, searched, failures)), args.json, option="--json"
-    )
+    kept = args.json is None or written(as_json(described(one, searched)), args.json, option="--json")
     if args.json != STDOUT:
         from ..console import Console
 
         width = Console(width=args.width).width
         lines = search_page(*searched, width=width) if searched else []
-        print("\n".join([*lines, *page(one, moved, args.price, wall_s, failures=failures, width=width)]), flush=True)
+        print("\n".join([*lines, *page(one, wall_s, width)]), flush=True)
     return EXIT_INTERRUPTED if interrupted else 0 if kept else EXIT_FAILED
 
 
@@ -234,23 +215,6 @@ def _where(args: argparse.Namespace, setting: dict[str, Any]) -> tuple[Cluster, 
     assert isinstance(request.cluster, Cluster)
     assert request.virtual is not None
     return request.cluster, request.virtual, request.algorithm
-
-
-_GOODPUT = {"chip_hours": "chip_hours", "checkpoint_s": "write_s", "restart_s": "restart_s"}
-"""Options of the goodput, and the figures of `Failures` that they are."""
-
-
-def _failures(args: argparse.Namespace, cluster: Cluster) -> Failures | None:
-    """Return the failures to reckon with, if any option asks for the goodput."""
-    told = {figure: getattr(args, name) for name, figure in _GOODPUT.items() if getattr(args, name) is not None}
-    if not told:
-        return None
-    try:
-        return Failures(chips=max(1, cluster.world_size // cluster.ranks_per_device), **told)
-    except UsageError as error:
-        figure, _, expected = str(error).partition(": ")
-        name = next(name for name, known in _GOODPUT.items() if known == figure)
-        raise UsageError(f"{flag_of(name, Option())}: {expected}") from None
 
 
 def _names(args: argparse.Namespace) -> list[str]:
@@ -338,17 +302,6 @@ def _search(
         raise UsageError(
             f"--best: none of {found.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}"
         )
-    return False
-
-
-def _collect(moved: list[Sensitivity], one: Estimate, algorithm: str | None) -> bool:
-    """Add the sensitivities of a step, and return whether Ctrl-C came before the last."""
-    try:
-        moved.extend(sensitivities(one, algorithm=algorithm))
-    except BaseException as error:
-        if not _is_interrupt(error):
-            raise
-        return True
     return False
 
 
