@@ -360,7 +360,7 @@ def test_collectives_count_in_a_bound_unless_it_is_asked_without_them():
 
 
 def printed(one):
-    return list(page(one, (), None, 0.0, width=400))
+    return list(page(one, 0.0, 400))
 
 
 def test_the_page_tells_how_long_one_operation_is_in_flight():
