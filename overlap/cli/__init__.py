@@ -65,7 +65,7 @@ examples:
   overlap run --ranks 4 --trace run.json train.py   run a program and record its timeline
   overlap timeline run.json                         look at it
 
-`overlap COMMAND --help` explains a command; `overlap --print-completion bash` prints a script for the shell.
+`overlap COMMAND --help` explains a command.
 """
 
 
@@ -105,8 +105,6 @@ def _report(error: BaseException) -> int:
 def _run(argv: list[str]) -> int:
     """Find the command that `argv` names, and leave the rest to it."""
     name, *words = argv or ["--help"]
-    if name.startswith("--print-completion"):
-        return _print_completion(name.partition("=")[2] or " ".join(words))
     if name in ("-h", "--help", "--version"):
         _overview().parse_args([name])  # shows it and exits
     if name in SUCCESSORS:
@@ -121,13 +119,6 @@ def _run(argv: list[str]) -> int:
     parser = Parser(prog=f"overlap {name}", formatter_class=HelpFormatter)
     command.fill(parser)
     return int(command.main(parser.parse_args(words)))
-
-
-def _print_completion(shell: str) -> int:
-    from .completion import script
-
-    print(script(shell, COMMANDS, lambda name, parser: import_module(f".{name}", __name__).fill(parser)))
-    return 0
 
 
 def _overview() -> argparse.ArgumentParser:

@@ -187,14 +187,6 @@ def test_in_this_process_rows_are_measured_as_asked(monkeypatch):
     assert asked == [((case, how), {"check": False, "algorithm": "ring"}) for case in CASES]
 
 
-def test_results_that_ranks_share_are_looked_at(monkeypatch):
-    case = Case(operation=find("all_gather"), ranks=2, count=5, dtype=F32, shared=True)
-    how = Sampling(iters=2, warmup=1)
-    assert measuring.measure(case, how).wrong == 0
-    lying = replace(find("all_gather"), issue_shared=lambda rank, x, out, op, root: (rank.all_gather(-x, shared=True),))
-    assert measuring.measure(replace(case, operation=lying), how).wrong == 20
-
-
 @pytest.mark.parametrize(("check", "wrong"), [(True, [2, 1 << 14]), (False, [0, 0])])
 def test_a_process_looks_at_its_results_if_it_is_told_to(monkeypatch, capsys, check, wrong):
     honest = find("all_reduce")

@@ -19,8 +19,8 @@ from .page import page
 from .published import show_published
 
 _DESCRIPTION = """\
-Read the output of a benchmark (nccl-tests, nccom-test, hccl_demo, OSU, or `overlap bench --json`), fit the launch of an
-operation and the shares of their bandwidth that wires give, and write a machine file for plans and simulations. Every
+Read the output of a benchmark (nccl-tests, nccom-test, or `overlap bench --json`), fit the launch of an operation and
+the shares of their bandwidth that wires give, and write a machine file for plans and simulations. Every
 third row of a collective is left out: its error says how far to trust predictions. All other figures are those of the
 machine that --cluster names.
 
