@@ -41,7 +41,6 @@ class Device:
     products: Mapping[str, Rate]  # by dtype
     attention_flops_per_s: float  # of fused attention
     bytes_per_s: float  # of memory, as element-wise computes reach it
-    host_bytes_per_s: float | None = None  # to the memory of the host
     beside: float = 1.0  # share of these rates that is left while the rank communicates
 
     @classmethod
@@ -63,7 +62,6 @@ class Device:
             attention_flops_per_s=fused.value * sustained / shares if fused else plain.flops_per_s / 2,
             bytes_per_s=memory * (chip.memory_efficiency.value if chip.memory_efficiency else 1.0),
             beside=chip.beside_collectives.value if chip.beside_collectives else 1.0,
-            host_bytes_per_s=chip.host_bytes_per_s.value / shares if chip.host_bytes_per_s else None,
         )
 
     def product_s(self, m: float, n: float, k: float, dtype: str, itemsize: int) -> float:

@@ -96,10 +96,6 @@ def estimate(
             f"layout: {layout} makes {layout.world_size} ranks, but {cluster.name} has {cluster.world_size}"
         )
     virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.stage_of)
-    if layout.offload and (device is None or device.host_bytes_per_s is None):
-        raise UsageError(
-            f"offload: expected a machine whose chip.host_bytes_per_s is known, which that of {cluster.name} is not"
-        )
     if device is not None and virtual.interference.off:
         virtual = replace(virtual, interference=Interference(compute={ALL: 1 / device.beside}))
     whole = Whole(model, layout, cluster, virtual, algorithm, device)

@@ -18,7 +18,7 @@ from ...notice import notify, say
 from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
 from ...planning.device import Device
-from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, CONTEXTS, OPERATIONS, ORDERS
+from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, OPERATIONS, ORDERS
 from ...planning.search import FREE, Candidate, Found, candidates, search
 from ...settings import Option
 from ...timeline.recording import DEFAULT_CAPACITY
@@ -75,9 +75,6 @@ _LAYOUT = {
         read=str, metavar="WHAT",
         help=f"{', '.join(CHECKPOINTING)} (default), or some of {', '.join(OPERATIONS)} joined by +",
     ),
-    "context": Option(
-        read=str, metavar="WAY", help=f"of keys and values between ranks of cp: {' (default), '.join(CONTEXTS)}"
-    ),
     "async_tp": Option(
         read=switch, help="exchanges of tp lie under the products they belong to, piece by piece",
         off="they lie between the halves of a layer (default)",
@@ -89,9 +86,6 @@ _LAYOUT = {
         read=switch, help="new weights are gathered under the next step (ZeRO-1 and 2)",
         off="at the end of their step (default)",
     ),
-    "offload": Option(
-        read=switch, help="the optimizer's state is in the memory of the host", off="it is on the device (default)"
-    ),
     "sequence_parallel": Option(
         read=switch, help="ranks of tp share the activations between the halves of a layer (default)",
         off="each of them holds all of these",
@@ -101,9 +95,6 @@ _LAYOUT = {
         help=f"gradients that are reduced together; default: {BUCKET_BYTES >> 20}MiB",
     ),
     "order": Option(read=str, metavar="A.B.C", help=f"axes, neighbours last: {', '.join(ORDERS)}"),
-    "imbalance": Option(
-        read=number, metavar="F", help="tokens of the busiest rank of experts over the mean; default: 1"
-    ),
 }  # fmt: skip
 _ANSWER = {
     "best": Option(read=str, metavar="NAME,...", help=f"search for the best of these: {', '.join(FREE)}"),

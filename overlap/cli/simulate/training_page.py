@@ -11,7 +11,6 @@ from ...planning.parts import MESSAGE, Amount
 from ...planning.search import Found
 from ...planning.trust import Band, band_of, band_of_step
 from ...planning.validation import COVERED
-from ...planning.wires import busy
 from ...units import columns, format_bytes, format_ns, wrapped
 
 _LISTED = 8  # rows of each table
@@ -26,8 +25,6 @@ def page(one: Estimate, wall_s: float, width: int) -> Iterator[str]:
     yield from _operations(one, width)
     yield ""
     yield from _path(one, width)
-    yield ""
-    yield from _busy(one, width)
     yield ""
     yield from _verdict(one, wall_s, width)
 
@@ -44,8 +41,7 @@ def _head(one: Estimate, width: int) -> Iterator[str]:
     sway = f"computes reach {virtual.efficiency:.4g} of the {layout.dtype} peak"
     if one.device is not None:
         sway = f"products, attention and memory as measured of {one.cluster.machine.chip.name}"
-    imbalance = f"; the busiest experts get {layout.imbalance:g} times the mean" if layout.ep > 1 else ""
-    yield from _field("assumed", f"{sway}; {virtual.conditions}; {virtual.interference}{imbalance}", width)
+    yield from _field("assumed", f"{sway}; {virtual.conditions}; {virtual.interference}", width)
     memory, there = one.memory, one.cluster.memory_bytes()
     of = f" of {format_bytes(int(there))}" if there is not None else ""
     parts = ", ".join(
@@ -115,16 +111,6 @@ def _path(one: Estimate, width: int) -> list[str]:
 
 def _done(doing: str, name: str) -> str:
     return {"compute": f"compute {name}", "wire": name, "waiting": f"waiting in {name}"}.get(doing, "program")
-
-
-# Kinds of wires that need a longer name beside others.
-_WIRES = {"chip": "between the cores of a chip"}
-
-
-def _busy(one: Estimate, width: int) -> list[str]:
-    found = busy(one.cluster, one.layout, one.parts, peer_direct=one.virtual.peer_direct)
-    told = ", ".join(f"{_WIRES.get(kind, kind)} {each.most:.1%} (mean {each.mean:.1%})" for kind, each in found.items())
-    return _field("busiest", told or "nothing: nothing travels", width)
 
 
 def _verdict(one: Estimate, wall_s: float, width: int) -> Iterator[str]:
@@ -231,10 +217,6 @@ def described(one: Estimate, searched: tuple[list[str], Found] | None) -> dict[s
             {"doing": doing, "name": name, "ns": round(ns)}
             for (doing, name), ns in sorted(parts.path.items(), key=lambda each: -each[1])
         ],
-        "busy": {
-            kind: asdict(each)
-            for kind, each in busy(one.cluster, one.layout, parts, peer_direct=one.virtual.peer_direct).items()
-        },
         "memory": asdict(one.memory) | {"total": one.memory.total, "there": one.cluster.memory_bytes()},
         "fits": one.fits,
         "samples_per_s": one.samples_per_s,
