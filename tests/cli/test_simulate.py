@@ -427,7 +427,6 @@ def test_a_deadlock_ends_at_once(overlap, script):
         (["--slow-comm", "all_reduce"], "expected NAME=FACTOR, such as all_reduce=1.2, got 'all_reduce'"),
         (["--algorithm", "magic"], "magic"),
         (["--seed", "x"], "expected an integer, got 'x'"),
-        (["--csv", "rows.csv"], "--csv: only a --sweep has rows"),
         (["--json", "nowhere/found.json"], "--json: cannot write into "),
         (["--trace", "."], "--trace: . is a directory; name a file in it"),
         (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),

@@ -24,7 +24,7 @@ from .page import assumptions, described, drawing, page
 from .recorded import add_recorded, is_recorded, recorded
 from .setting import PARAMETERS, checked
 from .simulation import SAMPLES, Simulation, simulate, telling
-from .sweep import Point, SweepRow, axes, best, csv_text, json_rows, points, sweep, table
+from .sweep import Point, SweepRow, axes, best, json_rows, points, sweep, table
 from .training import add_training, asks_for_training, simulate_training
 
 _DESCRIPTION = """\
@@ -66,7 +66,6 @@ def fill(parser: Parser) -> None:
     parser.add_argument("--sweep", action="append", metavar="NAME=V,V,...", help="once for each of these values")
     parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the page")
-    parser.add_argument("--csv", metavar="FILE", help="write the rows of a sweep there; - is stdout")
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters only")
     group = parser.add_argument_group("the cluster and what is assumed of it; each NAME can also be swept")
@@ -84,8 +83,7 @@ def main(args: argparse.Namespace) -> int:
         TopologyError: If there is no such cluster, or it is too small.
     """
     check_width(args.width)
-    for option in ("json", "csv"):
-        setattr(args, option, result_path(getattr(args, option), option=f"--{option}"))
+    args.json = result_path(args.json, option="--json")
     if asks_for_training(args):
         args.trace = output_path(args.trace)
         return simulate_training(args, values(args, PARAMETERS))
@@ -93,8 +91,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _once(args: argparse.Namespace) -> int:
-    if args.csv is not None:
-        raise UsageError("--csv: only a --sweep has rows")
     setting, program, trace = checked(values(args, PARAMETERS)), _program(args), output_path(args.trace)
     aside = redirect_stdout(sys.stderr) if args.json == STDOUT else nullcontext()
     with aside, told_traces(args.trace, trace, verdict=False):
@@ -141,8 +137,6 @@ def _show(args: argparse.Namespace, simulation: Simulation) -> None:
 def _sweep(args: argparse.Namespace) -> int:
     if args.trace is not None:
         raise UsageError("--trace: a sweep has many timelines; simulate one point with --trace")
-    if args.csv == args.json == STDOUT:
-        raise UsageError("--csv, --json: only one of them can be stdout")
     swept, fixed = axes(args.sweep), values(args, PARAMETERS)
     program = _program(args)  # or refuse, before anything runs
     grid = list(points(swept, fixed))
@@ -153,16 +147,16 @@ def _sweep(args: argparse.Namespace) -> int:
 
     rows, interrupted = sweep(grid, run)
     winner = best(rows)
-    if STDOUT not in (args.csv, args.json):
+    if args.json != STDOUT:
         _show_rows(args, rows, winner)
-    told = args.csv is None or written(csv_text(rows, winner), args.csv, option="--csv")
+    told = True
     if args.json is not None:
         found = {
             "sweep": {axis.name: axis.texts for axis in swept},
             "complete": not interrupted,
             "rows": json_rows(rows, winner),
         }
-        told = written(as_json(found), args.json, option="--json") and told
+        told = written(as_json(found), args.json, option="--json")
     if interrupted:
         notify(f"interrupted; {len(rows)} of {len(grid)} points are done")
         return EXIT_INTERRUPTED

@@ -194,8 +194,6 @@ def _where(args: argparse.Namespace, setting: dict[str, Any]) -> tuple[Cluster, 
         raise UsageError(f"--model: a model needs no program, got {args.script or '-m'}")
     if args.sweep:
         raise UsageError("--sweep: of a model, --best searches")
-    if args.csv is not None:
-        raise UsageError("--csv: only a --sweep has rows")
     if "cluster" not in setting:
         raise UsageError('--cluster: expected a cluster, such as "trn2.48xlarge x16"')
     for name in _ELSEWHERE:
