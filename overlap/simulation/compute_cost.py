@@ -206,8 +206,8 @@ class ComputeCosts:
 def _report_unknown(cost_s: float) -> None:
     """Say once in a process how long computes without a cost take."""
     notify(
-        f"computes without a cost take {format_s(cost_s)} on the virtual clock; rank.compute(f, x, seconds=1e-3) states "
-        "another, and clock=overlap.Virtual(profile=TRACE) takes that of a recorded run"
+        f"computes without a cost take {format_s(cost_s)} on the virtual clock; rank.compute(f, x, seconds=1e-3) "
+        "states another, and clock=overlap.Virtual(profile=TRACE) takes that of a recorded run"
     )
 
 
