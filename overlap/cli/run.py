@@ -33,10 +33,10 @@ examples:
   overlap run --ranks 4 train.py --epochs 3                 what follows the script is the script's
   overlap run --trace run.json --timeout 60 -m mypackage.train
   overlap timeline run.json                                 look at the trace
-  overlap run --nnodes 2 --nproc-per-node 4 train.py        two processes with four ranks each, on this machine
+  overlap run --nnodes 2 --ranks-per-process 4 train.py        two processes with four ranks each, on this machine
   overlap run --ranks 8 --processes 8 train.py              a process for each rank, on this machine
   overlap run --max-restarts 3 --state-dir state train.py   started again if it fails, from its last rank.state.save
-  overlap run --nnodes 2 --nproc-per-node 4 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 train.py
+  overlap run --nnodes 2 --ranks-per-process 4 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 train.py
                                                             the first of two machines; the other has --node-rank 1
 
 Settings can also be environment variables, such as OVERLAP_TRACE, which --help-all lists; the option wins.

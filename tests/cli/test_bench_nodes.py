@@ -135,7 +135,7 @@ def test_something_has_to_be_measured(overlap):
 def test_what_overlap_run_is_told():
     layout = NodeLayout(nodes=2, tcp=True, rails="4", peer_direct=False, transport="efa")
     assert layout.options(6, algorithm="ring") == [
-        *("--nnodes", "2", "--nproc-per-node", "3", "--timeout", "600", "--transport", "efa"),
+        *("--nnodes", "2", "--ranks-per-process", "3", "--timeout", "600", "--transport", "efa"),
         *("--no-unix", "--no-peer-direct", "--rails", "4", "--algorithm", "ring"),
     ]
     for checksums, option in ((True, "--checksums"), (False, "--no-checksums")):

@@ -478,6 +478,12 @@ def test_an_option_that_is_needless_here_is_to_be_left_out(overlap):
     assert "--standalone; leave it out: a run on one host needs no rendezvous (" in err
 
 
+def test_processes_on_each_host_are_refused_with_the_commands_that_start_them(overlap):
+    code, out, err = overlap("run", "--nproc_per_node", "4", "x.py")
+    assert (code, out) == (2, "")
+    assert "; --ranks N --processes N starts N processes here; --ranks-per-process N gives each N ranks (" in err
+
+
 @pytest.mark.parametrize("command", [["run"], ["simulate", "--cluster", "trn2.48xlarge"]])
 def test_an_option_behind_a_script_that_reads_none_is_told(overlap, tmp_path, command):
     script = tmp_path / "votes.py"

@@ -45,7 +45,7 @@ class NodeLayout:
 
     def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
         """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
-        options = ["--nnodes", str(self.nodes), "--nproc-per-node", str(ranks // self.nodes)]
+        options = ["--nnodes", str(self.nodes), "--ranks-per-process", str(ranks // self.nodes)]
         options += ["--timeout", str(rows * _LIMIT_S), "--transport", self.transport]
         options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
         options += [] if self.rails is None else ["--rails", self.rails]
