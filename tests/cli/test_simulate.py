@@ -350,11 +350,6 @@ def test_the_busiest_kind_is_that_which_takes_longest_added_up(simulated, script
     assert run["busiest"]["count"] == 2
 
 
-def test_starting_programs(simulated, script):
-    [free], [costs] = simulated(*WHERE, script(TRAIN)), simulated(*WHERE, "--startup", script(TRAIN))
-    assert costs["step_ns"] > free["step_ns"] + MS
-
-
 # -- programs ----------------------------------------------------------------------------------------------------
 
 
