@@ -15,7 +15,7 @@ from overlap.cost.select import plan as cost_plan
 from overlap.errors import UsageError
 from overlap.parallel.buckets.plan import FIRST_BUCKET_BYTES
 from overlap.runtime.stream import DEFAULT_WINDOW
-from overlap.timeline import Span, median_step, render_text, verdict_of, write_trace
+from overlap.timeline import Span, median_step, verdict_of, write_trace
 from overlap.timeline.replay import prediction
 from overlap.timeline.replay.buckets import WINDOW, least_bytes
 from overlap.timeline.replay.changes import parse_change
@@ -27,7 +27,7 @@ from overlap.timeline.replay.roles import role_of
 from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
 from tests.properties import one_in
-from tests.timeline.made import comm, compute, timeline_of, traces
+from tests.timeline.made import comm, compute, render_text, timeline_of, traces
 from tests.timeline.programs import (
     MIB,
     badly_cut,

@@ -195,37 +195,6 @@ class TimelineView:
 _IN_NOTEBOOKS = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
 
 
-def render_text(
-    timeline: Timeline,
-    *,
-    width: int = 80,
-    ascii: bool = False,
-    step: int | None = None,
-    ranks: Iterable[int] | None = None,
-    color: bool = False,
-    height: int | None = None,
-    all: bool = False,
-) -> str:
-    """Draw a timeline as text that ends in a newline; arguments and errors as for `TimelineView`.
-
-    With `color` the text holds ANSI sequences, whatever the environment says about colour.
-    """
-    view = TimelineView(timeline, step=step, ranks=ranks, width=width, ascii=ascii, all=all)
-    lines = view.lines(width=width, height=height, color=color)
-    texts = [_ansi(line) for line in lines] if color else ["".join(text for text, _ in line) for line in lines]
-    return "".join(text.rstrip() + "\n" for text in texts)
-
-
-def _ansi(line: _Line) -> str:
-    from rich.color import ColorSystem
-    from rich.style import Style
-
-    # A style keeps the codes of the terminal that it was first shown on, and is kept by its definition: with a space
-    # that changes nothing this one is nobody else's.
-    styles = ((text, Style.parse(f"{style} ")) for text, style in line)
-    return "".join(style.render(text, color_system=ColorSystem.TRUECOLOR) for text, style in styles)
-
-
 def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
     what = "whole run" if step is None else f"step {step}"
     clock = ", virtual time" if timeline.clock == "virtual" else ""
