@@ -37,7 +37,9 @@ GROUPS = {
         "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
     },
     "plan for machines": {
-        "simulate": "run a program, or a model's step, on a modelled cluster in virtual time",
+        "simulate": "run a program on a modelled cluster in virtual time, once or over many settings",
+        "replay": "repeat a recorded run on its cluster, or on another",
+        "model": "predict a training step of a language model from its layout, or find the best layout",
         "plan": "show what a collective becomes on a machine and why, a machine, or a pipeline schedule",
         "calibrate": "make a machine file from a benchmark, and say how far to trust predictions",
     },

@@ -29,9 +29,10 @@ _OF_OTHERS = dict.fromkeys(
 
 _INSTEAD = {
     "--standalone": "leave it out: a run on one host needs no rendezvous",
+    "--model": "a model's step is predicted by `overlap model NAME`",
     "--nproc-per-node": "--ranks N --processes N starts N processes here; --ranks-per-process N gives each N ranks",
 }
-"""Options of torchrun that mean something else here, or nothing, and what to do."""
+"""Options of torchrun and of earlier versions that mean nothing here, and what to do."""
 
 
 class Parser(argparse.ArgumentParser):

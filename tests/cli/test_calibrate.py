@@ -338,7 +338,7 @@ def test_from_a_log_of_nccl_tests_to_a_training_step_and_how_far_to_trust_it(ove
     assert "rows left out: 2, median error " in out
     assert out.count("All rows cross nodes: nothing was measured of groups inside one.") == 1
     figures = "--tp", "8", "--layers", "2", "--sequence", "1024", "--global-batch", "8"
-    code, out, err = overlap("simulate", "--model", "llama-8b", *figures, "--cluster", "ours.toml x2")
+    code, out, err = overlap("model", "llama-8b", *figures, "--cluster", "ours.toml x2")
     assert (code, err) == (0, "")
     assert out.startswith("llama-8b (1.49 billion parameters) on ours x2, 16 ranks, virtual time\n")
     assert " typical, " in " ".join(out.splitlines()[-3:])

@@ -9,7 +9,7 @@ import pytest
 
 import overlap
 from overlap.cli.parser import Parser
-from overlap.cli.simulate import fill, main
+from overlap.cli.replay import fill, main
 from overlap.config import overriding
 from overlap.planning import Layout, load, train
 from overlap.planning.recorded import classes_of, growth_of, play, tape_of
@@ -21,7 +21,7 @@ from tests.timeline.made import comm, compute, timeline_of
 from tests.timeline.test_foreign import event, kineto
 
 slow = pytest.mark.slow
-COMMAND = sys.modules["overlap.cli.simulate.recorded"]  # its name is that of a function in the package
+COMMAND = sys.modules["overlap.cli.replay"]
 RECV = 6
 DENSE = replace(load("llama-8b"), name="small", layers=2, sequence=1024)
 
@@ -282,9 +282,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert "as a program    computes take 2 times what was recorded; groups dp of 2 ranks\n" in shown
     assert max(map(len, shown.splitlines())) <= 80
     for words, message in (
-        ((file, "--cluster", "x"), "--cluster: options come before the trace files"),
         (("--compute", "2", file), "--compute: '2' is not a factor; write a number and x, as in 2x or 0.5x"),
-        (("--grow", "dp", "x.py"), "--grow: only with a trace, FILE .json, as the program"),
     ):
         with pytest.raises(overlap.UsageError) as refused:
             command(*words)

@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 
 import overlap
-from overlap.cli.simulate.training_page import page
+from overlap.cli.model.page import page
 from overlap.cost.validation import classes_of
 from overlap.parallel.schedules import FAMILIES
 from overlap.planning import Layout, Model, estimate, load, train

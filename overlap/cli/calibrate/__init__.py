@@ -25,7 +25,7 @@ third row of a collective is left out: its error says how far to trust predictio
 machine that --cluster names.
 
 --products FILE reads matrix products that were timed on a chip (CSV: m, n, k, dtype, and tflops, us, ms or s), and fits
-the start and the rate of each dtype, by which `overlap simulate --model` prices computes.
+the start and the rate of each dtype, by which `overlap model` prices computes.
 
 --here measures this computer instead: ranks of one process, and processes joined by sockets, shared memory or MPI.
 

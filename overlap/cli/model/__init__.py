@@ -1,4 +1,4 @@
-"""`overlap simulate --model`: predicts a training step from a model's configuration and a layout."""
+"""`overlap model NAME`: predicts a training step from a model's configuration and a layout."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from ...planning.search import FREE, Candidate, Found, candidates, search
 from ...settings import Option
 from ...timeline.recording import DEFAULT_CAPACITY
 from ...units import count, integer, number, parse_bytes, switch
-from ..options import add_options, flag_of, values
-from ..output import STDOUT, as_json, written
-from .setting import checked, revised
-from .training_page import described, page, search_page
+from ..options import add_options, check_width, values
+from ..output import STDOUT, as_json, output_path, result_path, written
+from ..parser import HelpAll, Parser
+from ..simulate.setting import PARAMETERS, checked, revised
+from .page import described, page, search_page
 
 EFFICIENCY = 0.5
 """Share of the peak that computes reach by default, as in good implementations of large models."""
@@ -100,63 +101,62 @@ _ANSWER = {
     "best": Option(read=str, metavar="NAME,...", help=f"search for the best of these: {', '.join(FREE)}"),
     "within": Option(read=number, metavar="S", help="seconds of a search; default: 60, and one simulation in any case"),
 }
-# Parameters that a layout implies, or that ranks which behave alike do not have.
-_ELSEWHERE = ("alike", "shapes_only", "ranks", "faults", "seed", "jitter", "straggler_share", "straggler_factor",
-              "slow_wire_share", "slow_wire_factor")  # fmt: skip
-
-
-class _FormerCluster(argparse.Action):
-    """The former spelling of `--cluster`."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object) -> None:
-        """Set the cluster, and name the option that does so."""
-        notify("`--on` is now `--cluster`; the old name goes with the next version")
-        namespace.cluster = value
-
-
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a training step."""
-    of = parser.add_argument_group(
-        "a model's training step instead of a program", "An option of the layout that is not given has its default."
+# Parameters of simulations that a layout does not imply, and that ranks which behave alike have.
+_ASSUMED = {
+    name: PARAMETERS[name]
+    for name in (
+        "cluster", "nodes", "lnc", "algorithm", "dtype", "efficiency", "memory_efficiency", "profile", "peer_direct",
+        "slow_compute", "slow_comm",
     )
-    of.add_argument(
-        "--model", metavar="NAME", help=f"{', '.join(known())}; or a file: .toml, or a config.json of Hugging Face"
+}  # fmt: skip
+
+_DESCRIPTION = """\
+Predict a training step of a language model from its configuration and a layout on a modelled cluster: its time, what of
+it is exposed, and the memory that it needs. NAME is a model that comes with the package, or a file: .toml, or a
+config.json of Hugging Face. An option of the layout that is not given has its default.
+"""
+
+_EPILOG = f"""\
+examples:
+  overlap model llama-70b --tp 8 --pp 4 --cluster "trn2.48xlarge x16"
+  overlap model llama-8b --best tp,pp,dp,bucket_bytes,order --cluster "trn2.48xlarge x2"
+
+models: {", ".join(known())}
+"""
+
+
+def fill(parser: Parser) -> None:
+    """Add the description and the options of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("--help-all", action=HelpAll)
+    parser.add_argument("model", nargs="?", metavar="NAME", help="model; without one, figures of your own say all")
+    parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the page")
+    parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
+    add_options(parser, _ANSWER, usual=("best",))
+    add_options(
+        parser.add_argument_group("the cluster and what is assumed of it"), _ASSUMED, usual=("cluster", "nodes")
     )
-    of.add_argument("--on", dest="cluster", action=_FormerCluster, help=argparse.SUPPRESS)
-    add_options(of, _FIGURES, prefix="model_", usual=())
-    add_options(of, _LAYOUT, prefix="layout_", usual=("tp", "pp", "dp", "zero", "global_batch"))
-    add_options(of, _ANSWER, usual=("best",))
+    layout = parser.add_argument_group("the layout")
+    add_options(layout, _LAYOUT, usual=("tp", "pp", "dp", "zero", "global_batch"))
+    add_options(parser.add_argument_group("figures of the model"), _FIGURES, usual=())
 
 
-def asks_for_training(args: argparse.Namespace) -> bool:
-    """Return whether the options name a model.
-
-    Raises:
-        UsageError: If options of a model are given without one.
-    """
-    if args.model is not None or values(args, _FIGURES, prefix="model_"):
-        return True
-    for name in [*values(args, _ANSWER), *values(args, _LAYOUT, prefix="layout_")]:
-        raise UsageError(f"{flag_of(name, Option())}: only with --model")
-    return False
-
-
-def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
+def main(args: argparse.Namespace) -> int:
     """Predict the step, print it, and return the exit code.
-
-    Args:
-        args: Of the command line.
-        setting: The given options of `setting.PARAMETERS`.
 
     Raises:
         UsageError: If a value is impossible; names option or file, and what was expected.
         TopologyError: If there is no such cluster.
     """
-    cluster, virtual, algorithm = _where(args, setting)
+    check_width(args.width)
+    args.json, args.trace = result_path(args.json, option="--json"), output_path(args.trace)
+    setting = values(args, _ASSUMED)
+    cluster, virtual, algorithm = _where(setting)
     # What reaches a share of the peak, or took the time of a profile, is the user's to say.
     told = {"efficiency", "memory_efficiency"} & set(setting)
     device = None if told else Device.of(cluster)
-    model = load(args.model, values(args, _FIGURES, prefix="model_"))
+    model = load(args.model, values(args, _FIGURES))
     names = _names(args)
     layout = _layout(args, cluster, virtual.dtype, names)
     if args.within is not None and (args.best is None or not args.within > 0):
@@ -188,18 +188,10 @@ def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
     return EXIT_INTERRUPTED if interrupted else 0 if kept else EXIT_FAILED
 
 
-def _where(args: argparse.Namespace, setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
+def _where(setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
     """Return the cluster, the assumptions, and the only algorithm, if there is one."""
-    if args.script is not None or args.module is not None:
-        raise UsageError(f"--model: a model needs no program, got {args.script or '-m'}")
-    if args.sweep:
-        raise UsageError("--sweep: of a model, --best searches")
     if "cluster" not in setting:
         raise UsageError('--cluster: expected a cluster, such as "trn2.48xlarge x16"')
-    for name in _ELSEWHERE:
-        if name in setting:
-            flag = flag_of(name, Option())
-            raise UsageError(f"{flag}: of a model's step all ranks of a stage run alike, and --cluster says how many")
     request = revised(checked({"efficiency": EFFICIENCY, **setting}), RunConfig())
     assert isinstance(request.cluster, Cluster)
     assert request.virtual is not None
@@ -213,11 +205,11 @@ def _names(args: argparse.Namespace) -> list[str]:
     names = [name.strip() for name in args.best.split(",")]
     if not all(names):
         raise UsageError(f"--best: expected names, such as tp,pp,dp, got {args.best!r}")
-    return names if args.layout_dp is not None or "dp" in names else [*names, "dp"]
+    return names if args.dp is not None or "dp" in names else [*names, "dp"]
 
 
 def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
-    given = values(args, _LAYOUT, prefix="layout_")
+    given = values(args, _LAYOUT)
     if twice := [name for name in names if name in given]:
         raise UsageError(f"--best: {twice[0]} is given, and cannot be searched for too")
     if (schedule := given.get("schedule")) in FAMILIES:

@@ -1,11 +1,11 @@
-"""`overlap simulate --model`: the page at 80 columns, JSON, the search, and one line for what cannot be meant."""
+"""`overlap model`: the page at 80 columns, JSON, the search, and one line for what cannot be meant."""
 
 import json
 import re
 
 import pytest
 
-ON = ("--model", "llama-8b", "--layers", "2", "--sequence", "1024", "--cluster", "trn2.48xlarge")
+ON = ("llama-8b", "--layers", "2", "--sequence", "1024", "--cluster", "trn2.48xlarge")
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def told(overlap):
     """Return a function that simulates and returns what was printed."""
 
     def run(*argv):
-        code, out, err = overlap("simulate", *argv)
+        code, out, err = overlap("model", *argv)
         assert (code, err) == (0, "")
         return out
 
@@ -59,7 +59,7 @@ def test_a_search_leaves_the_samples_to_the_ranks_that_are_left(told):
 
 @pytest.mark.slow
 def test_what_does_not_fit_the_memory_says_so(told):
-    out = told("--model", "llama-70b", "--layers", "8", "--sequence", "1024", "--cluster", "trn2.48xlarge",
+    out = told("llama-70b", "--layers", "8", "--sequence", "1024", "--cluster", "trn2.48xlarge",
                "--zero", "0", "--global-batch", "64")  # fmt: skip
     assert "DOES NOT FIT" in out
 
@@ -67,26 +67,19 @@ def test_what_does_not_fit_the_memory_says_so(told):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--tp", "8"], "--tp: only with --model"),
-        (["--model", "llama-8b"], '--cluster: expected a cluster, such as "trn2.48xlarge x16"'),
-        ([*ON, "train.py"], "--model: a model needs no program, got train.py"),
-        ([*ON, "--sweep", "tp=1,2"], "--sweep: of a model, --best searches"),
+        (["llama-8b"], '--cluster: expected a cluster, such as "trn2.48xlarge x16"'),
         ([*ON, "--tp", "7"], "tp x pp x cp: expected a divisor of the 64 ranks of trn2.48xlarge, got 7"),
         ([*ON, "--best", "tp", "--tp", "4"], "--best: tp is given, and cannot be searched for too"),
         ([*ON, "--best", ""], "--best: expected names, such as tp,pp,dp, got ''"),
         ([*ON, "--best", "tp,"], "--best: expected names, such as tp,pp,dp, got 'tp,'"),
         (
-            [*ON, "--jitter", "0.1"],
-            "--jitter: of a model's step all ranks of a stage run alike, and --cluster says how many",
-        ),
-        (
-            ["--model", "llama-405b", "--cluster", "trn2.48xlarge", "--best", "tp,dp"],
+            ["llama-405b", "--cluster", "trn2.48xlarge", "--best", "tp,dp"],
             "--best: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory",
         ),
     ],
 )
 def test_what_cannot_be_meant_is_told_in_one_line(overlap, argv, expected):
-    assert overlap("simulate", *argv) == (2, "", f"overlap: {expected}\n")
+    assert overlap("model", *argv) == (2, "", f"overlap: {expected}\n")
 
 
 def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
@@ -102,7 +95,7 @@ def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
 
     monkeypatch.setattr(search, "estimate", interrupted)
     monkeypatch.setattr(search, "bound_s", lambda *args, **kwargs: 0.0)
-    code, out, err = overlap("simulate", *ON[:-1], "trn2.3xlarge", "--best", "pp,dp", "--global-batch", "8")
+    code, out, err = overlap("model", *ON[:-1], "trn2.3xlarge", "--best", "pp,dp", "--global-batch", "8")
     assert (code, err) == (130, "overlap: interrupted; 1 layouts were simulated\n")
     assert out.startswith("searched for pp, dp: 3 layouts, 1 simulated, and was interrupted\n")
 
@@ -119,13 +112,13 @@ def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
 )
 def test_a_step_that_is_too_large_is_refused_before_anything_of_it_is_built(overlap, words, computes):
     """It took a minute, or all memory."""
-    code, out, err = overlap("simulate", "--model", "llama-8b", "--cluster", "trn2.48xlarge", *words)
+    code, out, err = overlap("model", "llama-8b", "--cluster", "trn2.48xlarge", *words)
     assert (code, out) == (2, "")
     assert re.search(rf"^overlap: --layers: .* has {computes or '.*'} computes or more .* at most 20000: ", err), err
 
 
-def test_the_former_word_for_the_cluster_says_the_new_one(overlap):
-    code, _, err = overlap("simulate", "--model", "llama-8b", "--on", "trn2.48xlarge", "--tp", "7")
-    assert code == 2
-    assert err.startswith("overlap: `--on` is now `--cluster`; the old name goes with the next version\n")
-    assert "expected a divisor of the 64 ranks of trn2.48xlarge, got 7" in err
+def test_the_former_words_say_the_new_ones(overlap):
+    code, _, err = overlap("simulate", "--model", "llama-8b")
+    assert (code, err.count("; a model's step is predicted by `overlap model NAME` (")) == (2, 1)
+    told = "run.json: a recorded run is repeated by `overlap replay run.json`"
+    assert overlap("simulate", "run.json") == (2, "", f"overlap: {told}\n")
