@@ -22,9 +22,9 @@ from ..columnar import SpanColumns
 from ..spans import CUT, Timeline
 from .decode import VERSION, Document, complete_part, file_header
 from .events import Json, dumps, rank_events
-from .foreign import from_foreign
 from .kineto import timeline_of
 from .merge import merged_columns, merged_header
+from .neuron import from_neuron
 from .packed import beginning, is_profile
 from .parts import MAGIC, Header, Part, rank_at_end, read_end, read_stream, with_end
 from .profile import read_profile
@@ -88,12 +88,9 @@ def _put(pieces: Iterable[bytes], file: BinaryIO, *, packed: bool) -> None:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
-    """Read a trace file, ours or as much as can be understood of another tool's.
+    """Read a trace file: ours, one of PyTorch's profiler (a rank; `merged` joins them), or a system profile of Neuron.
 
-    Of another tool's file, complete events (`ph: X`, or `B` and `E`) are taken that are recognisably compute,
-    communication or a profiler step: from PyTorch's profiler (each file is one rank; `merged` joins them), from
-    Neuron's system profiles, or from tools that name categories alike. Of a file that was cut off, all complete events
-    are taken; `meta` says so.
+    Of a file that was cut off, all complete events are taken; `meta` says so.
 
     Raises:
         UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
@@ -180,15 +177,13 @@ def _parsed(data: bytes, *, whole: bool) -> tuple[Timeline, bool]:
             if document.overlap is not None:
                 return document.timeline(), not whole
     told, cut = _loaded(data, whole=whole)
-    if isinstance(told, list):
-        told = {"traceEvents": told}
-    events = told.get("traceEvents", told.get("trace_events")) if isinstance(told, dict) else None
+    if isinstance(told, dict) and isinstance(hardware := told.get("trace_events"), list):
+        return from_neuron(hardware), cut
+    events = told.get("traceEvents") if isinstance(told, dict) and "overlap" in told else None
     if not isinstance(told, dict) or not isinstance(events, list):
-        raise UsageError("not a trace file: no list 'traceEvents' in it")
+        raise UsageError("not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron")
     known = [event for event in events if isinstance(event, dict)]
-    if "overlap" in told:
-        return msgspec.convert(told | {"traceEvents": known}, Document).timeline(), cut
-    return from_foreign(known, told), cut
+    return msgspec.convert(told | {"traceEvents": known}, Document).timeline(), cut
 
 
 _decoder = msgspec.json.Decoder(Document)
