@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 import overlap
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, read_trace, write_trace
-from overlap.timeline.columnar import SpanColumns
-from overlap.timeline.files import parts
 from overlap.timeline.files.events import rank_events
 from overlap.timeline.files.parts import read_end
 from overlap.timeline.span import RoleName
@@ -104,13 +102,6 @@ def test_roles_are_kept_where_they_are_known(tmp_path, end):
         ("update", "program"), ("update", "update"), ("bucket 0", "bucket"), ("step 0", ""), ("update", ""),
     ]  # fmt: skip
     assert {type(span.name) for span in found} == {str}
-
-
-def test_blocks_without_roles_are_read():
-    columns = SpanColumns.of([compute(0, 0, 1), collective(0, 1, 2, 3)])
-    block = parts._inflated(parts._deflated(columns))
-    found = parts._columns(0, block[: -4 * len(columns)])
-    assert list(found.spans()) == list(columns.spans())
 
 
 def test_the_lines_of_computes_are_kept_where_they_are_known(tmp_path):

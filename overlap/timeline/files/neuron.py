@@ -25,7 +25,7 @@ def from_neuron(events: Sequence[Json]) -> Timeline:
         UsageError: It has no such events.
         ValueError: A field is no number, or all events end before they start.
     """
-    known = [event for event in events if isinstance(event, Mapping) and event.get("name") in _KINDS]
+    known = [event for event in events if isinstance(event, Mapping) and str(event.get("name")) in _KINDS]
     spans = [_span(event) for event in known]
     backwards = [event for event, span in zip(known, spans, strict=True) if span.duration_ns < 0]
     spans = [span for span in spans if span.duration_ns >= 0]

@@ -22,7 +22,6 @@ from .buckets import least_bytes, series_of
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node
 from .inference import graph_of
-from .roles import role_of
 from .simulation import run_graph
 from .transfers import fits, nbytes_of
 
@@ -363,7 +362,7 @@ def _barriers(timeline: Timeline, at: int | None) -> str:
 def _in_pipeline(timeline: Timeline, at: int | None) -> bool:
     """Whether a step has messages between the stages of a `Pipeline`, whose waits are not the program's to move."""
     messages = timeline.chosen(timeline.columns.is_kind("comm"))
-    return any(role_of(span) == "stage" for span in messages if at is None or span.step == at)
+    return any(span.role == "stage" for span in messages if at is None or span.step == at)
 
 
 def _moves_little(timeline: Timeline) -> bool:
