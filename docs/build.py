@@ -38,7 +38,7 @@ USED = {
 }
 """Members that the reference shows of classes that programs do not make: other members are for streams and engines."""
 
-BARE = ("Conditions", "Faults", "Interference", "Startup", "Virtual")
+BARE = ("Conditions", "Faults", "Interference", "Virtual")
 """Classes of `overlap` that the reference shows by their docstrings alone: their methods are for engines."""
 
 FIRST = ("run", "Rank", "Group", "Mesh", "Stream", "Future", "CollectiveFuture", "ComputeFuture", "connect")

@@ -39,7 +39,7 @@ OVERLAP_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 export OVERLAP_SECRET
 
 start() { # on this host, this node
-    exec ip netns exec "$1" "${PYTHON:-python3}" -m overlap run --nnodes 2 --nproc-per-node 2 --no-prefix \
+    exec ip netns exec "$1" "${PYTHON:-python3}" -m overlap run --nnodes 2 --ranks-per-process 2 --no-prefix \
         --node-rank "$2" --rdzv-endpoint "$address.1:29500" "$program"
 }
 start "$one" 0 &

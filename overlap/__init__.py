@@ -60,7 +60,6 @@ if TYPE_CHECKING or not _only_reads:  # half of the time of a command that only 
 
 if TYPE_CHECKING:
     __version__: str
-    from .cost.parameters import Startup
     from .embedded.connection import Connection
     from .embedded.door import connect
     from .explanation import why
@@ -96,7 +95,6 @@ __all__ = [
     "ReplicaError",
     "ScheduleError",
     "StallError",
-    "Startup",
     "Stream",
     "TraceWarning",
     "UsageError",
@@ -122,7 +120,6 @@ _LOADED_WHEN_USED = {
     "OPS": "collectives.reduce",
     "Rank": "runtime.rank",
     "RankStatistics": "runtime.rank",
-    "Startup": "cost.parameters",
     "Stream": "runtime.stream",
     "Virtual": "simulation.simulated_backend",
     "connect": "embedded.door",

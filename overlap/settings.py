@@ -275,9 +275,9 @@ class Settings:
         nodes=True,
         variable=False,
     )
-    nproc_per_node: int | None = option(
+    ranks_per_process: int | None = option(
         default="those of --ranks, or 1",
-        read=count, metavar="N", help="ranks of each; default: what --ranks or --cluster say, or 1", nodes=True,
+        read=count, metavar="N", help="ranks of each node; default: what --ranks or --cluster say, or 1", nodes=True,
         variable=False,
     )  # fmt: skip
     processes: int | None = option(

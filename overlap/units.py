@@ -62,14 +62,6 @@ def unit_for(length_ns: int) -> tuple[str, int]:
     return max((unit for unit in _UNITS if unit[1] <= length_ns), key=lambda unit: unit[1], default=_UNITS[0])
 
 
-def in_unit(duration_ns: int, unit_ns: int) -> str:
-    """Write a duration in a unit with three decimals (none for nanoseconds), rounded half up from exact integers."""
-    if unit_ns == 1:
-        return str(duration_ns)
-    thousandths = (duration_ns * 2000 + unit_ns) // (2 * unit_ns)
-    return f"{thousandths // 1000}.{thousandths % 1000:03d}"
-
-
 def figure_unit(length_ns: int) -> tuple[str, int]:
     """Return the unit for figures up to this length: the largest that fits ten times."""
     return unit_for(length_ns // 10)

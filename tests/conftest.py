@@ -29,8 +29,11 @@ settings.load_profile("everyday")
 
 # -- what is slow ------------------------------------------------------------------------------------------------
 
-# Of a test with many cases, every day: three show a mistake in the test's own path, the others widen it.
-FEW = 3
+# Of a test with many cases, every day: two show a mistake in the test's own path, the others widen it. Of losses of
+# processes there are three: which process it is, and when, makes other paths.
+FEW = 2
+FEW_LOSSES = 3
+_OF_LOSSES = ("launch", "faults", "embedded", "efa", "engines")  # folders
 _LONG = ("slow", "faults", "kills", "soak", "torch", "engines")
 
 
@@ -43,7 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
         told = cases[0].get_closest_marker("everyday")
-        for case in set(cases) - few(cases, told.args[0] if told else FEW):
+        usual = FEW_LOSSES if cases[0].path.parent.name in _OF_LOSSES else FEW
+        for case in set(cases) - few(cases, told.args[0] if told else usual):
             case.add_marker("slow")
 
 

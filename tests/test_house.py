@@ -311,6 +311,7 @@ def test_the_tree_of_errors_has_every_error() -> None:
 _ERRORS = re.compile(r"^class (\w+(?:Error|Warning))\b", re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_public_attributes_have_a_declared_type() -> None:
     """Few have none, of which type checkers may infer different types; mypy asks for all other annotations.
 
@@ -371,6 +372,7 @@ def test_a_command_that_only_reads_files_loads_no_runtime_before_it_is_used() ->
     assert "overlap.front" in modules_after(f"{statement}; overlap.run", whole=True)
 
 
+@pytest.mark.slow
 def test_the_backend_of_torch_loads_no_strategies_before_one_is_used() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     strategies = {"overlap.parallel", "overlap.parallel.tuning", "overlap.simulation"}

@@ -72,10 +72,10 @@ def test_no_property_fails_because_the_computer_is_busy(profile: str) -> None:
     assert HealthCheck.too_slow in chosen.suppress_health_check
 
 
-def test_every_day_a_test_has_three_of_its_cases_or_as_many_as_it_says(tmp_path: Path) -> None:
+def test_every_day_a_test_has_two_of_its_cases_or_as_many_as_it_says(tmp_path: Path) -> None:
     everyday = collected(tmp_path, "-p", "no:randomly")
-    assert {name: len(cases) for name, cases in everyday.items()} == {"test_all": 3, "test_more": 12, "test_enough": 3}
-    assert [len(set(values)) for values in zip(*everyday["test_all"], strict=True)] == [3, 1, 3, 1, 3]
+    assert {name: len(cases) for name, cases in everyday.items()} == {"test_all": 2, "test_more": 12, "test_enough": 2}
+    assert [len(set(values)) for values in zip(*everyday["test_all"], strict=True)] == [2, 1, 2, 1, 2]
     assert collected(tmp_path, "--randomly-seed", "7") == everyday, "whatever the order"
 
 

@@ -135,21 +135,10 @@ class Overheads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """The cost of starting a program that holds collectives, each time."""
-
-    launch_s: Duration | None = None  # with collectives or without
-    barrier_s: Duration | None = None  # for four ranks to meet before a program with collectives
-    doubling_s: Duration | None = None  # for each time that the largest group is twice as large
-    trigger_s: Duration | None = None  # for each collective, until its first step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
     """The `[collectives]` table."""
 
     usual: Overheads = field(default=Overheads())  # on one node
     host_copies: Overheads | None = None  # where adapters reach host memory only; None if nothing is known of that
     between_nodes: Overheads | None = None  # on more than one node; None if nothing differs there
-    program: Program = field(default=Program())  # of whole programs
     library: Library | None = None  # of collectives, that comes with the machine; None if its choices are not known

@@ -102,7 +102,6 @@ class Chip:
     sustained: Share | None = None  # share of the measured rates that is left in a whole training step
     beside_collectives: Share | None = None  # share of its rate that a compute keeps while its chip communicates
     memory_efficiency: Share | None = None  # share of the memory's bandwidth that element-wise computes reach
-    host_bytes_per_s: Amount | None = None  # to the host's memory, and back
     power_w: Amount | None = None  # that the chip takes at most
     power_limit_w: Amount | None = None  # that the operator lets it take, where that is less
 

@@ -37,7 +37,9 @@ GROUPS = {
         "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
     },
     "plan for machines": {
-        "simulate": "run a program, or a model's step, on a modelled cluster in virtual time",
+        "simulate": "run a program on a modelled cluster in virtual time, once or over many settings",
+        "replay": "repeat a recorded run on its cluster, or on another",
+        "model": "predict a training step of a language model from its layout, or find the best layout",
         "plan": "show what a collective becomes on a machine and why, a machine, or a pipeline schedule",
         "calibrate": "make a machine file from a benchmark, and say how far to trust predictions",
     },
@@ -65,7 +67,7 @@ examples:
   overlap run --ranks 4 --trace run.json train.py   run a program and record its timeline
   overlap timeline run.json                         look at it
 
-`overlap COMMAND --help` explains a command; `overlap --print-completion bash` prints a script for the shell.
+`overlap COMMAND --help` explains a command.
 """
 
 
@@ -105,8 +107,6 @@ def _report(error: BaseException) -> int:
 def _run(argv: list[str]) -> int:
     """Find the command that `argv` names, and leave the rest to it."""
     name, *words = argv or ["--help"]
-    if name.startswith("--print-completion"):
-        return _print_completion(name.partition("=")[2] or " ".join(words))
     if name in ("-h", "--help", "--version"):
         _overview().parse_args([name])  # shows it and exits
     if name in SUCCESSORS:
@@ -121,13 +121,6 @@ def _run(argv: list[str]) -> int:
     parser = Parser(prog=f"overlap {name}", formatter_class=HelpFormatter)
     command.fill(parser)
     return int(command.main(parser.parse_args(words)))
-
-
-def _print_completion(shell: str) -> int:
-    from .completion import script
-
-    print(script(shell, COMMANDS, lambda name, parser: import_module(f".{name}", __name__).fill(parser)))
-    return 0
 
 
 def _overview() -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ def on_engine(config: RunConfig) -> AbstractContextManager[None]:
             )
 
     def elsewhere(main: Callable[..., Awaitable[object]], args: tuple[object, ...], wanted: RunConfig) -> list[object]:
-        each = config.nproc_per_node or (max(1, (wanted.ranks or 1) // config.nnodes) if config.nnodes else 1)
+        each = config.ranks_per_process or (max(1, (wanted.ranks or 1) // config.nnodes) if config.nnodes else 1)
         try:
             return _run(str(config.engine), main, args, wanted, each, config.max_restarts or 0)
         except ImportError as error:

@@ -67,7 +67,7 @@ def fitted(config: RunConfig) -> RunConfig:
         config = _on_processes(config, config.processes)
         if config.ranks is None:  # the program says it
             return config
-    nodes, each = config.nnodes, config.nproc_per_node
+    nodes, each = config.nnodes, config.ranks_per_process
     if nodes is None:
         nodes = place.processes if place and each else 1
     if each is None and nodes > 1:
@@ -75,13 +75,13 @@ def fitted(config: RunConfig) -> RunConfig:
     if each is None:
         return config
     if config.ranks not in (None, nodes * each):
-        raise UsageError(f"--ranks {config.ranks} are not --nproc-per-node {each} on --nnodes {nodes}")
-    return config.changed(None if config.ranks else "--nproc-per-node", ranks=nodes * each)
+        raise UsageError(f"--ranks {config.ranks} are not --ranks-per-process {each} on --nnodes {nodes}")
+    return config.changed(None if config.ranks else "--ranks-per-process", ranks=nodes * each)
 
 
 def _on_processes(config: RunConfig, processes: int) -> RunConfig:
     """Return the configuration of several processes of one node, each of which is started like a node."""
-    given = [name for name in ("nnodes", "nproc_per_node", "node_rank") if getattr(config, name) is not None]
+    given = [name for name in ("nnodes", "ranks_per_process", "node_rank") if getattr(config, name) is not None]
     if given:
         option = given[0].replace("_", "-")
         raise UsageError(f"--processes: those of this machine are meant, with --ranks in all; leave out --{option}")
@@ -253,7 +253,7 @@ def _share(config: RunConfig, nodes: int) -> int:
     if ranks is None:
         return 1
     if ranks % nodes:
-        raise UsageError(f"{ranks} ranks cannot be divided among --nnodes {nodes}; say --nproc-per-node")
+        raise UsageError(f"{ranks} ranks cannot be divided among --nnodes {nodes}; say --ranks-per-process")
     return ranks // nodes
 
 

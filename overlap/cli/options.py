@@ -52,7 +52,6 @@ def add_options(
     to: argparse.ArgumentParser | argparse._ArgumentGroup,
     options: Mapping[str, Option],
     *,
-    prefix: str = "",
     usual: Collection[str] | None = None,
 ) -> None:
     """Add options to a parser or a group; a name may be written with dashes or with underscores.
@@ -60,18 +59,17 @@ def add_options(
     Args:
         to: The parser or group.
         options: By name.
-        prefix: Begins the names in the parsed namespace, so that two options may have one name.
         usual: Names that `--help` shows, besides `--help-all`; None: those that are not marked as rare.
     """
     for name, one in options.items():
         if one.read is not None:
             one = one if usual is None else replace(one, rare=name not in usual)
-            _add(to.add_argument, name, one, prefix + name)
+            _add(to.add_argument, name, one)
 
 
-def values(args: argparse.Namespace, options: Mapping[str, Option], *, prefix: str = "") -> dict[str, Any]:
+def values(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
     """Return the values of the given options by name."""
-    told = {name: getattr(args, prefix + name) for name, one in options.items() if one.read is not None}
+    told = {name: getattr(args, name) for name, one in options.items() if one.read is not None}
     return {name: value for name, value in told.items() if value is not None}
 
 
@@ -80,13 +78,13 @@ def flag_of(name: str, one: Option) -> str:
     return one.flag or f"--{name.replace('_', '-')}"
 
 
-def _add(add: Callable[..., argparse.Action], name: str, one: Option, dest: str) -> None:
+def _add(add: Callable[..., argparse.Action], name: str, one: Option) -> None:
     help = argparse.SUPPRESS if one.hidden else one.help
     flag = flag_of(name, one)
     if one.metavar is None:
-        _put(add, flag, rare=one.rare, dest=dest, action="store_true", default=None, help=help)
+        _put(add, flag, rare=one.rare, dest=name, action="store_true", default=None, help=help)
         if one.off is not None:
-            _put(add, f"--no-{flag[2:]}", rare=one.rare, dest=dest, action="store_false", default=None, help=one.off)
+            _put(add, f"--no-{flag[2:]}", rare=one.rare, dest=name, action="store_false", default=None, help=one.off)
     else:
         assert one.read is not None
         action = "append" if one.repeated else "store"
@@ -94,7 +92,7 @@ def _add(add: Callable[..., argparse.Action], name: str, one: Option, dest: str)
             add,
             flag,
             rare=one.rare,
-            dest=dest,
+            dest=name,
             type=as_argument(one.read),
             metavar=one.metavar,
             action=action,

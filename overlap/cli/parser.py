@@ -27,8 +27,12 @@ _OF_OTHERS = dict.fromkeys(
 ) | dict.fromkeys(("--master-addr", "--master-port"), ("--rdzv-endpoint",))
 """Options of other launchers, and ours."""
 
-_NEEDLESS = ("--standalone",)
-"""Options of other launchers that have nothing to say here."""
+_INSTEAD = {
+    "--standalone": "leave it out: a run on one host needs no rendezvous",
+    "--model": "a model's step is predicted by `overlap model NAME`",
+    "--nproc-per-node": "--ranks N --processes N starts N processes here; --ranks-per-process N gives each N ranks",
+}
+"""Options of torchrun and of earlier versions that mean nothing here, and what to do."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,8 +59,8 @@ class Parser(argparse.ArgumentParser):
         option = words.partition(" ")[0].partition("=")[0]
         option = option.replace("_", "-")
         known = self.flags() - {option}  # its help may name one of another command
-        if option in _NEEDLESS:
-            return "; leave it out: a run on one host needs no rendezvous"
+        if option in _INSTEAD:
+            return f"; {_INSTEAD[option]}"
         if meant := " or ".join(sorted(known.intersection(_OF_OTHERS.get(option, ())))):
             return f"; did you mean {meant}?"
         close = get_close_matches(option, sorted(known), n=1)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import redirect_stderr
 from io import StringIO
 
 from ..config import RunConfig, imposed, warn_of_unknown_variables
@@ -19,7 +17,7 @@ from ..processes.place import find_place
 from ..processes.status import Status, status_of, tell_launcher
 from ..signals import Terminated, obeying
 from .engine import on_engine
-from .nodes import among_nodes, boot, fitted, run_nodes, starts_nodes
+from .nodes import among_nodes, fitted, run_nodes, starts_nodes
 from .options import add_settings, given
 from .output import output_path
 from .parser import Parser
@@ -35,10 +33,10 @@ examples:
   overlap run --ranks 4 train.py --epochs 3                 what follows the script is the script's
   overlap run --trace run.json --timeout 60 -m mypackage.train
   overlap timeline run.json                                 look at the trace
-  overlap run --nnodes 2 --nproc-per-node 4 train.py        two processes with four ranks each, on this machine
+  overlap run --nnodes 2 --ranks-per-process 4 train.py        two processes with four ranks each, on this machine
   overlap run --ranks 8 --processes 8 train.py              a process for each rank, on this machine
   overlap run --max-restarts 3 --state-dir state train.py   started again if it fails, from its last rank.state.save
-  overlap run --nnodes 2 --nproc-per-node 4 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 train.py
+  overlap run --nnodes 2 --ranks-per-process 4 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 train.py
                                                             the first of two machines; the other has --node-rank 1
 
 Settings can also be environment variables, such as OVERLAP_TRACE, which --help-all lists; the option wins.
@@ -57,9 +55,6 @@ def fill(parser: Parser) -> None:
     add_settings(parser)
     parser.add_argument(
         "--show-config", action="store_true", help="print every setting with its source, and run nothing"
-    )
-    parser.add_argument(
-        "--live", action="store_true", help="show the work of ranks below the output; in a pipe a line every 10 s"
     )
     add_program(parser)
 
@@ -99,11 +94,6 @@ def _run(args: argparse.Namespace, *, launched: bool) -> int:
     program = named(args, command="run")
     if not launched:
         tell_of_late_options(args, command="run")
-    with shown_live() if args.live else nullcontext():
-        return _run_program(args, config, program)
-
-
-def _run_program(args: argparse.Namespace, config: RunConfig, program: Callable[[], object]) -> int:
     if config.engine is not None:
         with imposed(config), as_main(), told_traces(args.trace, config.trace), on_engine(config):
             program()
@@ -119,17 +109,6 @@ def _run_program(args: argparse.Namespace, config: RunConfig, program: Callable[
     ):
         program()
     return 0
-
-
-@contextmanager
-def shown_live() -> Iterator[None]:
-    """Let another process draw the work of the ranks for the block: drawing in this process would slow them down."""
-    command = [sys.executable, "-c", boot(), "top", "--below", str(os.getpid())]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as watcher:
-        try:
-            yield
-        finally:
-            watcher.terminate()
 
 
 def _check_readable_twice(script: str | None) -> None:

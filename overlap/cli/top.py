@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from time import sleep, time
+from time import time
 
 from ..errors import UsageError
-from ..live.worlds import RunningWorld, Sampler, chosen, of_descendants, running
+from ..live.worlds import RunningWorld, Sampler, chosen, running
 from ..units import columns
 from .console import Console
-from .livescreen import Panel, Paper, Show, full_screen, is_terminal
+from .livescreen import Show, is_terminal
 
 EVERY_S = 1.0
-BETWEEN_S = 0.2  # looks for a program's next world
 ON_PAPER_S = 10.0  # between lines where nothing can be drawn
 
 _DESCRIPTION = """\
@@ -53,7 +51,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=float, metavar="S", help="look every S seconds; default: 1, or 10 in a pipe")
     parser.add_argument("--once", action="store_true", help="look once")
     parser.add_argument("--ascii", action="store_true", help="draw with # = ~ ! only")
-    parser.add_argument("--below", type=int, help=argparse.SUPPRESS)  # of `run --live`: for its process
 
 
 def main(args: argparse.Namespace) -> int:
@@ -64,8 +61,6 @@ def main(args: argparse.Namespace) -> int:
     """
     if args.every is not None and not 0.1 <= args.every <= 3600:
         raise UsageError(f"--every: {args.every:g} s; expected 0.1 to 3600")
-    if args.below is not None:
-        return _below(args)
     watches = args.once or args.every is not None or args.job is not None
     if args.list or args.json or not watches:
         return _list(args)
@@ -76,42 +71,18 @@ def main(args: argparse.Namespace) -> int:
     drawn = is_terminal(sys.stdout)
     try:
         looks = Sampler(world, every_s=args.every or (EVERY_S if drawn or args.once else ON_PAPER_S))
+        show = Show(world, looks, sys.stdout, ascii=args.ascii)
         if args.once:
-            Show(world, looks, ascii=args.ascii).once(sys.stdout)
+            show.once()
         elif drawn:
-            full_screen(Show(world, looks, ascii=args.ascii), sys.stdout)
+            show.full_screen()
         else:
-            Paper(Show(world, looks, ascii=args.ascii), sys.stdout).run(lambda: world.lives)
+            show.on_paper()
     except KeyboardInterrupt:
         pass
     finally:
         world.close()
     return 0
-
-
-def _below(args: argparse.Namespace) -> int:
-    """Show the work of a program below its output, as long as its process lives."""
-    parent = os.getppid()
-
-    def goes_on() -> bool:
-        return os.getppid() == parent
-
-    while goes_on():
-        if (world := of_descendants(args.below)) is not None:
-            _draw_below(world, args, goes_on)
-        sleep(BETWEEN_S)
-    return 0
-
-
-def _draw_below(world: RunningWorld, args: argparse.Namespace, goes_on: Callable[[], bool]) -> None:
-    drawn = is_terminal(sys.stderr)
-    looks = Sampler(world, every_s=args.every or (EVERY_S if drawn else ON_PAPER_S))
-    show = Show(world, looks, ascii=args.ascii)
-    surface = Panel(show, sys.stderr) if drawn else Paper(show, sys.stderr)
-    try:
-        surface.run(lambda: goes_on() and world.lives)
-    finally:
-        world.close()
 
 
 # -- the list ----------------------------------------------------------------------------------------------------------

@@ -84,18 +84,6 @@ def of_version(cluster: Cluster, version: str) -> Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """One execution of a program that holds collectives, with its launch and the barrier of its ranks."""
-
-    machine: str  # as `topology.cluster` spells it
-    ranks: int  # size of the largest group
-    operations: int  # all-reduces of 32 KiB bfloat16 in the program; 0 means no barrier either
-    figure_ms: float  # as published
-    source: str  # where
-    fits: str = ""  # as in `Measurement`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
     """The size from which an algorithm wins."""
 
@@ -145,11 +133,6 @@ def _measurements(row: dict[str, Any]) -> Iterator[Measurement]:
         yield Measurement(**row, nbytes=nbytes, beyond_bytes=beyond_bytes, group=group, figure=figure, fits=fits)
 
 
-def _starts(row: dict[str, Any]) -> Iterator[Start]:
-    for ranks, figure_ms, fits in _figures(row, "figures_ms"):
-        yield Start(**row, ranks=ranks, figure_ms=figure_ms, fits=fits)
-
-
 def _knees(row: dict[str, Any]) -> Iterator[Knee]:
     for collective in row.pop("collectives"):
         yield Knee(**row, collective=collective)
@@ -159,9 +142,6 @@ _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 
 COLLECTIVES = tuple(each for row in _FILE["collectives"] for each in _measurements(row))
 """Every collective of which a time or a bandwidth is published with its configuration."""
-
-STARTS = tuple(each for row in _FILE["starts"] for each in _starts(row))
-"""Executions of whole programs: launch, barrier, and a few small all-reduces."""
 
 KNEES = tuple(each for row in _FILE["knees"] for each in _knees(row))
 """Sizes at which documents and measurements see one algorithm take over from another."""

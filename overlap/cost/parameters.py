@@ -1,4 +1,4 @@
-"""Parameters of the cost model: a few overheads and efficiencies with a physical meaning, and start-up.
+"""Parameters of the cost model: a few overheads and efficiencies with a physical meaning.
 
 They are the `[collectives]` of a machine's file, which says of each where it comes from: published, or fitted to
 published measurements, over all sizes and collectives of a machine at once and never to single ones.
@@ -6,8 +6,7 @@ published measurements, over all sizes and collectives of a machine at once and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from math import log2
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,47 +175,3 @@ def itemsize_of(dtype: str) -> int:
         if not isinstance(known, type):
             raise UsageError(f"dtype: {dtype!r} is unknown; expected a name such as float32 or bfloat16") from None
         return np.dtype(known).itemsize
-
-
-_PAIR = 2
-_FIRST_BARRIER = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Startup:
-    """Overheads of one execution."""
-
-    launch_s: float = 0.0  # to start a program, with collectives or without
-    # for four ranks to meet before a program with collectives. A pair meets for nothing that shows.
-    barrier_s: float = 0.0
-    doubling_s: float = 0.0  # for each time that the largest group is twice as large
-    # for each collective, from a compute engine's write to the CC-core's first step; collectives that follow each other
-    # in a benchmark's loop do not pay it.
-    trigger_s: float = 0.0
-
-    def before_s(self, largest_group: int) -> float:
-        """Return the time from the call to the program's first operation.
-
-        Args:
-            largest_group: Ranks of the largest group that a collective of the program runs on; 1 if it has none.
-        """
-        if largest_group <= _PAIR:
-            return self.launch_s
-        return self.launch_s + self.barrier_s + self.doubling_s * max(0.0, log2(largest_group / _FIRST_BARRIER))
-
-    def program_s(self, largest_group: int, operations: int, operation_s: float) -> float:
-        """Return the time of a program of equal collectives one after the other, and nothing else.
-
-        Args:
-            largest_group: Ranks that they run on.
-            operations: How many collectives.
-            operation_s: What one takes once it is triggered.
-        """
-        return self.before_s(largest_group if operations else 1) + operations * (self.trigger_s + operation_s)
-
-
-def startup(cluster: Cluster) -> Startup:
-    """Return the start-up costs of programs on a cluster; nothing where its machine's file has no such figures."""
-    program = cluster.machine.collectives.program
-    figures = {each.name: getattr(program, each.name) for each in fields(Startup)}
-    return Startup(**{name: figure.value for name, figure in figures.items() if figure})

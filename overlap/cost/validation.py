@@ -6,28 +6,24 @@ are the rows that the model has not seen.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import median
 
-from topology import TopologyWarning, cluster
+from topology import cluster
 
 from ..errors import UsageError
 from .measurements import (
     COLLECTIVES,
     KNEES,
-    STARTS,
     TRAINING,
     Knee,
     Measurement,
-    Start,
     Training,
     cluster_of,
     of_version,
 )
-from .parameters import startup
 from .select import plan
 
 
@@ -52,7 +48,7 @@ _CLOSE = 1.01
 class Judged:
     """A published figure and what the model says of it."""
 
-    of: Measurement | Start | Training  # the row
+    of: Measurement | Training  # the row
     measured: float  # the published value in seconds; of a training run the ratio of its two throughputs
     predicted: float  # the prediction, in that unit
     fits: str  # the figure of the model that was fitted to this row, empty if the model has not seen it
@@ -141,14 +137,13 @@ class Validation:
     """Everything published of some machines, beside the model."""
 
     collectives: tuple[Judged, ...]  # one for each measured collective
-    starts: tuple[Judged, ...]  # one for each measured execution of a program
     training: Judged | None  # the training run, where its machine was asked for
     crossovers: tuple[Crossover, ...]  # one for each published change of algorithm
 
     @property
     def rows(self) -> tuple[Judged, ...]:
         """All rows with an error."""
-        return (*self.collectives, *self.starts, *((self.training,) if self.training else ()))
+        return (*self.collectives, *((self.training,) if self.training else ()))
 
     @property
     def all(self) -> Accuracy:
@@ -162,7 +157,7 @@ class Validation:
 
     @property
     def classes(self) -> tuple[Class, ...]:
-        """The planner's accuracy by chip and dtype: what starting programs costs, and ratios, are not its."""
+        """The planner's accuracy by chip and dtype: ratios are not its."""
         return _classes(self.collectives)
 
     @property
@@ -185,7 +180,6 @@ def validate(machine: str | None = None) -> Validation:
         raise UsageError(f"machine: nothing is published of {machine!r}; known are {', '.join(known)}")
     return Validation(
         collectives=tuple(_collective(row) for row in COLLECTIVES if _asked(row.machine, machine)),
-        starts=tuple(_start(row) for row in STARTS if _asked(row.machine, machine)),
         training=_training() if _asked(TRAINING.machine, machine) else None,
         crossovers=tuple(_crossover(knee) for knee in KNEES if _asked(knee.machine, machine)),
     )
@@ -262,30 +256,6 @@ def _planned_s(row: Measurement, nbytes: int) -> float:
     group, machine = row.group or None, cluster_of(row.machine, strict=False)
     machine = of_version(machine, row.version) if row.version else machine
     return plan(row.collective, nbytes, machine, group, dtype=row.dtype, peer_direct=row.peer_direct).predicted_s
-
-
-def _start(row: Start) -> Judged:
-    fitted = [each.ranks for each in STARTS if each.fits and _alike_starts(each, row)]
-    return Judged(
-        of=row,
-        measured=row.figure_ms / 1e3,
-        predicted=_start_s(row),
-        fits=row.fits,
-        extrapolated=not fitted or not min(fitted) <= row.ranks <= max(fitted),
-    )
-
-
-def _alike_starts(one: Start, other: Start) -> bool:
-    return (one.machine, one.operations) == (other.machine, other.operations)
-
-
-def _start_s(row: Start) -> float:
-    machine = cluster(row.machine, strict=False)
-    with warnings.catch_warnings():
-        # The first 32 ranks of trn2 were timed, which its rules do not list.
-        warnings.simplefilter("ignore", TopologyWarning)
-        operation = plan("all_reduce", _START_BYTES, machine, tuple(range(row.ranks)), dtype=_START_DTYPE)
-    return startup(machine).program_s(row.ranks, row.operations, operation.predicted_s)
 
 
 def _training() -> Judged:

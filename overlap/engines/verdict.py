@@ -8,6 +8,7 @@ from contextlib import suppress
 from transports import TransportError
 
 from ..errors import OverlapError, PeerError, PeerLostError, RankFailedError, UsageError
+from ..processes.status import status_of
 from .gang import GangOutcome, GangSpec, MemberEnd
 
 
@@ -37,15 +38,12 @@ def lost_member(spec: GangSpec, end: MemberEnd) -> int | None:
     return None
 
 
-def _guilt(spec: GangSpec, end: MemberEnd) -> int:
-    error = end.error
-    if isinstance(error, UsageError):
-        return 0  # before anything ran
-    if isinstance(error, RankFailedError):
-        if error.rank not in spec.ranks(end.member) or isinstance(error.cause, PeerError):
-            return 2
-        return 3 if isinstance(error.cause, TransportError) else 1  # a wire breaks before its process is known lost
-    return 3
+def _guilt(spec: GangSpec, end: MemberEnd) -> tuple[bool, bool, bool]:
+    """Return the place of a member's error in the order of guilt: that of what a process says to its launcher."""
+    error, local = end.error, spec.ranks(end.member)
+    assert error is not None
+    wire = isinstance(error, RankFailedError) and isinstance(error.cause, TransportError)  # before the process is lost
+    return not isinstance(error, UsageError), not status_of(error, local=local).cause, wire
 
 
 def _lost(spec: GangSpec, lost: Mapping[int, str]) -> OverlapError:

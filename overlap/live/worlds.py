@@ -178,27 +178,5 @@ def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> Ru
     raise UsageError(f"{name!r} is no running job, nor the program or a process of one; running on this host: {known}")
 
 
-def of_descendants(pid: int) -> RunningWorld | None:
-    """Return the newest world whose processes are this one or were started by it; None if there is none yet."""
-    worlds = running()
-    fitting = [world for world in worlds if any(_is_below(each, pid) for each in world.pids)]
-    for world in worlds:
-        if world not in fitting[:1]:
-            world.close()
-    return fitting[0] if fitting else None
-
-
-def _is_below(pid: int, above: int) -> bool:
-    """Whether a process is another, or was started by it, or by one that was."""
-    while pid > 1:
-        if pid == above:
-            return True
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return False
-    return False
-
-
 def _runs(record: Record) -> bool:
     return runs(record.about.host, record.about.pid, record.about.born)

@@ -12,8 +12,8 @@ layout = planning.Layout(tp=8, pp=4, dp=32, global_batch=1024)
 #   amounts    operations, bytes and time of one rank's computes, in closed form;  memory: what it holds
 #   program    the step as a program on ranks, on any clock;  weights: the transfers of weights and gradients in it
 #   folded     that program with the inside of its layers in one compute;  simulating: both in virtual time
-#   parts      the parts of a simulated step's time;  wires: how busy wires are
-#   estimates  a predicted step, and its change with figures of the machine;  goodput: a long run with failures
+#   parts      the parts of a simulated step's time
+#   estimates  a predicted step
 #   validation published steps (published/) beside predictions;  trust: the error of predictions
 #   bound      a lower bound of a step;  search: the best of many layouts
 #   recorded/  a recorded run as a program, for its own cluster or a larger one

@@ -182,10 +182,10 @@ class Amounts:
         return self._perceptron(of.shared_experts * of.perceptron(of.expert_width), width, self.tokens, back, 0.0)
 
     def experts(self, back: float = 0) -> Work:
-        """The experts of the busiest rank."""
+        """The experts of a rank."""
         of, layout = self.model, self.layout
         each = of.perceptron(of.expert_width) / layout.tp
-        met, here = self.tokens * of.top_k * layout.imbalance, of.experts / layout.ep
+        met, here = self.tokens * of.top_k, of.experts / layout.ep
         moved = each * here + met * (2 * of.hidden + 3 * of.expert_width / layout.tp)
         work = Work(flops=2.0 * met * each, nbytes=moved * self.itemsize).times(back or 1)
         if self.device is None:
@@ -232,23 +232,17 @@ class Amounts:
         return self.scoring(2).plus(self.scoring(1).times(-1.0))
 
     def updating(self, parameters: float) -> Work:
-        """Adam on some parameters; on the host, gradients go there and weights come back, two bytes each.
-
-        The host is taken to update while they travel.
-        """
+        """Adam on some parameters."""
         nbytes = UPDATE_BYTES * parameters
-        if self.layout.offload and self.device is not None and self.device.host_bytes_per_s is not None:
-            return Work(flops=0.0, nbytes=0.0, seconds=2 * self.itemsize * parameters / self.device.host_bytes_per_s)
         return self._timed(Work(flops=0.0, nbytes=nbytes), [], nbytes)
 
     # -- bytes that travel ---------------------------------------------------------------------------------------
 
     @property
     def routed_bytes(self) -> int:
-        """Bytes of all tokens that the busiest rank sends to the experts of other ranks, or gets back."""
+        """Bytes of all tokens that a rank sends to the experts of other ranks, or gets back."""
         of, layout = self.model, self.layout
-        nbytes = self.rows * of.top_k * of.hidden * self.itemsize * layout.imbalance
-        return -(-int(nbytes) // (layout.ep * self.itemsize)) * layout.ep * self.itemsize
+        return -(-self.rows * of.top_k * of.hidden // layout.ep) * layout.ep * self.itemsize
 
     @property
     def gathers_routed(self) -> bool:

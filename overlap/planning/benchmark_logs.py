@@ -1,8 +1,7 @@
-"""Logs of benchmarks as rows: nccl-tests, nccom-test, hccl_demo, OSU, and our own.
+"""Logs of benchmarks as rows: nccl-tests, nccom-test, and our own.
 
-Each tool has its own sizes and times: the whole buffer or one rank's, micro- or milliseconds. Rows here have the bytes
-of the whole vector (the larger one of a rank's input and output) and seconds. Where a tool prints a bandwidth, it is
-computed again from size and time, so that a log in other units is noticed.
+Rows here have the bytes of the whole vector (the larger one of a rank's input and output) and seconds. Where a tool
+prints a bandwidth, it is computed again from size and time, so that a log in other units is noticed.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Log:
     Args:
         path: Of the file.
         op: The collective, where the log does not say it.
-        ranks: That took part, where the log does not say it; sizes of some tools are one rank's.
+        ranks: That took part, where the log does not say it.
 
     Raises:
         UsageError: In one line, naming the file, the row and what was expected.
@@ -86,7 +85,7 @@ def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Log:
         if sign.search(text):
             found = parse(_Context(name=name, op=op, ranks=ranks), lines)
             return found if found.dropped else replace(found, dropped=_missing(found.rows))
-    raise UsageError(f"{name}: expected the output of nccl-tests, nccom-test, hccl_demo, OSU or `overlap bench --json`")
+    raise UsageError(f"{name}: expected the output of nccl-tests, nccom-test or `overlap bench --json`")
 
 
 def _missing(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -118,12 +117,6 @@ class _Context:
         if name not in _OPERATIONS:
             raise UsageError(f"{self.name}: says no collective that is known; give --op, one of {_COLLECTIVES}")
         return _OPERATIONS[name]
-
-    def many(self, said: int | None, why: str) -> int:
-        ranks = said or self.ranks
-        if ranks is None:
-            raise UsageError(f"{self.name}: {why}; give --ranks")
-        return ranks
 
     def number(self, text: str, line: int, what: str, *, least: float = 0.0) -> float:
         try:
@@ -241,69 +234,6 @@ def _nccom(of: _Context, lines: _Lines) -> Log:
     return Log(tool="nccom-test", rows=tuple(rows), dropped=tuple(dropped))
 
 
-def _hccl(of: _Context, lines: _Lines) -> Log:
-    said = re.search(r"collective=(\w+)", "\n".join(line for _, line in lines))
-    collective, rows = of.collective(said[1] if said else None), []
-    ranks = of.many(None, "hccl_demo does not say how many ranks took part")
-    for number, line in lines:
-        words = line.split()
-        if not of.is_row(words, number, line):
-            continue
-        if len(words) < 6:
-            raise of.fail(number, "size count type redop time algoBW nw_bw", line)
-        *_, time, rate, _nw = (word for word in words if word not in ("GB/s", "ms"))
-        size, time_s = of.number(words[0], number, "bytes"), of.number(time, number, "milliseconds") / 1e3
-        of.check(number, size, time_s, rate, (1e9,))
-        whole = size * (ranks if collective == "all_gather" else 1)  # sizes are those of the input
-        rows.append(_row(of, number, collective, whole, words[2], ranks, time_s))
-    return Log(tool="hccl_demo", rows=tuple(rows))
-
-
-_HCCL_ONE = re.compile(r"\[BENCHMARK\]\s+hccl(\w+)\(.*\bcount=(\d+), dtype=(\w+)")
-_HCCL_RATE = re.compile(r"\[BENCHMARK\]\s+Algo Bandwidth\s*:\s*(\S+)\s+(\S+)")
-
-
-def _hccl_one(of: _Context, lines: _Lines) -> Log:
-    """Read what hccl_demo prints of one size: no time, but the bytes of a rank's input over it."""
-    ranks, rows = of.many(None, "hccl_demo does not say how many ranks took part"), []
-    head: re.Match[str] | None = None
-    for number, line in lines:
-        head = _HCCL_ONE.search(line) or head
-        if (told := _HCCL_RATE.search(line)) is None or head is None:
-            continue
-        if told[2] != "GB/s":
-            raise of.fail(number, "a bandwidth in GB/s", line)
-        collective, where = of.collective(head[1]), f"{of.name}:{number}"
-        size = of.number(head[2], number, "elements") * itemsize_of(of.dtype(head[3], where))
-        time_s = size / of.number(told[1], number, "a bandwidth") / 1e9
-        whole = size * (ranks if collective == "all_gather" else 1)
-        rows.append(_row(of, number, collective, whole, head[3], ranks, time_s))
-        head = None
-    return Log(tool="hccl_demo", rows=tuple(rows))
-
-
-_PER_RANK = ("all_gather", "all_to_all", "gather", "scatter")
-
-
-def _osu(of: _Context, lines: _Lines) -> Log:
-    found = re.search(r"# OSU MPI(?:-\w+)? ([\w-]+)", "\n".join(line for _, line in lines))
-    if unit := next(((number, line) for number, line in lines if re.match(r"# Size.*/s\)", line)), None):
-        raise of.fail(unit[0], "a latency in microseconds", unit[1])
-    collective = of.collective(found[1].replace("-", "_") if found else None)
-    ranks = of.many(None, "OSU does not say how many ranks took part")
-    times = ranks if collective in _PER_RANK else 1
-    rows = []
-    for number, line in lines:
-        words = line.split()
-        if line.startswith("#") or not of.is_row(words, number, line):
-            continue
-        if len(words) < 2:
-            raise of.fail(number, "size and microseconds", line)
-        size, time_us = of.number(words[0], number, "bytes"), of.number(words[1], number, "microseconds")
-        rows.append(_row(of, number, collective, size * times, "float", ranks, time_us / 1e6))
-    return Log(tool="OSU", rows=tuple(rows))
-
-
 def _ours(text: str, name: str) -> Log:
     of = _Context(name=name, op=None, ranks=None)
     try:
@@ -350,9 +280,6 @@ def _row(of: _Context, line: int, collective: str, nbytes: float, dtype: str, ra
 
 
 _TOOLS = (
-    (re.compile(r"^# OSU", re.M), _osu),
     (re.compile(r"size\(B\)"), _nccom),
-    (re.compile(r"SUMMARY REPORT|algoBW|algo_bw", re.I), _hccl),
-    (_HCCL_ONE, _hccl_one),
     (re.compile(r"Collective test starting|#\s+size\s+count\s+type", re.M), _nccl),
 )

@@ -13,7 +13,7 @@ the median, 14 % at worst (`published/products.toml`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from topology import Cluster
 from topology.machine import Chip
@@ -41,7 +41,6 @@ class Device:
     products: Mapping[str, Rate]  # by dtype
     attention_flops_per_s: float  # of fused attention
     bytes_per_s: float  # of memory, as element-wise computes reach it
-    host_bytes_per_s: float | None = None  # to the memory of the host
     beside: float = 1.0  # share of these rates that is left while the rank communicates
 
     @classmethod
@@ -63,16 +62,7 @@ class Device:
             attention_flops_per_s=fused.value * sustained / shares if fused else plain.flops_per_s / 2,
             bytes_per_s=memory * (chip.memory_efficiency.value if chip.memory_efficiency else 1.0),
             beside=chip.beside_collectives.value if chip.beside_collectives else 1.0,
-            host_bytes_per_s=chip.host_bytes_per_s.value / shares if chip.host_bytes_per_s else None,
         )
-
-    def faster(self, factor: float) -> Device:
-        """Return the device with all rates of products and attention multiplied."""
-        products = {
-            kind: Rate(flops_per_s=rate.flops_per_s * factor, start_s=rate.start_s / factor)
-            for kind, rate in self.products.items()
-        }
-        return replace(self, products=products, attention_flops_per_s=self.attention_flops_per_s * factor)
 
     def product_s(self, m: float, n: float, k: float, dtype: str, itemsize: int) -> float:
         """Return the time of a product of m x k and k x n numbers, with what it reads and writes of memory.

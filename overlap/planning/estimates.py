@@ -1,12 +1,10 @@
-"""Predicted training steps: simulated with few microbatches, the others added; and their change with the machine."""
+"""Predicted training steps: simulated with few microbatches, the others added."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from topology import Cluster
-from topology.machine import LinkSpec
 
 from .. import Interference, Virtual
 from ..errors import UsageError
@@ -63,18 +61,6 @@ class Estimate:
         there = self.cluster.memory_bytes()
         return None if there is None else self.memory.total <= there
 
-    @property
-    def energy_j(self) -> float | None:
-        """Energy of a step in joules at most, of the chips alone; None if their power is unknown."""
-        chip = self.cluster.machine.chip
-        power = chip.power_limit_w or chip.power_w
-        chips = self.layout.world_size / self.cluster.ranks_per_device
-        return None if power is None else power.value * chips * self.step_s
-
-    def cost_of_sample(self, node_hour: float) -> float:
-        """Return the price of a sample, given that of a node and hour."""
-        return self.cluster.nodes * node_hour * self.step_s / 3600 / self.layout.global_batch
-
 
 def estimate(
     model: Model,
@@ -110,10 +96,6 @@ def estimate(
             f"layout: {layout} makes {layout.world_size} ranks, but {cluster.name} has {cluster.world_size}"
         )
     virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.stage_of)
-    if layout.offload and (device is None or device.host_bytes_per_s is None):
-        raise UsageError(
-            f"offload: expected a machine whose chip.host_bytes_per_s is known, which that of {cluster.name} is not"
-        )
     if device is not None and virtual.interference.off:
         virtual = replace(virtual, interference=Interference(compute={ALL: 1 / device.beside}))
     whole = Whole(model, layout, cluster, virtual, algorithm, device)
@@ -137,79 +119,6 @@ def estimate(
     )
 
 
-# -- sensitivity -----------------------------------------------------------------------------------------------------
-
-SWAY = 0.2
-"""Share by which a figure is changed, up and down."""
-
 # Measured slow-downs of matrix products beside collectives, and of collectives beside them, are from nothing to that
 # much on GPUs whose cores move the bytes; nothing is published of machines with processors of their own for it.
 SLOWER = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sensitivity:
-    """The change of a step with one figure of the machine."""
-
-    figure: str  # Name of the figure
-    change: str  # The change of the figure
-    # Share by which the step is longer if it is `SWAY` lower; negative if shorter. None if there is no lower.
-    low: float | None
-    high: float  # Share by which the step is longer if it is `SWAY` higher
-
-
-def sensitivities(of: Estimate, *, algorithm: str | None = None) -> Iterator[Sensitivity]:
-    """Simulate a step with one figure changed after the other; yield each result when it is known.
-
-    Args:
-        of: The step.
-        algorithm: The algorithm of the estimate.
-    """
-
-    def longer(cluster: Cluster, virtual: Virtual, device: Device | None = of.device) -> float:
-        again = estimate(of.model, of.layout, cluster, virtual, algorithm=algorithm, device=device)
-        return again.parts.step_ns / of.parts.step_ns - 1
-
-    for kind, name in _wires(of.cluster):
-        low, high = (longer(_faster(of.cluster, kind, 1 + sway), of.virtual) for sway in (-SWAY, SWAY))
-        yield Sensitivity(figure=name, change=_CHANGE, low=low, high=high)
-    low, high = (longer(of.cluster, *_computing(of, 1 + sway)) for sway in (-SWAY, SWAY))
-    yield Sensitivity(figure="efficiency of computes", change=_CHANGE, low=low, high=high)
-    if of.virtual.interference.off:
-        both = Interference(compute={ALL: 1 + SLOWER}, communication={ALL: 1 + SLOWER})
-        high = longer(of.cluster, replace(of.virtual, interference=both))
-        change = f"0 to {SLOWER:.0%}"
-        yield Sensitivity(figure="slow-down of compute and communication", change=change, low=None, high=high)
-
-
-_CHANGE = f"+-{SWAY:.0%}"
-
-
-def _computing(of: Estimate, factor: float) -> tuple[Virtual, Device | None]:
-    """Return the assumptions with faster or slower computes."""
-    if of.device is not None:
-        return of.virtual, of.device.faster(factor)
-    return replace(of.virtual, efficiency=min(1.0, of.virtual.efficiency * factor)), None
-
-
-def _wires(cluster: Cluster) -> list[tuple[str, str]]:
-    network = cluster.machine.network
-    outer = [(network.link, "NIC bandwidth")] if network is not None and cluster.nodes > 1 else []
-    inner = [
-        (spec.kind, f"{spec.kind} bandwidth")
-        for spec in cluster.machine.links
-        if spec.kind == cluster.machine.wires.link
-        or (cluster.machine.ultraserver is not None and spec.kind == cluster.machine.ultraserver.link)
-    ]
-    return [*outer, *inner]
-
-
-def _faster(cluster: Cluster, kind: str, factor: float) -> Cluster:
-    """Return the cluster with faster or slower wires of one kind."""
-    links = tuple(_scaled(spec, factor) if spec.kind == kind else spec for spec in cluster.machine.links)
-    return replace(cluster, machine=replace(cluster.machine, links=links))
-
-
-def _scaled(spec: LinkSpec, factor: float) -> LinkSpec:
-    figure = spec.bandwidth_bytes_per_s
-    return replace(spec, bandwidth_bytes_per_s=replace(figure, value=figure.value * factor))

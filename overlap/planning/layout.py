@@ -21,8 +21,6 @@ product, attention, and reductions). Megatron's of arXiv 2205.05198 is "attentio
 """
 
 _SELECTIVE = frozenset(("norm", "activation", "products"))
-CONTEXTS = ("ring", "gather")
-"""Ways of keys and values to the other ranks of a sequence: from one to the next, or gathered before attention."""
 
 ORDERS = ("pp.dp.tp", "dp.pp.tp", "pp.tp.dp", "dp.tp.pp", "tp.pp.dp", "tp.dp.pp")
 """Which ranks are neighbours: those of the last axis. "dp" also holds the axes of experts and of the sequence."""
@@ -53,11 +51,8 @@ class Layout:
     sequence_parallel: bool = True  # Whether what the ranks of `tp` would all hold is cut along the sequence
     bucket_bytes: int = BUCKET_BYTES  # Gradients that are reduced together
     order: str = ORDERS[0]  # One of `ORDERS`
-    imbalance: float = 1.0  # Tokens of the busiest rank of experts, over the mean
     dtype: str = "bfloat16"  # Of the factors of matrix products; see `carried`
-    context: str = "ring"  # One of `CONTEXTS`
     async_tp: bool = False  # Whether exchanges of `tp` lie under the products they belong to, piece by piece
-    offload: bool = False  # Whether the optimizer's state is in the memory of the host
     replicate: int = 1  # Groups of ranks of `dp` that each share a whole copy of what `zero` shares (HSDP)
     overlap_gather: bool = False  # Whether new weights are gathered under the next step (ZeRO-1 and 2)
 
@@ -71,11 +66,9 @@ class Layout:
         if self.zero not in (0, 1, 2, 3):
             raise UsageError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
         self.recomputed  # noqa: B018 (refuses unknown operations)
-        for name, choices in (("order", ORDERS), ("schedule", tuple(FAMILIES)), ("context", CONTEXTS)):
+        for name, choices in (("order", ORDERS), ("schedule", tuple(FAMILIES))):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name}: expected {', '.join(choices)}, got {getattr(self, name)!r}")
-        if not 1 <= self.imbalance < float("inf"):
-            raise UsageError(f"imbalance: expected 1 or more, got {self.imbalance!r}")
         if self.dp % self.ep:
             raise UsageError(f"ep: expected a divisor of dp ({self.dp}), got {self.ep}")
         self._check_sharing()
@@ -223,12 +216,6 @@ class Layout:
                 raise UsageError(f"{name}: expected a divisor of {of} ({whole}) of {model.name}, got {value}")
         if self.ep > 1 and not model.experts:
             raise UsageError(f"ep: {model.name} has no experts; expected 1, got {self.ep}")
-        most = min(self.ep, model.experts / model.top_k) if model.experts else 1
-        if self.imbalance > max(1, most):
-            raise UsageError(
-                f"imbalance: expected at most {most:g}, with all tokens at one of {self.ep} ranks of experts, "
-                f"got {self.imbalance:g}"
-            )
         if self.pp * self.chunks > model.layers:
             raise UsageError(
                 f"pp: expected at most the layers of {model.name} ({model.layers}), got {self.pp * self.chunks} stages"

@@ -75,7 +75,7 @@ def _on(amounts: Amounts, rank: int) -> Memory:
         stage=rank,
         weights=shared(3) * width + gathered,
         gradients=shared(2) * width + (reduced if layout.shards >= 2 else 0.0),
-        optimizer=0.0 if layout.offload else shared(1) * _OPTIMIZER_BYTES,
+        optimizer=shared(1) * _OPTIMIZER_BYTES,
         activations=_activations(amounts, rank, stages),
     )
 
@@ -106,7 +106,7 @@ def _whole(amounts: Amounts, layer: int, recomputed: frozenset[str] = frozenset(
     model, layout, tokens = amounts.model, amounts.layout, amounts.tokens
     width, factor = amounts.itemsize, itemsize_of(layout.dtype)
     if model.has_experts(layer):
-        into = model.top_k * layout.imbalance
+        into = float(model.top_k)
         inside = (into + model.shared_experts) * model.expert_width
     else:
         into, inside = 1.0, float(model.ffn)

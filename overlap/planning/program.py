@@ -4,7 +4,7 @@ Each dimension of parallelism has a communication stream of its own name, so a t
 
 * tp: after (and with sequence parallelism before) each half of a layer, forward and backward. Nothing hides it, unless
   it is asynchronous: then a rank computes with its own piece while others come, and sends pieces while it computes.
-* cp: keys and values go round the ring while attention to the ones that are here is computed; or are gathered first.
+* cp: keys and values go round the ring while attention to the ones that are here is computed.
 * ep: tokens go to their experts and come back; with sequence parallel, the ranks of tp gather them there.
 * pp: activations and their gradients from stage to stage, as the schedule says.
 * dp: gradients in buckets under the backward pass of the last microbatch, weights after the update or under the
@@ -175,9 +175,7 @@ class Step:
         """From all of x to this rank's part of the sum; with buckets, to a tuple of it and them."""
         scores = self._amounts.scores(1 if what == "backward" else 0)
         gives = (self._x, *buckets) if buckets else self._x
-        if self._layout.cp > 1 and self._layout.context == "gather":
-            found = self._gathered_context(x, held, projections, scores, what, gives)
-        elif self._layout.cp > 1:
+        if self._layout.cp > 1:
             found = self._ring(x, held, projections, scores, what, gives)
         else:
             found = self._compute(f"attention {what}", projections.plus(scores), x, held, gives=gives)
@@ -202,20 +200,6 @@ class Step:
                 group.send(found, there, 1, stream="cp", name="cp message")
                 coming = group.recv(_like(self._kv), source, 1, stream="cp", name="cp message")
         return self._compute(f"join {what}", _NOTHING, coming, gives=gives) if back else found
-
-    def _gathered_context(
-        self, x: object, held: object, projections: Work, scores: Work, what: str, gives: object
-    ) -> Future[Any]:
-        """Attend to the keys of all ranks at once; backward, their gradients are added up and shared out."""
-        size = self._layout.cp
-        first = self._compute(f"projections {what}", projections, x, held, gives=self._kv)
-        keys = self._cp.all_gather(first, stream="cp", name="cp gather keys")
-        if what != "backward":
-            return self._compute(f"scores {what}", scores.times(size), first, keys, gives=gives)
-        whole = self._rank.empty(self._kv.size * size, self._kv.dtype)
-        found = self._compute(f"scores {what}", scores.times(size), first, keys, gives=whole)
-        mine = self._cp.reduce_scatter(found, stream="cp", name="cp scatter keys")
-        return self._compute(f"join {what}", _NOTHING, mine, gives=gives)
 
     def _perceptron(self, layer: int, x: object, held: object, times: float, what: str) -> object:
         """From a shard to a shard."""

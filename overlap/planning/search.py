@@ -131,9 +131,8 @@ def _all(like: Layout, names: Sequence[str], cluster: Cluster, found: Found) -> 
             continue
         seen.add(key)
         found.tried += 1
-        even = {"imbalance": 1.0} if told.get("ep") == 1 else {}  # ranks that all have all experts cannot differ
         try:
-            yield replace(like, **told, **even)  # type: ignore[arg-type]
+            yield replace(like, **told)  # type: ignore[arg-type]
         except UsageError as error:
             found.leave_out(like, _in_short(error))
 

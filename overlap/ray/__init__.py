@@ -16,7 +16,6 @@ Ray 2.60 or later: `pip install ".[ray]"`. Tested with 2.60.
 #   gang       one attempt: actors in a placement group, watched and ended whole
 #   placement  the placement group, and what it waits for
 #   actors     the actors: a member of a gang each, and the store
-#   train      OverlapConfig: workers of Ray Train as ranks
 
 try:
     import ray as _ray  # noqa: F401

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from statistics import median_low
 from typing import Literal, SupportsFloat, TypeAlias
@@ -12,8 +13,10 @@ from typing import Literal, SupportsFloat, TypeAlias
 from topology import Cluster
 
 from ..errors import UsageError
+from ..notice import notify
 from ..timeline.replay.computes import Replayed
 from ..timeline.spans import Timeline
+from ..units import format_s
 
 ComputeClass: TypeAlias = Literal["flops", "memory", "seconds"]
 
@@ -151,7 +154,7 @@ class ComputeCosts:
 
     roofline: Roofline  # price of operations and bytes
     profile: Profile | None = None  # profile of an earlier run, if there is one
-    advice: str = "--profile TRACE of overlap simulate, or clock=overlap.Virtual(profile=TRACE)"  # how to pass one
+    unknown_s: float | None = None  # cost of a compute of which nothing says what it costs; None: it is refused
 
     def duration_ns(
         self,
@@ -180,7 +183,10 @@ class ComputeCosts:
         if seconds is not None:
             return round(seconds * 1e9), "seconds"
         if flops is None and bytes_moved is None:
-            raise UsageError(self._nothing_known(name))
+            if self.unknown_s is None:
+                raise UsageError(self._nothing_known(name))
+            _report_unknown(self.unknown_s)
+            return round(self.unknown_s * 1e9), "seconds"
         time_s, limit = self.roofline.time_s(name, flops=flops or 0.0, bytes_moved=bytes_moved or 0.0)
         return round(time_s * 1e9), limit
 
@@ -191,8 +197,18 @@ class ComputeCosts:
         amounts = "flops= and bytes_moved=, or " if self.roofline.flops_per_s else ""
         return (
             f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or {amounts}"
-            f"a profile of a real run, as overlap run --trace TRACE writes it: {self.advice}{known}"
+            "a profile of a real run, as overlap run --trace TRACE writes it: --profile TRACE of overlap simulate, or "
+            f"clock=overlap.Virtual(profile=TRACE){known}"
         )
+
+
+@cache
+def _report_unknown(cost_s: float) -> None:
+    """Say once in a process how long computes without a cost take."""
+    notify(
+        f"computes without a cost take {format_s(cost_s)} on the virtual clock; rank.compute(f, x, seconds=1e-3) "
+        "states another, and clock=overlap.Virtual(profile=TRACE) takes that of a recorded run"
+    )
 
 
 def _is_amount(value: object) -> bool:

@@ -21,7 +21,6 @@ from transports import NeuronLink
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
-from ..cost.parameters import Startup, startup
 from ..errors import UsageError
 from ..runtime.backend import Backend
 from ..runtime.communicator import BaseEngine
@@ -82,10 +81,6 @@ class Virtual:
     # those of meshes are. Ranks of a class are done with an operation when the last of them is; a message on a group is
     # taken to be sent by all ranks like its sender, to as many places on.
     alike: AlikeBy = 0
-    # Whether it costs time to start a compiled program, which every `rank.step` is then taken to be: the rank's
-    # computes and collectives begin when it has started. True for the published figures of the cluster's chips, or
-    # figures of your own. Programs are taken to hold collectives of the whole world.
-    startup: bool | Startup = False
 
     def meta(self) -> dict[str, str]:
         """Return the assumptions as a timeline shows them."""
@@ -98,7 +93,6 @@ class Virtual:
             "interference": str(self.interference),
             **({"alike": "by a function" if callable(self.alike) else str(self.alike)} if self.alike else {}),
             **({"faults": str(self.faults)} if self.faults else {}),
-            "startup": str(self.startup) if isinstance(self.startup, Startup) else "yes" if self.startup else "no",
         }
 
 
@@ -143,7 +137,6 @@ class SimulatedBackend(Backend):
             interference=assumptions.interference,
         )
         self.traffic, self.fabric = Traffic(self.kernel, fabric), fabric
-        self.startup: Startup = _startup(assumptions, cluster)
         self._doom = Doom(Fates(assumptions.faults), self.kernel) if assumptions.faults else None
         self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions, self._doom)
 
@@ -225,7 +218,6 @@ class SimulatedBackend(Backend):
         return kind(
             self.traffic,
             cluster,
-            startup=self.startup,
             algorithm=algorithm,
             peer_direct=self.assumptions.peer_direct,
             shapes_only=self.shapes_only,
@@ -246,12 +238,9 @@ class SimulatedBackend(Backend):
             raise
 
     def step_begins(self, context: RankContext) -> None:
-        """Let the rank's program start, which takes its time."""
+        """Note the step that a rank begins."""
         self._newest_step = context.step
         self._beat()
-        cost_ns = round(self.startup.before_s(self._size) * 1e9)
-        if cost_ns:
-            self._computes[context.rank].start_program(cost_ns)
 
 
 def _alike(assumptions: Virtual, size: int) -> Alike | None:
@@ -264,11 +253,6 @@ def _alike(assumptions: Virtual, size: int) -> Alike | None:
     if not assumptions.conditions.calm:
         raise UsageError(f"alike: ranks are not alike where there is {assumptions.conditions}")
     return Alike.of(assumptions.alike, size)
-
-
-def _startup(assumptions: Virtual, cluster: Cluster) -> Startup:
-    asked = assumptions.startup
-    return asked if isinstance(asked, Startup) else startup(cluster) if asked else Startup()
 
 
 def _costs(assumptions: Virtual, cluster: Cluster) -> ComputeCosts:

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter, itemgetter
-from sys import _getframe
-from typing import cast
 
 from ..runtime.compute import ComputeFuture, ComputeStream
 from ..runtime.context import RankContext
@@ -69,7 +67,6 @@ class SimulatedCompute(ComputeStream):
     def __init__(self, context: RankContext, starts: Starts, lane: str) -> None:
         super().__init__(context, lane)
         self.number, self._starts, self._kernel = context.rank, starts, starts.kernel
-        self._launches: list[tuple[ComputeFuture[None], set[object]]] = []  # each with the operations before it
         self._computes = 0
         self._jitter = starts.conditions.jitter_of(context.rank)
         self._issued: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # issued in this instant, by task
@@ -94,22 +91,6 @@ class SimulatedCompute(ComputeStream):
         if not self._asked:
             self._asked = True
             self._starts.soon(self)
-
-    def start_program(self, cost_ns: int) -> None:
-        """Let everything that is issued from now on wait for the start of its program, behind what is queued."""
-        launch: ComputeFuture[None] = ComputeFuture(self.context, _nothing, (), "program start", _getframe())
-        operations = self.context.outstanding.operations
-        launch.cost = (cost_ns, "seconds")
-        launch.issued_ns = self._kernel.now_ns
-        operations[launch] = None
-        self._launches = [each for each in self._launches if not each[0].done]
-        self._launches.append((launch, set(operations)))
-        self.submit(cast("ComputeFuture[object]", launch))
-
-    def launch_of(self, operation: object) -> ComputeFuture[None] | None:
-        """Return the start of the program that a collective belongs to, if that is not over."""
-        started = [launch for launch, before in self._launches if operation not in before]
-        return started[-1] if started and not started[-1].done else None
 
     def start(self) -> None:
         """Take in what was issued in this instant, and start if there is nothing else to do."""
@@ -235,7 +216,3 @@ class SimulatedCompute(ComputeStream):
             operation.settle(value, failure)
             deliver(operation)
         self.context.soon(self._next)
-
-
-def _nothing() -> None:
-    """Compute of nothing: the start of a program."""

@@ -14,16 +14,13 @@ from ..cost import Placed, Rounds, cost, rounds
 from ..cost.candidates import placed_on
 from ..cost.choice import Choices
 from ..cost.option import Flat, Option
-from ..cost.parameters import Startup
 from ..cost.select import DIRECT
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.context import RankContext
 from ..runtime.engine.in_process import fit_all, run_here
 from ..runtime.executor import Executor
-from ..runtime.failure import Failure
 from ..runtime.match import Match
 from ..runtime.operation import Operation
-from ..runtime.waits import call_when_done
 from . import Kernel, Order, Reached, Traffic, Transfer
 from .simulated_compute import SimulatedCompute
 
@@ -56,7 +53,6 @@ class SimulatedEngine(BaseEngine):
     Args:
         traffic: What carries it, in the model.
         cluster: The machine.
-        startup: What starting programs costs.
         algorithm: The only one to use; by default the cheapest for each operation.
         peer_direct: Whether network adapters read device memory themselves.
         shapes_only: Whether there is no data to move.
@@ -68,14 +64,12 @@ class SimulatedEngine(BaseEngine):
         traffic: Traffic,
         cluster: Cluster,
         *,
-        startup: Startup,
         algorithm: str | None,
         peer_direct: bool,
         shapes_only: bool,
         computes: Mapping[int, SimulatedCompute],
     ) -> None:
         self._traffic, self._cluster = traffic, cluster
-        self._free, self._trigger_ns = startup == Startup(), round(startup.trigger_s * 1e9)
         self._peer_direct, self._shapes_only, self._computes = peer_direct, shapes_only, computes
         self._choices = Choices(cluster, algorithm, peer_direct=peer_direct)
         self._uneven = UnevenCosts()
@@ -107,29 +101,7 @@ class SimulatedEngine(BaseEngine):
                 operation.lock()
             with np.errstate(all="ignore"):
                 run_here(operations, pattern)
-        if self._free:
-            self._begin(communicator, match)
-        else:
-            self._once_launched(operations, partial(self._trigger, communicator, match))
-
-    def _trigger(self, communicator: Communicator, match: Match) -> None:
-        kernel, begin = self._traffic.kernel, partial(self._begin_late, communicator, match)
-        kernel.at(kernel.now_ns + self._trigger_ns, communicator.members[0], begin, order=Order.TRANSFER)
-
-    def _once_launched(self, operations: Sequence[Operation], then: Callable[[], None]) -> None:
-        """Call `then` when the programs that the operations belong to have started on all their ranks."""
-        for operation in operations:
-            launch = self._computes[operation.context.rank].launch_of(operation)
-            if launch is not None:
-                call_when_done(launch, partial(self._once_launched, operations, then))
-                return
-        then()
-
-    def _begin_late(self, communicator: Communicator, match: Match) -> None:
-        try:
-            self._begin(communicator, match)
-        except Exception as error:  # no wire joins the ranks, or no schedule fits: the ranks get the error
-            communicator.fail_one(match, _ends(match)[-1], Failure(error))
+        self._begin(communicator, match)
 
     def _begin(self, communicator: Communicator, match: Match) -> None:
         operations, pattern = _ends(match), _pattern(match)

@@ -382,7 +382,7 @@ def _in_processes(
             name=function.__name__,
         )
         program.write_text(told, encoding="utf-8")
-        command = [sys.executable, "-m", "overlap", "run", "--nnodes", str(processes), "--nproc-per-node"]
+        command = [sys.executable, "-m", "overlap", "run", "--nnodes", str(processes), "--ranks-per-process"]
         done = subprocess.run(
             [*command, str(size // processes), str(program)],
             capture_output=True,

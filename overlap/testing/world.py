@@ -203,10 +203,8 @@ class TestedWorld(FaultyWorld):
         return super()._member(rank, everybody)
 
 
-_ADVICE = (
-    "clock=overlap.Virtual(profile=TRACE). In real time no cost is needed; of tests, those with "
-    '@pytest.mark.ranks(N, clock="real") run so'
-)
+_UNKNOWN_S = 1e-4
+"""Cost of a compute that states none: a test asks for order, and seldom for times."""
 
 
 class TestedBackend(SimulatedBackend):
@@ -226,7 +224,7 @@ class TestedBackend(SimulatedBackend):
         super().__init__(assumptions, cluster)
         self.record = record
         self.plan, self.doom = plan, Doom(plan, self.kernel)
-        self._starts.costs = replace(self._starts.costs, advice=_ADVICE)
+        self._starts.costs = replace(self._starts.costs, unknown_s=_UNKNOWN_S)
         plan.on_stop = self._stop
         if plan.turns is not None:
             self.kernel.on_idle = plan.turns.release

@@ -17,7 +17,7 @@ from .span import CollectiveInfo, Span
 from .spans import Timeline
 
 if TYPE_CHECKING:
-    from .draw.view import TimelineView, render_text
+    from .draw.view import TimelineView
     from .files.merge import merged
     from .files.tracefile import read_trace, write_trace
     from .measure.metrics import Breakdown, breakdowns, median_step
@@ -41,7 +41,6 @@ __all__ = [
     "median_step",
     "merged",
     "read_trace",
-    "render_text",
     "straggler",
     "verdict_of",
     "write_trace",
@@ -59,7 +58,6 @@ _LOADED_WHEN_USED = {
     "median_step": "measure.metrics",
     "merged": "files.merge",
     "read_trace": "files.tracefile",
-    "render_text": "draw.view",
     "straggler": "measure.stragglers",
     "verdict_of": "measure.verdict",
     "write_trace": "files.tracefile",

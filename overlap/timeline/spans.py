@@ -20,8 +20,6 @@ LEFT_OUT = "left_out"
 """Key in `meta`: which spans of a file were not taken."""
 ORIGIN = "origin"
 """Key in `meta` of a timeline that another tool recorded: its name."""
-REPLAYED = "replayed"
-"""Key in `meta` of a timeline whose times were not recorded, but computed from dependencies."""
 
 
 @dataclass(kw_only=True)

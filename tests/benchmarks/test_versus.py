@@ -215,8 +215,6 @@ def test_a_command_goes_on_without_a_missing_peer(fake, monkeypatch, capsys, tmp
     ("argv", "message"),
     [
         (("allr",), "name the operation and --vs, or --peer-direct both, --checksums both"),
-        (("allr", "--shared", "--vs", "gloo"), "--shared: other libraries have no results that ranks share"),
-        (("allr", "--common", "--vs", "gloo"), "--common: other libraries' inputs lie in memory of their own"),
         (
             ("allr", "--peer-direct", "both", "--checksums", "both"),
             "--peer-direct both, --checksums both: compare one thing at a time",

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from time import process_time_ns
 
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.timeline import Recorder, Timeline, read_trace, render_text, write_trace
+from overlap.timeline import Recorder, Timeline, TimelineView, read_trace, write_trace
 from overlap.timeline.files.parts import pack_part
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.prediction import predict
@@ -31,9 +31,11 @@ def figures(sampling: Sampling) -> Iterator[Figure]:
         yield _line("write", "write a trace of a million spans", few, lambda: write_trace(many, file), None, _PART)
         yield _line("load", "load a trace of a million spans", few, lambda: read_trace(file), 3e9, _PART)
         draw = "draw a run of a million spans, whole, without steps"
-        yield _line("draw", draw, few, lambda: render_text(_again(many), height=24), 1e9, _PART)
+        yield _line("draw", draw, few, lambda: TimelineView(_again(many)).lines(height=24), 1e9, _PART)
     wide = _timeline(1024, 2)
-    yield _line("fold", "fold and draw a step of 1024 ranks", few, lambda: render_text(wide, height=24, step=1), 2e9)
+    yield _line(
+        "fold", "fold and draw a step of 1024 ranks", few, lambda: TimelineView(wide, step=1).lines(height=24), 2e9
+    )
     hundred = _timeline(8, 100, layers=4)
     change = [parse_change("compute 'backward 1'=0.5x")]
     yield _line("what_if", "a what-if of 100 steps on 8 ranks", few, lambda: predict(hundred, change), 2e9)

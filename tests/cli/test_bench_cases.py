@@ -30,7 +30,6 @@ def sizes(*argv):
         (("-b", "1M"), [1 << 20]),
         (("-b", "8", "-e", "64"), [8, 16, 32, 64]),
         (("-b", "8", "-e", "300", "-f", "4"), [8, 32, 128]),
-        (("-b", "1K", "-e", "2K", "-i", "512"), [1024, 1536, 2048]),
         (("-e", "16"), [8, 16]),
         (("--minbytes", "1MB",), [10**6]),
         (("-b", "10"), [8]),
@@ -80,13 +79,10 @@ def test_every_size_of_the_world():
         (("alr",), "OP: 'alr' is unknown (did you mean allr?); known are all_reduce/allr, reduce_scatter/redsct"),
         (("allr", "-b", "4X"), "--minbytes: '4X' is not a size"),
         (("allr", "-e", "4X"), "--maxbytes: '4X' is not a size"),
-        (("allr", "-i", "4X"), "--stepbytes: '4X' is not a size"),
         (("allr", "-b", "0"), "--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got 0 and 0"),
         (("allr", "-b", "9", "-e", "8"), "--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got 9 and 8"),
-        (("allr", "-f", "1"), "--stepbytes, --stepfactor: sizes must grow"),
-        (("allr", "-i", "0"), "--stepbytes, --stepfactor: sizes must grow"),
-        (("allr", "-i", "8", "-f", "2"), "--stepbytes: give either this or --stepfactor"),
-        (("allr", "-i", "1"), "--stepbytes, --stepfactor: 1000 sizes or more; take larger steps"),
+        (("allr", "-f", "1"), "--stepfactor: sizes must grow"),
+        (("allr", "-b", "10000", "-e", "1M", "-f", "1.0001"), "--stepfactor: 1000 sizes or more; take a larger one"),
         (("allr", "--ranks", "2,x"), "--ranks: expected integers of at least 1 such as 2,4, got '2,x'"),
         (("sendrecv", "--ranks", "1"), "--ranks: expected integers of at least 2 such as 2,4, got '1'"),
         (("bcast", "-r", "2"), "--root: expected a rank from 0 to 1, got 2"),
@@ -234,32 +230,3 @@ def test_bandwidth_is_size_over_time():
 
 def test_times_are_compared_by_their_medians():
     assert Times.of([30]).over(Times.of([20])) == 1.5
-
-
-def test_results_that_ranks_share():
-    [[case]] = cases(parsed("all_gather", "--shared", "-b", "96", "--ranks", "3"))
-    x, out = case.buffers(1)
-    assert (x.size, out, case.shared) == (8, None, True)
-    assert case.memory_bytes == 4 * (3 * 8 + 24)
-    assert Assignment.from_json(Assignment(cases=[case], sampling=Sampling()).to_json()).cases == [case]
-
-
-def test_inputs_in_common_memory():
-    [[case]] = cases(parsed("allr", "--common", "-b", "96"))
-    assert case.common
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (
-            ("reduce",),
-            "--shared: reduce has no result that ranks share; such have all_reduce, all_gather, broadcast",
-        ),
-        (("allr", "--in-place"), "--shared: what ranks share is not the memory of an input; leave out --in-place"),
-    ],
-)
-def test_what_cannot_be_shared(argv, message):
-    with pytest.raises(UsageError) as caught:
-        cases(parsed(*argv, "--shared"))
-    assert str(caught.value) == message

@@ -185,8 +185,6 @@ def test_json_on_stdout_is_all_there_is(overlap):
         "root": None,
         "ranks": 2,
         "in_place": False,
-        "shared": False,
-        "common": False,
         "wrong": 0,
     }
 

@@ -16,7 +16,7 @@ import sys
 from overlap.cli import main, pace
 pace._FIRST_S = pace._AGAIN_S = 0
 import overlap.cli.simulate
-module = sys.modules["overlap.cli.simulate.recorded"]
+module = sys.modules["overlap.cli.replay"]
 module._LOOKED_AT, module._MOVES_AT_MOST = 1, 10**9
 sys.exit(main(sys.argv[1:]))
 """
@@ -41,9 +41,9 @@ def trace(tmp_path_factory):
     (signal.SIGTERM, 143, "overlap: ended by SIGTERM"),
 ])  # fmt: skip
 @pytest.mark.parametrize("words", [
-    ["simulate", "--cluster", "trn1.32xlarge", "--compute", "0.5x"],
+    ["replay", "--cluster", "trn1.32xlarge", "--compute", "0.5x"],
     ["timeline", "--advise"],
-], ids=["simulate", "advise"])  # fmt: skip
+], ids=["replay", "advise"])  # fmt: skip
 def test_it_ends_with_a_sentence(words, ending, code, said, trace):
     command = [sys.executable, "-c", TALKING, *words, trace]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -187,7 +187,7 @@ text = "gerade Größen"
     "argv",
     [
         ("plan", "mine.toml"),
-        ("plan", "all_reduce", "--bytes", "1MiB", "--cluster", "mine.toml", "--ranks", "0-7", "--steps"),
+        ("plan", "all_reduce", "--bytes", "1MiB", "--cluster", "mine.toml", "--ranks", "0-7"),
         ("simulate", "--cluster", "mine.toml", "--ranks", "8", "train.py"),
         pytest.param(
             ("simulate", "--cluster", "mine.toml", "--sweep", "ranks=2,8", "train.py"), marks=pytest.mark.slow
@@ -476,6 +476,12 @@ def test_an_option_that_is_needless_here_is_to_be_left_out(overlap):
     code, out, err = overlap("run", "--standalone", "x.py")
     assert (code, out) == (2, "")
     assert "--standalone; leave it out: a run on one host needs no rendezvous (" in err
+
+
+def test_processes_on_each_host_are_refused_with_the_commands_that_start_them(overlap):
+    code, out, err = overlap("run", "--nproc_per_node", "4", "x.py")
+    assert (code, out) == (2, "")
+    assert "; --ranks N --processes N starts N processes here; --ranks-per-process N gives each N ranks (" in err
 
 
 @pytest.mark.parametrize("command", [["run"], ["simulate", "--cluster", "trn2.48xlarge"]])

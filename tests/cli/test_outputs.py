@@ -15,7 +15,6 @@ PROGRAM = "import overlap\nasync def main(rank): await rank.barrier()\noverlap.r
     [
         (("simulate", "--cluster", "trn1.2xlarge", "--json", "/dev/full", "train.py"), "trn1.2xlarge"),
         (("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", "--json", "/dev/full", "train.py"), "ranks"),
-        (("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", "--csv", "/dev/full", "train.py"), "ranks"),
         (("timeline", "run.json", "--html", "/dev/full"), "rank"),
         (("bench", "all_reduce", "--ranks", "2", "-b", "8", "-e", "8", "--json", "/dev/full"), "all_reduce"),
     ],
@@ -24,16 +23,9 @@ def test_what_was_found_is_shown(overlap, script, argv, shown):
     script(PROGRAM)
     assert overlap("run", "--trace", "run.json", "train.py")[0] == 0
     code, out, err = overlap(*argv)
-    option = next(word for word in argv if word in ("--json", "--csv", "--html"))
+    option = next(word for word in argv if word in ("--json", "--html"))
     assert (code, err) == (1, f"overlap: {option}: {FULL}")
     assert shown in out
-
-
-def test_one_file_that_fails_does_not_keep_the_other_from_being_written(overlap, script, tmp_path):
-    files = ("--csv", "/dev/full", "--json", str(tmp_path / "rows.json"))
-    code, _, err = overlap("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", *files, script(PROGRAM))
-    assert (code, err) == (1, f"overlap: --csv: {FULL}")
-    assert (tmp_path / "rows.json").exists()
 
 
 def test_a_run_whose_trace_cannot_be_written_is_not_said_to_be_none(process, script):

@@ -2,6 +2,8 @@
 
 import json
 
+from overlap.parallel import schedules
+
 PAGE = """\
 zb-h1: 2 ranks, 2 stages, 3 microbatches
 
@@ -26,16 +28,8 @@ def test_the_whole_page(overlap):
     assert overlap("plan", "zb-h1", "--ranks", "2", "--microbatches", "3") == (0, PAGE, "")
 
 
-def test_messages_take_time_and_the_formula_knows_none(overlap):
-    _, out, _ = overlap("plan", "gpipe", "--ranks", "2", "--microbatches", "2", "--hop", "1", "--forward", "2")
-    assert "\n  time    14, of which a rank is idle for 6 (43%)\n" in out
-    assert "\n   1  .  .  .  F0 -- F1 -- B0 -- B1 -- .  .  .\n" in out
-
-
 def test_a_text_form_is_read_back(overlap, tmp_path):
-    code, text, _ = overlap("plan", "interleaved-1f1b", "--ranks", "2", "--microbatches", "2", "--text")
-    assert (code, text) == (0, "0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1\n1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1\n")
-    (tmp_path / "own.csv").write_text(text)
+    (tmp_path / "own.csv").write_text(schedules.make("interleaved-1f1b", ranks=2, microbatches=2).text())
     _, out, _ = overlap("plan", "own.csv")
     assert out.startswith("own.csv: 2 ranks, 4 stages, 2 microbatches\n")
     assert "\n  interleaved-1f1b       15     3    20%  2\n" in out
@@ -68,17 +62,13 @@ def test_what_cannot_be_meant_is_told(overlap, tmp_path):
             "name: '2f2b' is no schedule; known are gpipe, 1f1b, interleaved-1f1b, zb-h1, zb-h2, zb-v, dualpipe-v",
         ),
         ("1f1b", "--ranks", "0"): (2, "ranks: expected a whole number from 1, got 0"),
-        ("none.csv", "--hop", "1"): (
+        ("none.csv", "--microbatches", "1"): (
             2,
             "SUBJECT: none.csv cannot be read: [Errno 2] No such file or directory: 'none.csv'",
         ),
         ("odd.csv",): (
             2,
             "text: 'forward' is no action; one is a stage, F, B, I or W, and a microbatch, such as 2F0",
-        ),
-        ("gpipe", "--max-live", "7"): (
-            1,
-            "schedule 'gpipe': rank 0 holds up to 8 activations at once; at most 7 are allowed",
         ),
         ("bad.csv",): (
             1,

@@ -88,7 +88,7 @@ print(find_place() and (find_place().ranks, find_place().node), os.environ.get("
 
 @pytest.mark.parametrize("options", [("--nnodes", "1"), ("--nnodes=1", "--node_rank=0", "--rdzv-endpoint=a:1")])
 def test_one_node_is_this_process(overlap, script, options):
-    assert overlap("run", *options, "--nproc-per-node", "3", script(PLACE)) == (0, "None 3\n", "")
+    assert overlap("run", *options, "--ranks-per-process", "3", script(PLACE)) == (0, "None 3\n", "")
 
 
 def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, monkeypatch):
@@ -96,8 +96,8 @@ def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, mon
         monkeypatch.setenv(name, value)
     assert overlap("run", script(PLACE)) == (0, "(range(3, 4), 0) None\n", "")
     assert overlap("run", "--ranks", "8", script(PLACE)) == (0, "(range(6, 8), 0) 8\n", "")
-    assert overlap("run", "--nproc-per-node", "2", script(PLACE)) == (0, "(range(6, 8), 0) 8\n", "")
-    assert overlap("run", "--nnodes", "4", "--nproc-per-node", "2", script(PLACE)) == (0, "(range(6, 8), 3) 8\n", "")
+    assert overlap("run", "--ranks-per-process", "2", script(PLACE)) == (0, "(range(6, 8), 0) 8\n", "")
+    assert overlap("run", "--nnodes", "4", "--ranks-per-process", "2", script(PLACE)) == (0, "(range(6, 8), 3) 8\n", "")
     assert "OVERLAP_NNODES" not in os.environ
     assert overlap("run", "--nnodes", "2", script(PLACE)) == (2, "", (
         "overlap: --nnodes 2: MPICH has started this process as number 3 of 4; leave out the options, or the launcher\n"
@@ -116,8 +116,8 @@ BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
         ((*BY_HAND, "a:1", "--node-rank", "1"), "--node-rank: anybody who reaches a:1 could join the job; give "),
         ((*BY_HAND, "a:0", "--node-rank", "1"), "--rdzv-endpoint: the nodes that are started elsewhere must "),
         (("--nnodes", "2", "--rdzv-endpoint", "a"), "--rdzv-endpoint: endpoint: expected HOST:PORT"),
-        (("--nnodes", "2", "--ranks", "3"), "3 ranks cannot be divided among --nnodes 2; say --nproc-per-node"),
-        (("--nnodes", "2", "--ranks", "4", "--nproc-per-node=4"), "--ranks 4 are not --nproc-per-node 4 on --nnodes 2"),
+        (("--nnodes", "2", "--ranks", "3"), "3 ranks cannot be divided among --nnodes 2; say --ranks-per-process"),
+        (("--nnodes", "2", "--ranks=4", "--ranks-per-process=4"), "--ranks 4 are not --ranks-per-process 4 on "),
         (("--nnodes", "3", "--cluster", "trn2.48xlarge x4"), "256 ranks cannot be divided among --nnodes 3; "),
         (("--processes", "3", "--ranks", "4"), "4 ranks cannot be divided among --processes 3\n"),
         (
@@ -504,7 +504,7 @@ def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
 
 @pytest.mark.slow
 def test_ctrl_c_over_several_nodes_tells_it_of_all_their_ranks(process, script):
-    options = ("--nnodes", "2", "--nproc-per-node", "2", "--stall", "0.5")
+    options = ("--nnodes", "2", "--ranks-per-process", "2", "--stall", "0.5")
     assert interrupted(process("run", *options, script(WAITING))) == [
         "overlap: interrupted",
         "  ranks 1-3 wait for rank 0, whose program is at train.py:8",

@@ -64,7 +64,7 @@ def test_crossovers_on_the_page_and_as_json(overlap, monkeypatch):
     code, out, _ = overlap("calibrate", "--published", "--machine", "trn2.48xlarge", "--json")
     found = json.loads(out)
     assert (code, found["schema_version"]) == (0, command.SCHEMA_VERSION)
-    assert len(found["rows"]) == 40
+    assert len(found["rows"]) == 22
     fitted, *_ = (row for row in found["rows"] if row["fits"] == "wire efficiency")
     assert (fitted["measured"], fitted["figure"], fitted["used_for"]) == (221.62e-6, 221.62, "calibration")
     assert fitted["error"] == fitted["predicted"] / fitted["measured"] - 1

@@ -214,6 +214,7 @@ def test_a_group_in_a_cycle_is_closed_when_a_thread_collects_it() -> None:
         run(main, 2)
 
 
+@pytest.mark.slow
 def test_where_the_collector_runs_changes_no_trace() -> None:
     """Ranks drop groups in cycles, under faults and with tasks in an order that the seed shuffles."""
 

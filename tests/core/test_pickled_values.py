@@ -39,7 +39,7 @@ RECORDS = public_records()
 
 def test_there_are_many_records() -> None:
     assert len(RECORDS) > 40
-    assert {overlap.Conditions, overlap.Faults, overlap.Virtual, overlap.Startup, Cluster, Timeline} <= set(RECORDS)
+    assert {overlap.Conditions, overlap.Faults, overlap.Virtual, Cluster, Timeline} <= set(RECORDS)
 
 
 @travels

@@ -8,7 +8,6 @@ import pytest
 import topology
 from overlap.cost import measurements, validation
 from overlap.cost.measurements import Knee, Measurement
-from overlap.cost.parameters import Startup, startup
 from overlap.cost.select import plan
 from overlap.cost.validation import Accuracy, Crossover, Judged, Validation, validate
 from overlap.errors import UsageError
@@ -54,9 +53,9 @@ def test_dl1_bandwidths_are_the_times_that_the_document_means():
 def test_every_published_row_is_judged(everything):
     machines = Counter(each.of.machine for each in everything.rows)
     assert machines == {
-        "trn2.48xlarge": 14 + 8 + 18,
+        "trn2.48xlarge": 14 + 8,
         "inf2.xlarge": 5 + 1,
-        "trn1.32xlarge": 1 + 1 + 3,
+        "trn1.32xlarge": 1 + 1,
         "trn1.32xlarge x2": 3 + 1,
         "dl1.24xlarge x4": 4,
         "dl1.24xlarge x16": 1,
@@ -99,7 +98,7 @@ def test_rows_of_a_known_library_are_predicted_by_what_it_has(everything):
 
 @pytest.mark.slow
 def test_the_planner_judges_by_class(everything):
-    """By chip, network and dtype; what starting programs costs, and ratios, are no rows of it."""
+    """By chip, network and dtype; ratios are no rows of it."""
     assert [(each.name, each.dtype, each.unseen.rows, each.fitted) for each in everything.classes] == [
         ("Trainium2, one node", "float32", 11, 3),
         ("Trainium2, one node", "bfloat16", 8, 0),
@@ -168,8 +167,6 @@ def test_extrapolated_is_what_no_fitted_rows_enclose(everything):
         *(("all_gather", size) for size in (32, 128, 512, 2048)),
         ("reduce_scatter", 1),
     }
-    starts = {each.of.ranks for each in everything.starts if each.of.operations == 1 and not each.extrapolated}
-    assert starts == {4, 8, 16, 32, 64}
 
 
 def test_only_one_machine():
@@ -192,7 +189,7 @@ def judged(measured, predicted, fits="", machine="trn2.48xlarge"):
 
 
 def validation_of(*rows, crossovers=()):
-    return Validation(collectives=rows, starts=(), training=None, crossovers=crossovers)
+    return Validation(collectives=rows, training=None, crossovers=crossovers)
 
 
 def test_errors_and_their_summary():
@@ -229,18 +226,3 @@ def test_a_crossover_is_where_the_plan_changes(monkeypatch):
     sizes = (round(here.predicted_bytes / 1.02), here.predicted_bytes)
     assert [validation.plan("all_gather", size, machine).cheapest for size in sizes] == ["mesh", "rdh"]
     assert elsewhere.predicted_bytes is None
-
-
-def test_starting_a_program():
-    found = Startup(launch_s=1.0, barrier_s=10.0, doubling_s=2.0, trigger_s=0.5)
-    assert [found.before_s(ranks) for ranks in (1, 2, 3, 4, 8, 64)] == [1.0, 1.0, 11.0, 11.0, 13.0, 19.0]
-    assert found.program_s(8, 2, 3.0) == 13.0 + 2 * 3.5
-    assert found.program_s(8, 0, 3.0) == 1.0
-
-
-def test_which_machines_pay_for_a_start():
-    assert startup(topology.cluster("local", ranks=4)) == Startup()
-    assert startup(topology.cluster("dl1.24xlarge")) == Startup()
-    trn1, trn2, inf2 = (startup(topology.cluster(name)) for name in ("trn1.32xlarge", "trn2.48xlarge", "inf2.xlarge"))
-    assert trn1.doubling_s > trn2.doubling_s > 0
-    assert inf2 == trn1

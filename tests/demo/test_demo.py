@@ -1,9 +1,8 @@
 import argparse
 import io
-import json
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from overlap import UsageError
 from overlap.cli import demo
-from overlap.cli.demo import member, training
+from overlap.cli.demo import training
 from overlap.cli.demo.model import Block, Classifier
 from overlap.cli.demo.report import (
     Gain,
@@ -55,8 +54,8 @@ def command(capsys, monkeypatch):
     return run
 
 
-def task(ranks, *, steps, nodes=1, bandwidth_bytes_per_s=1e9):
-    return Task(ranks=ranks, nodes=nodes, steps=steps, bandwidth_bytes_per_s=bandwidth_bytes_per_s, widths=SMALL)
+def task(ranks, *, steps, bandwidth_bytes_per_s=1e9):
+    return Task(ranks=ranks, steps=steps, bandwidth_bytes_per_s=bandwidth_bytes_per_s, widths=SMALL)
 
 
 def compared(ranks, **more):
@@ -144,7 +143,6 @@ def test_the_trace_file_holds_both_trainings(command, tmp_path):
     [
         (["--ranks", "1"], "--ranks: 1 is not from 2 to 64"),
         (["--ranks", "65"], "--ranks: 65 is not from 2 to 64"),
-        (["--ranks", "8", "--nnodes", "3"], "--ranks: 8 ranks cannot be divided among --nnodes 3"),
         (["--steps", "0"], "--steps: 0 is not at least 1"),
         (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
         (["--bandwidth", "0"], "--bandwidth: 0 bytes per second carry nothing"),
@@ -218,62 +216,9 @@ def test_the_fitted_bandwidth_makes_communication_a_part_of_compute(monkeypatch)
     monkeypatch.setattr(training, "compare", lambda task, progress: asked.append(task) or probe)
     compute_ns = [max(row.compute_ns for row in breakdowns(probe.timeline, step=step)) for step in range(4)]
     nbytes = 4 * 1340
-    for nodes, rounds in ((1, 4), (2, 2)):  # up the tree of four ranks, or of two nodes, and down again
-        expected = rounds * nbytes / (training.COMM_PER_COMPUTE * min(compute_ns) / 1e9)
-        assert fitting_bandwidth(task(4, steps=9, nodes=nodes)) == float(f"{expected:.2g}")
-    assert asked == [task(4, steps=2, bandwidth_bytes_per_s=math.inf)] * 2
-
-
-def test_links_join_the_ranks_of_different_nodes():
-    every = [(src, dst) for src in range(4) for dst in range(4) if src != dst]
-    assert all(task(4, steps=1).speed(src, dst).bandwidth_bytes_per_s == 1e9 for src, dst in every)
-    joined = [(src, dst) for src, dst in every if task(4, steps=1, nodes=2).speed(src, dst)]
-    assert joined == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
-
-
-# -- on several nodes --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one_and_tell_it_all():
-    """Without pacing, over the bare sockets."""
-    losses = []
-    found = compare(task(4, steps=2, nodes=2, bandwidth_bytes_per_s=math.inf), losses.append)
-    assert found.identical
-    assert (len(found.digests), found.steps, found.tests, len(losses)) == (4, 2, 359, 4)
-    timeline = found.timeline
-    assert (timeline.world_size, timeline.steps(), timeline.meta) == (4, [0, 1, 2, 3], {"script": "overlap demo"})
-    assert all(names_in(timeline, rank, 3)[f"bucket {place}"] == 1 for rank in range(4) for place in range(3))
-
-
-@pytest.mark.slow
-def test_the_report_of_two_nodes(command, tmp_path):
-    path = tmp_path / "demo.trace.json"
-    argv = ("--ranks", "2", "--nnodes", "2", "--steps", "2", "--bandwidth", "1GB", "--ascii", "--trace", str(path))
-    code, shown = command(*argv)
-    assert code == 0
-    assert shown.startswith("2 ranks on 2 nodes, which are processes of this machine, learn 1438 images")
-    assert re.search(r"^step 4 of 4, loss \d\.\d{3}$", shown, re.M)
-    assert re.search(r"^identical weights  yes, bit by bit on all 2 ranks; SHA-256 [0-9a-f]{16}$", shown, re.M)
-    assert re.search(r"^with overlap, step 3: 2 ranks; most waited for first, alike in one row$", shown, re.M)
-    assert read_trace(path).steps() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("bandwidth_bytes_per_s", [4.2e7, math.inf])
-def test_a_process_is_told_the_task_and_tells_what_came_out(monkeypatch, capsys, bandwidth_bytes_per_s):
-    asked = task(4, steps=1, nodes=2, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-    found = comparison()
-
-    def compare_here(told, progress, *, trace):
-        assert {**asdict(told), "widths": tuple(map(tuple, told.widths))} == asdict(asked)
-        assert trace == "a.json"
-        progress(0.25)
-        return found
-
-    monkeypatch.setattr(member, "compare_here", compare_here)
-    member.main(json.dumps(asdict(asked)), "a.json")
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines == [{"loss": 0.25}, {"digests": [["ab" * 32] * 2] * 2, "right": 350, "tests": 359}]
+    expected = 4 * nbytes / (training.COMM_PER_COMPUTE * min(compute_ns) / 1e9)  # up the tree of four ranks, and down
+    assert fitting_bandwidth(task(4, steps=9)) == float(f"{expected:.2g}")
+    assert asked == [task(4, steps=2, bandwidth_bytes_per_s=math.inf)]
 
 
 def within(timeline, rank, step):
@@ -468,12 +413,6 @@ def test_the_introduction_says_who_chose_the_speed():
         "equal models take turns for 3 steps each: the first communicates after its backward pass, the second under it."
     )
     assert "chosen" not in introduction(asked, images=32, chosen=False)
-
-
-def test_the_introduction_says_where_the_ranks_are():
-    said = " ".join(introduction(task(4, steps=3, nodes=2), images=32, chosen=False).split())
-    assert said.startswith("4 ranks on 2 nodes, which are processes of this machine, learn 32 images")
-    assert "Links: 1000 MB/s each way between any two ranks of different nodes. All-reduce" in said
 
 
 # -- the bar -----------------------------------------------------------------------------------------------------------

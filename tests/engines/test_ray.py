@@ -349,49 +349,6 @@ except overlap.UsageError as error:
     assert "connect in a thread: await asyncio.to_thread(overlap.connect, ...)" in driver.out
 
 
-def test_workers_of_ray_train_are_ranks_also_after_a_failure(ray_cluster: RayCluster, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="not installed: ray[train]")
-    driver = ran(ray_cluster.address, tmp_path, BEGIN + """
-import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from overlap.ray.train import OverlapConfig, connection
-
-def loop(config):
-    rank, first = connection().rank, not os.path.exists(config["folder"] + "/failed")
-    total = rank.all_reduce(np.full(3, rank.rank)).result()
-    rank.barrier().result()
-    if first and rank.rank == 1:
-        open(config["folder"] + "/failed", "w").close()
-        raise ValueError("on purpose")
-    try:
-        rank.barrier().result()
-    except overlap.PeerFailedError as error:
-        open(f"{config['folder']}/told-{rank.rank}", "w").write(str(error))
-        raise
-    open(f"{config['folder']}/total-{rank.rank}", "w").write(str(float(total[0])))
-
-DataParallelTrainer(
-    loop,
-    train_loop_config={"folder": os.getcwd()},
-    backend_config=OverlapConfig(),
-    scaling_config=ScalingConfig(num_workers=2),
-    run_config=RunConfig(storage_path=os.getcwd(), failure_config=FailureConfig(max_failures=1)),
-).fit()
-try:
-    connection()
-except overlap.UsageError as error:
-    tell(str(error))
-""")  # fmt: skip
-    assert driver.told.startswith("connection: call it in the training function of a trainer"), driver.err
-    found = {path.name: path.read_text() for pattern in ("told-*", "total-*") for path in tmp_path.glob(pattern)}
-    assert found == {
-        "told-0": "rank 1 failed: ValueError: on purpose",
-        "total-0": "1.0",
-        "total-1": "1.0",
-    }
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("cycles", [99])
 def test_gangs_leave_nothing(ray_cluster: RayCluster, tmp_path: Path, cycles: int) -> None:

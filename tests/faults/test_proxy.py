@@ -107,7 +107,7 @@ def test_a_job_through_a_proxy(tmp_path: Path, act: str, way: int, at: int) -> N
     }  # fmt: skip
     nodes = [
         subprocess.Popen(
-            [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "1", "--node-rank",
+            [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--ranks-per-process", "1", "--node-rank",
              str(node), "--rdzv-endpoint", f"127.0.0.1:{door}", "train.py"],
             cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )

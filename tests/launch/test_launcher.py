@@ -94,7 +94,7 @@ print(json.dumps({
 
 
 def test_each_node_finds_its_place(job):
-    code, out, err = job(SHOW, "--nnodes", "2", "--nproc_per_node", "4", "--no_prefix", "--rails", "3").end()
+    code, out, err = job(SHOW, "--nnodes", "2", "--ranks_per_process", "4", "--no_prefix", "--rails", "3").end()
     assert (code, err) == (0, "")
     first, second = sorted(map(json.loads, out.splitlines()), key=lambda shown: shown["torch"])
     assert (first.pop("torch"), second.pop("torch")) == ([0, 8, 0, 4, 0], [4, 8, 0, 4, 1])
@@ -248,7 +248,7 @@ if node:
     {how}
 open("fifo").read()  # to the end of the other process
 """
-    found, _, err = job(program, "--nnodes", "2", "--nproc-per-node", "2").end()
+    found, _, err = job(program, "--nnodes", "2", "--ranks-per-process", "2").end()
     assert found == code
     assert err.count("\n") == 1
     assert err.startswith("overlap: node 1 (ranks 2-3, pid ")

@@ -274,7 +274,7 @@ def test_kills_of_one_node_of_two_leave_the_same_bits(job, tmp_path):
 
 @pytest.mark.parametrize("kills", [pytest.param(6, marks=pytest.mark.slow), pytest.param(18, marks=pytest.mark.kills)])
 def test_many_kills_of_one_node_of_four_leave_the_same_bits(job, tmp_path, kills):
-    check_kills(job, tmp_path, kills, "--nnodes", "4", "--nproc-per-node", "2")
+    check_kills(job, tmp_path, kills, "--nnodes", "4", "--ranks-per-process", "2")
 
 
 def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):

@@ -109,7 +109,7 @@ def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
     ids=["Unix", "TCP, two rails", "TCP, staged"],
 )
 def test_two_nodes_of_two_ranks(tmp_path: Path, way: tuple[str, ...]) -> None:
-    run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--nproc-per-node", "2", *way)
+    run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--ranks-per-process", "2", *way)
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
 
@@ -140,7 +140,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "options"),
-    [("ranks=2", None), ("ranks=2, clock='virtual'", None), ("", ("--nnodes", "2", "--nproc-per-node", "1"))],
+    [("ranks=2", None), ("ranks=2, clock='virtual'", None), ("", ("--nnodes", "2", "--ranks-per-process", "1"))],
     ids=["alone", "virtual", "two nodes"],
 )
 def test_an_error_that_cannot_be_shown_in_a_nursery_of_the_program_has_a_rank_and_a_line(
@@ -161,14 +161,14 @@ def test_an_error_that_cannot_be_shown_in_a_nursery_of_the_program_has_a_rank_an
 
 @pytest.mark.slow
 def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
-    run = launched(tmp_path, program(tmp_path, worlds=2), "--nnodes", "4", "--nproc-per-node", "1")
+    run = launched(tmp_path, program(tmp_path, worlds=2), "--nnodes", "4", "--ranks-per-process", "1")
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == 2 * results(4, 1)
 
 
 @pytest.mark.slow
 def test_one_trace_of_all_processes(tmp_path: Path) -> None:
-    run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--nproc-per-node", "2", "--trace", "run.json")
+    run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--ranks-per-process", "2", "--trace", "run.json")
     assert run.returncode == 0, run.stderr
     assert set(results(4, 2)) <= {line.partition("] ")[2] for line in run.stdout.splitlines()}
     told = "[node 0] overlap: trace in run.json; look at it with `overlap timeline run.json` or "
@@ -205,7 +205,7 @@ EVERYDAY = ("is killed",)  # that an error is told last is a test of the launche
 def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> None:
     failure, code, told = FAILURES[how]
     script = program(tmp_path, failure=failure)
-    run = launched(tmp_path, script, "--nnodes", "2", "--nproc-per-node", "2")
+    run = launched(tmp_path, script, "--nnodes", "2", "--ranks-per-process", "2")
     assert run.returncode == code, run.stderr
     assert re.search(told, run.stderr), run.stderr
 
@@ -278,7 +278,7 @@ def test_a_process_that_is_killed_is_named_with_what_it_was_doing(tmp_path: Path
     script = program(tmp_path, failure=failure)
     if "tag=1" in failure:
         script.write_text(script.read_text().replace("    everybody =", "    elif rank.rank == 2:\n" + SENDS))
-    run = launched(tmp_path, script, "--nnodes", "2", "--nproc-per-node", "2", "--flight-dir", "flights")
+    run = launched(tmp_path, script, "--nnodes", "2", "--ranks-per-process", "2", "--flight-dir", "flights")
     assert run.returncode == 137
     lines = run.stderr.splitlines()
     killed = next(number for number, line in enumerate(lines) if line.startswith("overlap: node 1 (ranks 2-3, pid "))
@@ -458,7 +458,7 @@ def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
     script = program(tmp_path, failure="print('waiting', flush=True); import trio; await trio.sleep_forever()")
-    command = ("-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "2", script)
+    command = ("-m", "overlap", "run", "--nnodes", "2", "--ranks-per-process", "2", script)
     with Python(*command, cwd=tmp_path, env=clean()) as job:
         assert job.stdout is not None
         assert "waiting" in job.stdout.readline()
@@ -471,7 +471,7 @@ def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
     script = program(tmp_path, failure="raise ValueError('no')")
-    run = launched(tmp_path, script, "--nnodes", "2", "--nproc-per-node", "2", "--trace", "run.json")
+    run = launched(tmp_path, script, "--nnodes", "2", "--ranks-per-process", "2", "--trace", "run.json")
     assert run.returncode == 1
     assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"], run.stderr
     timeline = read_trace(tmp_path / "run.json")
@@ -485,7 +485,7 @@ def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
 )
 def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: int, each: int) -> None:
     run = launched(
-        tmp_path, program(tmp_path), "--transport", "mpi", "--nnodes", str(nodes), "--nproc-per-node", str(each)
+        tmp_path, program(tmp_path), "--transport", "mpi", "--nnodes", str(nodes), "--ranks-per-process", str(each)
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] or line for line in run.stdout.splitlines()) == results(4, each)
@@ -525,6 +525,6 @@ def test_a_helper_of_mpi_that_is_killed_ends_the_job_and_is_named(tmp_path: Path
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
 def test_a_failure_under_mpi_ends_all(tmp_path: Path) -> None:
     script = program(tmp_path, failure="raise ValueError('no such batch')")
-    run = launched(tmp_path, script, "--transport", "mpi", "--nnodes", "2", "--nproc-per-node", "2")
+    run = launched(tmp_path, script, "--transport", "mpi", "--nnodes", "2", "--ranks-per-process", "2")
     assert run.returncode != 0
     assert "rank 3 failed at train.py:12: ValueError: no such batch" in run.stderr

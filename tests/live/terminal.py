@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-_SEQUENCE = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])|\x1b([78])|([^\x1b])", re.DOTALL)
+_SEQUENCE = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])|([^\x1b])", re.DOTALL)
 
 
 class Terminal:
-    """So many rows and columns, a scrolling region, an alternate screen, and a cursor.
+    """So many rows and columns, an alternate screen, and a cursor.
 
     Attributes:
         rows: How many.
@@ -22,8 +22,6 @@ class Terminal:
         self._lines = self._empty()
         self._main: tuple[list[str], int, int] | None = None
         self._row = self._column = 0
-        self._saved = (0, 0)
-        self._region = (0, rows - 1)
         self._rest = ""
 
     def _empty(self) -> list[str]:
@@ -38,7 +36,7 @@ class Terminal:
         """Be of another size; what was there stays as far as there is room."""
         self._lines = [line[:columns].ljust(columns) for line in self._lines[:rows]]
         self._lines += [" " * columns] * (rows - len(self._lines))
-        self.columns, self.rows, self._region = columns, rows, (0, rows - 1)
+        self.columns, self.rows = columns, rows
         self._row, self._column = min(self._row, rows - 1), min(self._column, columns - 1)
 
     def feed(self, data: str) -> None:
@@ -48,11 +46,9 @@ class Terminal:
             if match.start() != end:
                 break
             end = match.end()
-            private, numbers, letter, kept, plain = match.groups()
+            private, numbers, letter, plain = match.groups()
             if plain:
                 self._put(plain)
-            elif kept:
-                self._keep(kept)
             else:
                 self._control(private + letter, [int(each or 0) for each in numbers.split(";")])
         self._rest = data[end:]
@@ -62,9 +58,8 @@ class Terminal:
     def _put(self, letter: str) -> None:
         if letter == "\n":
             self._column = 0  # as terminals are set up
-            if self._row == self._region[1]:
-                first, last = self._region
-                self._lines[first : last + 1] = [*self._lines[first + 1 : last + 1], " " * self.columns]
+            if self._row == self.rows - 1:
+                self._lines = [*self._lines[1:], " " * self.columns]
             else:
                 self._row = min(self._row + 1, self.rows - 1)
         elif letter == "\r":
@@ -76,12 +71,6 @@ class Terminal:
             self._lines[self._row] = line[: self._column] + letter + line[self._column + 1 :]
             self._column += 1
 
-    def _keep(self, which: str) -> None:
-        if which == "7":
-            self._saved = self._row, self._column
-        else:
-            self._row, self._column = self._saved
-
     def _control(self, name: str, numbers: list[int]) -> None:
         first = numbers[0]
         match name:
@@ -90,16 +79,11 @@ class Terminal:
                 if not (row <= self.rows and column <= self.columns):
                     raise AssertionError(f"the cursor is sent to {row}, {column} of {self.rows}, {self.columns}")
                 self._row, self._column = row - 1, column - 1
-            case "A":
-                self._row = max(self._row - (first or 1), 0)
             case "K":
                 self._lines[self._row] = self._lines[self._row][: self._column].ljust(self.columns)
             case "J":
                 self._control("K", [0])
                 self._lines[self._row + 1 :] = [" " * self.columns] * (self.rows - self._row - 1)
-            case "r":
-                top, bottom = first or 1, (numbers[1:] or [0])[0] or self.rows
-                self._region, self._row, self._column = (top - 1, bottom - 1), 0, 0
             case "?h" | "?l" if first == 25:
                 self.cursor_shown = name == "?h"
             case "?h" if first == 1049:

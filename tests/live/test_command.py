@@ -10,9 +10,8 @@ import pytest
 
 import overlap
 from overlap.cli import main
-from overlap.cli.livescreen import panel_frame
 from overlap.errors import UsageError
-from overlap.live.worlds import chosen, of_descendants, running
+from overlap.live.worlds import chosen, running
 
 
 @pytest.fixture(autouse=True)
@@ -160,23 +159,8 @@ def test_how_often_to_look_has_bounds(capsys):
     assert "--every: 0 s; expected 0.1 to 3600" in capsys.readouterr().err
 
 
-def test_a_world_is_found_by_the_process_that_started_it():
-    def look():
-        found = [of_descendants(pid) for pid in (os.getpid(), os.getppid())]
-        assert of_descendants(os.getpid() + (1 << 22)) is None
-        return [world is not None and (world.close() or True) for world in found]
-
-    assert while_it_runs(look) == [True, True]
-    assert of_descendants(os.getpid()) is None
-
-
 def test_what_is_no_record_is_overlooked(folder):
     (folder / "x.flight").write_bytes(b"no")
     (folder / "y.flight").write_bytes(b"")
     os.mkfifo(folder / "z.flight")
     assert running() == []
-
-
-def test_a_panel_leaves_the_cursor_where_it_was():
-    frame = panel_frame(["a"], rows=24, height=2)
-    assert frame == "\x1b7\x1b[23;1Ha\x1b[K\x1b[24;1H\x1b[K\x1b8"

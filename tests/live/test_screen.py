@@ -15,7 +15,7 @@ import pytest
 
 import overlap
 from overlap.cli import livescreen
-from overlap.cli.livescreen import Panel, Paper, Show, full_screen, is_terminal
+from overlap.cli.livescreen import Show, is_terminal
 from overlap.flight.reading import CallWords, RankTable
 from overlap.live.worlds import Sampler, WorldSnapshot
 from tests.live.terminal import Terminal
@@ -56,8 +56,9 @@ def at_once(monkeypatch):
     """No waiting between looks, and a terminal of 80 columns and 24 rows."""
     monkeypatch.setattr(livescreen, "_pause", lambda for_s, goes_on: goes_on())
     sized(monkeypatch, 80, 24)
-    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
 
 
 def sized(monkeypatch, columns, rows):
@@ -65,24 +66,24 @@ def sized(monkeypatch, columns, rows):
     monkeypatch.setenv("LINES", str(rows))
 
 
-def show(world, *, ascii=False):
-    return Show(world, Sampler(world, every_s=1.0), ascii=ascii)
+def show(world, file):
+    return Show(world, Sampler(world, every_s=1.0), file, ascii=False)
 
 
 class Written(io.StringIO):
     """A file that is a terminal, and shows on one at once what is written."""
 
-    def __init__(self, terminal, between=lambda frames: None):
+    def __init__(self, terminal):
         super().__init__()
-        self._terminal, self._between, self.frames = terminal, between, []
+        self._terminal, self.frames = terminal, []
 
     def write(self, text):
         self._terminal.feed(text)
         return super().write(text)
 
     def flush(self):
-        self.frames.append((self._terminal.text, self._terminal.on_alternate, self._terminal.cursor_shown))
-        self._between(len(self.frames))
+        if self._terminal.on_alternate and self._terminal.text[0]:
+            self.frames.append((self._terminal.text, self._terminal.cursor_shown))
 
 
 HEAD = "train.py: 4 ranks in 1 process, 1 min 15 s; job 5f2c"
@@ -94,9 +95,9 @@ def test_a_screen_of_80x24_has_a_row_for_each_rank_and_is_left_as_it_was():
     terminal = Terminal()
     terminal.feed("$ overlap top\n")
     file = Written(terminal)
-    full_screen(show(FakeWorld(4, 2, apart_ms=100)), file)
-    drawn, on_alternate, cursor_shown = file.frames[0]
-    assert (on_alternate, cursor_shown) == (True, False)
+    show(FakeWorld(4, 2, apart_ms=100), file).full_screen()
+    drawn, cursor_shown = file.frames[0]
+    assert not cursor_shown
     assert drawn[0] == HEAD
     assert [line.split()[0] for line in drawn[5:9]] == ["3", "0", "1", "2"]  # who is waited for first
     assert drawn[9] == LEGEND
@@ -108,7 +109,7 @@ def test_a_screen_of_80x24_has_a_row_for_each_rank_and_is_left_as_it_was():
 def test_more_ranks_than_rows_share_rows_and_nothing_scrolls_away():
     terminal = Terminal()
     file = Written(terminal)
-    full_screen(show(FakeWorld(64, 1)), file)
+    show(FakeWorld(64, 1), file).full_screen()
     drawn = file.frames[0][0]
     assert drawn[0].startswith("train.py: 64 ranks")
     assert LEGEND in drawn
@@ -116,45 +117,9 @@ def test_more_ranks_than_rows_share_rows_and_nothing_scrolls_away():
     assert any(" like " in line for line in drawn)
 
 
-def test_a_resize_is_followed_at_the_next_look(monkeypatch):
-    terminal, sizes = Terminal(), [(80, 24), (120, 30), (60, 12)]
-
-    def resize(frames):
-        if frames < len(sizes):
-            sized(monkeypatch, *sizes[frames])
-            terminal.resize(*sizes[frames])
-
-    file = Written(terminal, resize)
-    full_screen(show(FakeWorld(16, 3)), file)
-    for (drawn, on_alternate, _), (columns, rows) in zip(file.frames, sizes, strict=False):
-        assert on_alternate
-        assert len(drawn) == rows
-        assert max(map(len, drawn)) <= columns
-        assert any(line.startswith("█ compute  ▄ hidden") for line in drawn)
-    assert max(map(len, file.frames[1][0])) > 80
-
-
-def test_below_a_program_its_output_scrolls_and_the_panel_stays():
-    terminal = Terminal()
-    file = Written(terminal, lambda frames: terminal.feed(f"loss of step {frames}\n") if frames < 40 else None)
-    Panel(show(FakeWorld(4, 99)), file).run(lambda: len(file.frames) < 40)
-    panel, _, _ = file.frames[39]
-    assert panel[12:14] == [HEAD, SUMS]
-    assert panel[:12] == [f"loss of step {number}" for number in range(29, 40)] + [""]
-    assert terminal.text[12:] == [""] * 12  # given back
-
-
-def test_a_terminal_too_low_for_a_panel_gets_none(monkeypatch):
-    sized(monkeypatch, 80, 11)
-    terminal = Terminal(rows=11)
-    file = Written(terminal)
-    Panel(show(FakeWorld(4, 9)), file).run(lambda: True)
-    assert file.getvalue() == ""
-
-
 def test_on_paper_there_are_plain_lines(capsys):
     world = FakeWorld(4, 2)
-    Paper(show(world), sys.stdout).run(lambda: world.lives)
+    show(world, sys.stdout).on_paper()
     said, _ = capsys.readouterr().out.splitlines()
     assert said.startswith("overlap: ")
     assert said.isascii()
@@ -185,12 +150,10 @@ def test_a_dumb_terminal_and_a_pipe_are_paper(monkeypatch):
 
 def test_colours_are_only_where_they_are_wanted(monkeypatch):
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        monkeypatch.setenv("TERM", "xterm-256color")
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         file = Written(Terminal())
-        full_screen(show(FakeWorld(4, 1)), file)
+        show(FakeWorld(4, 1), file).full_screen()
         assert ("\x1b[38" in file.getvalue() or "\x1b[3" in file.getvalue()) is coloured
 
 
@@ -253,8 +216,8 @@ def on_terminal(folder, seen, resized):
     with suppress(OSError):  # how Linux says that nobody has it open
         while piece := os.read(master, 1 << 16):
             data += piece
-            while b"\x1b[J" in data:  # the end of a frame
-                frame, _, rest = bytes(data).partition(b"\x1b[J")
+            while b"\x1b[H" in data:  # the beginning of the next frame
+                frame, _, rest = bytes(data).partition(b"\x1b[H")
                 data = bytearray(rest)
                 columns, rows = sizes[min(len(seen), 1)]
                 fits = terminal_of(terminal, frame, columns, rows)
@@ -275,6 +238,6 @@ sizes = [(80, 24), (120, 30)]
 
 
 def terminal_of(terminal, frame, columns, rows):
-    terminal.feed(frame.decode() + "\x1b[J")
+    terminal.feed(frame.decode() + "\x1b[H")
     heads = [line for line in terminal.text if line.startswith("rank")]
     return bool(heads) and (columns == 80 or len(heads[0]) > 80)

@@ -109,11 +109,6 @@ def test_what_ranks_hold_at_once_is_as_published() -> None:
         "zb-v": (8, 8, 8, 8),
         "dualpipe-v": (9, 9, 9, 9),
     }
-    schedules.one_f_one_b(4, 8).check_live(4)
-    told = "schedule '1f1b': rank 0 holds up to 4 activations at once; at most 3 are allowed"
-    with pytest.raises(overlap.ScheduleError) as caught:
-        schedules.one_f_one_b(4, 8).check_live(3)
-    assert (str(caught.value), caught.value.rank) == (told, 0)
 
 
 def test_a_hop_delays_what_comes_from_another_rank() -> None:

@@ -6,8 +6,6 @@ import json
 import pytest
 
 from overlap.cli import plan as command
-from overlap.cli.stepgrid import step_grid
-from overlap.collectives.generators import generate
 from overlap.collectives.schedule import IN_RANK_ORDER
 from overlap.errors import UsageError
 from topology import TopologyError
@@ -68,9 +66,7 @@ alternatives:
     ],
 )
 def test_pages_fit_a_terminal(run, name):
-    out = run(
-        "all_reduce", "--bytes", "32MiB", "--cluster", name, "--steps", *(["--ranks", "0-6"] * (name == "local"))
-    )[1]
+    out = run("all_reduce", "--bytes", "32MiB", "--cluster", name, *(["--ranks", "0-6"] * (name == "local")))[1]
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -116,12 +112,11 @@ def test_the_plain_machine_has_as_many_ranks_as_asked_for(run):
     assert (two["cluster"], two["algorithm"] != "") == ("local x2", True)
 
 
-def test_the_short_cut_is_priced_and_has_no_table(run):
+def test_the_short_cut_is_priced(run):
     words = ("all_reduce", "--bytes", "1MiB", "--cluster", "local", "--ranks", "0-3")
-    out = run(*words, "--steps")[1]
+    out = run(*words)[1]
     assert out.splitlines()[2] == "  direct"
     assert "  time goes to  40 us launch, 336 us copies in memory" in out
-    assert out.endswith("no table: nothing is sent\n")
     assert json.loads(run(*words, "--json")[1])["algorithm"] == "direct"
 
 
@@ -149,35 +144,3 @@ def test_the_short_cut_is_priced_and_has_no_table(run):
 def test_mistakes(run, words, error, message):
     with pytest.raises(error, match=message):
         run(*words)
-
-
-def test_a_grid_of_ranks_by_steps():
-    assert step_grid(generate("all_reduce", "ring", 4)) == [
-        "to whom each rank sends: >3 overwrites at rank 3, +3 adds there, >3x4 is to 4",
-        "ranks, 3 first; = is local work, . is idle; steps that are alike share a column",
-        "",
-        "step  0 1-2  3 4-5",
-        "   0 +1  +1 >1  >1",
-        "   1 +2  +2 >2  >2",
-        "   2 +3  +3 >3  >3",
-        "   3 +0  +0 >0  >0",
-    ]
-
-
-def test_a_grid_of_local_work_and_idle_ranks():
-    lines = step_grid(generate("all_reduce", "one_shot", 3))
-    assert lines[3].split() == ["step", "0", "1", "2-3", "4"]
-    assert [line.split()[1] for line in lines[4:]] == [">1x2", ">2x2", ">0x2"]
-    assert all(cell == "=" for line in lines[4:] for cell in line.split()[2:])
-    broadcast = step_grid(generate("broadcast", "binomial", 4, root=1))
-    assert [line.split()[1:] for line in broadcast[4:]] == [[".", "."], [">2", ">3"], [".", ">0"], [".", "."]]
-
-
-def test_large_grids_are_cut_in_the_middle():
-    lines = step_grid(generate("all_to_all", "pairwise", 100))
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines[4:]] == [*map(str, range(14)), "...", *map(str, range(95, 100))]
-    steps = lines[3].split()
-    assert steps[:3] == ["step", "0", "1"]
-    assert steps[-1] == "98"
-    assert steps.count("...") == 1

@@ -140,7 +140,6 @@ def test_a_bad_file_is_refused_with_its_name_and_figure(text, expected, tmp_path
         ({"dp": 4, "global_batch": 6}, "global_batch: expected a multiple of dp x micro_batch (4 x 1), got 6"),
         ({"zero": 4}, "zero: expected 0, 1, 2 or 3, got 4"),
         ({"chunks": 2}, "chunks: expected 1 for 1f1b, got 2"),
-        ({"imbalance": 0.5}, "imbalance: expected 1 or more, got 0.5"),
         ({"order": "tp"}, "order: expected pp.dp.tp, dp.pp.tp, pp.tp.dp, dp.tp.pp, tp.pp.dp, tp.dp.pp, got 'tp'"),
     ],
 )
@@ -156,19 +155,11 @@ def test_a_layout_that_cannot_be_meant_is_refused(figures, expected):
         ({"tp": 5}, "tp: expected a divisor of heads (64) of llama-70b, got 5"),
         ({"pp": 81}, "pp: expected at most the layers of llama-70b (80), got 81 stages"),
         ({"dp": 2, "ep": 2}, "ep: llama-70b has no experts; expected 1, got 2"),
-        (
-            {"model": "mixtral-8x7b", "dp": 4, "ep": 4, "imbalance": 4.5},
-            "imbalance: expected at most 4, with all tokens at one of 4 ranks of experts, got 4.5",
-        ),
-        (
-            {"model": "mixtral-8x7b", "dp": 8, "ep": 8, "imbalance": 4.5},
-            "imbalance: expected at most 4, with all tokens at one of 8 ranks of experts, got 4.5",
-        ),
         ({"cp": 3}, "cp: expected a divisor of sequence (8192) of llama-70b, got 3"),
     ],
 )
 def test_a_layout_that_does_not_fit_the_model_is_refused(figures, expected):
-    model = load(figures.pop("model", "llama-70b"))
+    model = load("llama-70b")
     with pytest.raises(UsageError) as refused:
         Layout(**{"global_batch": figures.get("dp", 1), **figures}).check(model)
     assert str(refused.value) == expected

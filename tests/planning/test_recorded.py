@@ -9,19 +9,19 @@ import pytest
 
 import overlap
 from overlap.cli.parser import Parser
-from overlap.cli.simulate import fill, main
+from overlap.cli.replay import fill, main
 from overlap.config import overriding
 from overlap.planning import Layout, load, train
 from overlap.planning.recorded import classes_of, growth_of, play, tape_of
 from overlap.timeline import Span, median_step, merged, read_trace, verdict_of, write_trace
 from overlap.timeline.span import RoleName
+from overlap.timeline.spans import CUT
 from tests.timeline import programs
 from tests.timeline.made import comm, compute, timeline_of
-from tests.timeline.test_chakra import COLLECTIVE, COMPUTE, SEND, encoded, node, written
 from tests.timeline.test_foreign import event, kineto
 
 slow = pytest.mark.slow
-COMMAND = sys.modules["overlap.cli.simulate.recorded"]  # its name is that of a function in the package
+COMMAND = sys.modules["overlap.cli.replay"]
 RECV = 6
 DENSE = replace(load("llama-8b"), name="small", layers=2, sequence=1024)
 
@@ -185,31 +185,9 @@ def test_one_rank_of_pytorch_stands_for_all(tmp_path):
     assert len({(s.name, s.start_ns, s.end_ns) for s in found.spans if s.rank == 0}) == len(found.for_rank(1))
 
 
-def chakra(rank):
-    """A stage of a pipeline of two, and the sum of a gradient."""
-    message = {"comm_size": 1 << 20, "is_cpu_op": False, "stream": 20}
-    end = node(2, "p2p", SEND, 9, [1], comm_dst=1, **message) if rank == 0 else None
-    begin = node(1, "p2p", RECV, 9, comm_src=0, **message) if rank == 1 else None
-    work = node(1 if rank == 0 else 2, "stage", COMPUTE, 30, [] if rank == 0 else [1], is_cpu_op=False, stream=7)
-    total = node(3, "sum", COLLECTIVE, 40, [1 if rank == 0 else 2], stream=21, comm_type=0, comm_size=4096)
-    return encoded(*[each for each in (begin, work, end, total) if each is not None])
-
-
-def test_a_trace_of_chakra_is_a_program(tmp_path):
-    files = [written(tmp_path, chakra(rank), f"run.{rank}.et") for rank in (0, 1)]
-    timeline = merged([read_trace(file) for file in files])
-    tape = tape_of(timeline)
-    assert tape.notes == ["4 operations of unknown type are taken to be float32"]
-    found = again(timeline, 2, cluster="trn2.3xlarge")
-    first, second = (next(s for s in found.for_rank(rank) if s.name == "stage") for rank in (0, 1))
-    message = next(s for s in found.for_rank(1) if s.name == "p2p")
-    assert (first.start_ns, first.end_ns, message.info.met_ns) == (0, 30_000, 30_000)
-    assert second.start_ns == message.end_ns > 30_000
-
-
-def test_a_trace_that_was_cut_off_is_told(tmp_path):
-    files = [written(tmp_path, chakra(0), "run.0.et"), written(tmp_path, chakra(1)[:-3], "run.1.et")]
-    tape = tape_of(merged([read_trace(file) for file in files]))
+def test_a_trace_that_was_cut_off_is_told():
+    timeline = timeline_of(compute(0, 0, 10_000))
+    tape = tape_of(replace(timeline, meta={CUT: "only what is complete"}))
     assert "1 file or more was cut off: what is complete of it is taken" in tape.notes
 
 
@@ -304,9 +282,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert "as a program    computes take 2 times what was recorded; groups dp of 2 ranks\n" in shown
     assert max(map(len, shown.splitlines())) <= 80
     for words, message in (
-        ((file, "--cluster", "x"), "--cluster: options come before the trace files"),
         (("--compute", "2", file), "--compute: '2' is not a factor; write a number and x, as in 2x or 0.5x"),
-        (("--grow", "dp", "x.py"), "--grow: only with a trace, FILE .json or .et, as the program"),
     ):
         with pytest.raises(overlap.UsageError) as refused:
             command(*words)

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 import overlap
-import topology
 from overlap import Conditions, Interference, UsageError
-from overlap.cost.parameters import Startup, startup
 from overlap.simulation import Profile
 
-from .worlds import KB, MS, now_ns, simulate, spans
+from .worlds import KB, MS, now_ns, simulate
 
 
 async def three_steps(rank):
@@ -99,38 +97,3 @@ def test_what_a_profile_does_not_know():
             rank.compute(len, name="work")
 
     simulate(main, 1, profile=Profile(median_ns={"sum": 7}))
-
-
-def test_starting_programs_is_free_unless_stated():
-    _, timeline = simulate(three_steps, 2)
-    assert timeline.meta["startup"] == "no"
-
-
-def test_every_step_starts_a_program():
-    async def main(rank):
-        early = rank.all_reduce(np.zeros(KB, np.uint8), name="before")
-        with rank.step(0):
-            rank.compute(lambda: None, seconds=0.001, name="work")
-            await rank.all_reduce(np.zeros(KB, np.uint8), name="inside")
-        await early
-
-    # 4 ms to launch, 1 to meet, 1 for doubling four to eight; each collective is triggered in half a millisecond.
-    price = Startup(launch_s=0.004, barrier_s=0.001, doubling_s=0.001, trigger_s=0.0005)
-    _, timeline = simulate(main, 8, algorithm="one_shot", startup=price)
-    assert spans(timeline, 0, "compute") == [("program start", 0, 6 * MS), ("work", 6 * MS, 7 * MS)]
-    assert spans(timeline, 0, "step") == [("step 0", 0, 7_500_000)]
-    inside = next(each for each in timeline.for_rank(0) if each.name == "inside")
-    assert inside.end_ns == 7_500_000
-    assert "launch_s=0.004" in timeline.meta["startup"]
-
-
-def test_published_figures_of_a_start():
-    async def main(rank):
-        with rank.step(0):
-            await rank.compute(lambda: None, seconds=0.001)
-        return now_ns(rank)
-
-    cluster = "trn2.48xlarge"
-    results, _ = simulate(main, 64, cluster=cluster, startup=True)
-    assert results == [MS + round(startup(topology.cluster(cluster)).before_s(64) * 1e9)] * 64
-    assert simulate(main, 2, cluster="local", startup=True)[0] == [MS, MS]

@@ -12,6 +12,7 @@ import pytest
 
 import overlap
 from overlap.parallel import SGD, DataParallel, Sharded
+from overlap.simulation.compute_cost import _report_unknown
 from overlap.testing import Ranks, RanksFailed, run_marked
 
 
@@ -112,15 +113,16 @@ async def without_a_cost(rank: overlap.Rank, times: int) -> int:
     return times
 
 
-def test_a_compute_without_a_cost_is_told_with_its_line_and_that_real_time_needs_none() -> None:
-    with pytest.raises(RanksFailed) as caught:
-        marked(without_a_cost, fixtures={"times": 1}, ranks=2)
-    told = str(caught.value)
-    assert told.startswith(f"crash: rank 0 failed at test_marker.py:{without_a_cost.__code__.co_firstlineno + 2}: ")
-    assert "compute 'sqrt' has no cost on the virtual clock" in told
-    assert 'In real time no cost is needed; of tests, those with @pytest.mark.ranks(N, clock="real") run so' in told
-    assert "as overlap run --trace TRACE writes it: clock=overlap.Virtual(profile=TRACE). In real time" in told
-    assert "simulate" not in told
+def test_computes_without_a_cost_take_a_fixed_one_that_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    _report_unknown.cache_clear()
+    for _ in range(2):
+        run = Ranks().run(without_a_cost, 3, ranks=2)
+        assert run.results == [3, 3]
+        assert run.timeline is not None
+        assert {span.duration_ns for span in run.timeline.spans if span.kind == "compute"} == {100_000}
+    told = capsys.readouterr().err
+    assert told.count("computes without a cost take 100 us on the virtual clock") == 1
+    marked(without_a_cost, fixtures={"times": 1}, ranks=2)
     marked(without_a_cost, fixtures={"times": 1}, ranks=2, clock="real")
     with pytest.raises(overlap.UsageError, match=r"^clock: expected an overlap.Virtual, got 'real'"):
         Ranks().run(without_a_cost, 1, ranks=2, clock="real")
@@ -142,8 +144,11 @@ def test_a_failure_shows_frames_of_the_program_and_none_of_ours() -> None:
     async def own(rank: overlap.Rank) -> None:
         raise ValueError(rank.rank)
 
+    async def wrong(rank: overlap.Rank) -> None:
+        await rank.compute(np.sqrt, 4.0, seconds=-1.0)
+
     with pytest.raises(RanksFailed) as misused:
-        Ranks().run(without_a_cost, 1, ranks=2)
+        Ranks().run(wrong, ranks=2)
     assert (misused.value.__cause__, misused.value.__suppress_context__) == (None, True)
     with pytest.raises(RanksFailed) as raised:
         Ranks().run(own, ranks=2)

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from overlap.timeline import CollectiveInfo, Span, Timeline
+from overlap.timeline import CollectiveInfo, Span, Timeline, TimelineView
 
 LIMIT_NS = 30
 RANKS = 3
@@ -46,3 +46,9 @@ def traces(draw):
             issued, awaited = random.randint(0, start), random.choice([None, random.randint(0, end)])
             spans.append(comm(rank, start, max(starts), end, seq=seq, issued=issued, awaited=awaited))
     return timeline_of(*spans)
+
+
+def render_text(timeline, *, width=80, height=None, color=False, **how):
+    """Return the picture of a timeline as text, with the characters of a terminal with colours or without."""
+    lines = TimelineView(timeline, **how).lines(width=width, height=height, color=color)
+    return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines)

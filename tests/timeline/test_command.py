@@ -7,8 +7,9 @@ import pytest
 
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
-from overlap.timeline import Span, Timeline, render_text, verdict_of, write_trace
+from overlap.timeline import Span, Timeline, verdict_of, write_trace
 from overlap.timeline.draw.page import page, page_data
+from tests.timeline.made import render_text
 
 
 @pytest.fixture

@@ -101,31 +101,6 @@ def test_a_program_of_torch_hears_what_records_its_computes(monkeypatch, tmp_pat
     assert told(torch="yes").endswith("what was hidden; overlap.torch.record(model, optimizer) records that of modules")
 
 
-@pytest.mark.parametrize("end", ["]", "", ",", "\n"])
-def test_open_arrays_and_begins_and_ends(tmp_path, end):
-    def begin(ph, name, ts):
-        return json.dumps({"ph": ph, "cat": "comm", "name": name, "ts": ts, "pid": 3, "tid": 1})
-
-    events = [
-        begin("B", "all_reduce", 1),
-        begin("B", "inner", 2),
-        begin("E", "", 3),
-        begin("E", "", 9),
-        begin("E", "", 10),
-    ]
-    timeline = read_trace(written(tmp_path, "[" + ",\n".join(events) + end))
-    assert [(s.rank, s.name, s.start_ns, s.end_ns) for s in timeline.spans] == [
-        (3, "all_reduce", 1000, 9000),
-        (3, "inner", 2000, 3000),
-    ]
-
-
-def test_a_drawing_says_that_its_file_was_cut_off(tmp_path):
-    path = written(tmp_path, '[{"ph":"X","cat":"comm","name":"a","ts":1,"dur":2,"pid":0},{"ph":')
-    title = "".join(text for text, _ in TimelineView(read_trace(path)).lines(width=120)[0])
-    assert title == "whole run: 1 of 1 ranks, of a file that was cut off"
-
-
 @pytest.mark.parametrize("how", ["failed", "was stopped"])
 def test_a_drawing_and_advice_say_that_the_run_has_not_ended_well(tmp_path, how):
     async def main(rank):
@@ -178,9 +153,9 @@ def test_events_of_neuron_that_end_before_they_start_are_left_out_and_told(tmp_p
     [
         (
             {"traceEvents": [event("overhead", "x", 1, 2)]},
-            "no compute or communication in it: looked for complete events (ph X, or B and E) of category collective, "
-            "comm, communication, compute, kernel, nccl; it has overhead",
+            "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron",
         ),
+        ({"trace_events": [{"name": "nrt_execute"}]}, "no compute or communication of a NeuronCore in it"),
         (kineto(0, [event("overhead", "x", 1, 2)]), "no event of PyTorch's profiler in it"),
         (
             kineto(0, [event("user_annotation", "x", 1, 2)]),
@@ -189,9 +164,7 @@ def test_events_of_neuron_that_end_before_they_start_are_left_out_and_told(tmp_p
         ({"trace_events": [{"name": "cc_running", "timestamp": "x"}]}, "timestamp is 'x', not a number of nanoseconds"),
         (kineto(0, [event("kernel", "k", None, 1)]), "no event of PyTorch's profiler in it"),
         (profile(-3, -4), "all of its events end before they start"),
-        ({"traceEvents": [event("kernel", "k", 5, -1)]}, "all of its events end before they start"),
         (profile(float("inf")), "duration is inf, not a number of nanoseconds"),
-        ({"traceEvents": [event("kernel", "k", float("nan"), 1)]}, "ts is nan, not a number of microseconds"),
         (profile(1 << 70), "a number in it has more than 64 bits"),
     ],
 )
@@ -217,9 +190,6 @@ def test_what_ends_before_it_starts_is_left_out_and_said(tmp_path):
     timeline = read_trace(written(tmp_path, kineto(0, events)))
     assert [span.name for span in timeline.spans] == ["gemm"]
     assert oddities(timeline).startswith("2 events end before they start: left out")
-    begins = [{"ph": ph, "cat": "comm", "name": "sum", "ts": ts, "pid": 0, "tid": 1} for ph, ts in (("B", 9), ("E", 4))]
-    timeline = read_trace(written(tmp_path, [*begins, event("compute", "a", 1, 2) | {"pid": 0}]))
-    assert oddities(timeline) == "1 event ends before it starts ('sum'): shown is the rest"
 
 
 def test_why_refuses_a_pipe(tmp_path):

@@ -64,23 +64,13 @@ NEURON = st.fixed_dictionaries({
         max_size=4,
     )
 })  # fmt: skip
-CHAKRA = st.fixed_dictionaries({
-    "workload_graph": st.lists(
-        entry(
-            Id=field(0, 1, 2), Name=field("a"), NodeType=field(4, 5, 7, "COMP_NODE", "COMM_COLL_NODE"),
-            runtime=field(3, 9), data_deps=field([], [0], [1]), comm_type=field(0, 1), comm_size=field(8),
-            comm_dst=field(0), comm_src=field(1), involved_dim=field([True]), pg_name=field("0"),
-        ) | ANYTHING,
-        max_size=4,
-    )
-})  # fmt: skip
 OURS = st.fixed_dictionaries({
     "overlap": ANYTHING | entry(
         version=field(1), world_size=field(2), clock=field("real"), dropped=field(0), meta=field({})
     ),
     "traceEvents": EVENTS,
 })  # fmt: skip
-DOCUMENTS = {"of a profiler": PROFILES, "of Neuron": NEURON, "of Chakra": CHAKRA, "ours": OURS, "any": ANYTHING}
+DOCUMENTS = {"of a profiler": PROFILES, "of Neuron": NEURON, "ours": OURS, "any": ANYTHING}
 
 
 def shown(path):

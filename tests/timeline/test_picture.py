@@ -8,10 +8,10 @@ import pytest
 
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
-from overlap.timeline import Span, TimelineView, render_text, write_trace
+from overlap.timeline import Span, TimelineView, write_trace
 from overlap.timeline.draw.picture import svg
 from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
-from tests.timeline.made import comm, compute, timeline_of
+from tests.timeline.made import comm, compute, render_text, timeline_of
 
 NAME = "{http://www.w3.org/2000/svg}"
 
@@ -41,10 +41,9 @@ def colours_of(text):
 
 
 def test_it_is_the_picture_of_the_terminal():
-    coloured = re.sub(r"\x1b\[[\d;]*m", "", render_text(late(), width=140, color=True))
     shown, drawn = (
         [re.sub(r"\s", "", line) for line in lines if line.strip()]
-        for lines in (coloured.splitlines(), rows_of(svg(TimelineView(late()))))
+        for lines in (render_text(late(), width=140, color=True).splitlines(), rows_of(svg(TimelineView(late()))))
     )
     assert drawn == shown
     assert any("waitingfor" in line for line in drawn)

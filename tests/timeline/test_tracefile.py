@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 import overlap
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, read_trace, write_trace
-from overlap.timeline.columnar import SpanColumns
-from overlap.timeline.files import parts
 from overlap.timeline.files.events import rank_events
 from overlap.timeline.files.parts import read_end
 from overlap.timeline.span import RoleName
@@ -104,13 +102,6 @@ def test_roles_are_kept_where_they_are_known(tmp_path, end):
         ("update", "program"), ("update", "update"), ("bucket 0", "bucket"), ("step 0", ""), ("update", ""),
     ]  # fmt: skip
     assert {type(span.name) for span in found} == {str}
-
-
-def test_blocks_without_roles_are_read():
-    columns = SpanColumns.of([compute(0, 0, 1), collective(0, 1, 2, 3)])
-    block = parts._inflated(parts._deflated(columns))
-    found = parts._columns(0, block[: -4 * len(columns)])
-    assert list(found.spans()) == list(columns.spans())
 
 
 def test_the_lines_of_computes_are_kept_where_they_are_known(tmp_path):
@@ -259,8 +250,8 @@ BAD = {
     "empty": (b"", "not JSON, or cut off"),
     "text": (b"hello", "not JSON, or cut off"),
     "binary": (b"\xff\xfe\x00", "not JSON, or cut off"),
-    "other JSON": (b'{"a": 1}', "not a trace file: no list 'traceEvents' in it"),
-    "number": (b"3", "not a trace file: no list 'traceEvents' in it"),
+    "other JSON": (b'{"a": 1}', "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron"),
+    "number": (b"3", "not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron"),
     "header": (b'{"traceEvents": [], "overlap": 3}', "damaged trace file: the field 'overlap' is not an object"),
     "version": (b'{"traceEvents": [], "overlap": {}}', "damaged trace file: Object missing required field `version`"),
     "newer": (b'{"traceEvents": [], "overlap": {"version": 2}}', "written by a newer version (format 2"),
@@ -268,11 +259,7 @@ BAD = {
         b'{"traceEvents": [], "overlap": {"version": 1, "clock": "x"}}',
         "damaged trace file: Invalid enum value 'x' - at `$.clock`",
     ),
-    "no events": (b"[]", "no compute or communication in it"),
-    "infinite": (b'[{"ph": "X", "cat": "kernel", "ts": 1e999, "dur": 0, "pid": 0}]', "damaged trace file"),
-    "no time": (b'[{"ph": "X", "cat": "kernel", "pid": 0}]', "ts is None, not a number of microseconds"),
-    "pid": (b'[{"ph": "X", "cat": "kernel", "ts": 1, "dur": 0, "pid": "a"}]', "pid 'a' is not a rank"),
-    "no category": (b'[{"ph": "X", "name": "a", "ts": 1, "dur": 0, "pid": 0}]', "; it has events without one"),
+    "no time": (b'{"trace_events": [{"name": "cc_running"}]}', "timestamp is None, not a number of nanoseconds"),
     "deep": (b"[" * 100_000, "not JSON, or cut off"),
     "gzip": (gzip.compress(b"hello")[:-12], "not JSON, or cut off before its first event"),
 }
@@ -383,13 +370,6 @@ def test_a_kineto_trace_gives_one_rank_with_its_kernels_and_steps(tmp_path):
         (3, "comm", "custom", 20_000, 21_000),
     ]
     assert (timeline.steps(), timeline.world_size) == ([12], 4)
-
-
-def test_an_unknown_trace_says_what_it_has(tmp_path):
-    path = tmp_path / "other.json"
-    path.write_text(json.dumps([{"ph": "X", "cat": "toplevel", "name": "x", "pid": 0, "tid": 1, "ts": 0, "dur": 1}]))
-    with pytest.raises(UsageError, match="it has toplevel"):
-        read_trace(path)
 
 
 def test_a_link_is_followed(tmp_path, training):

@@ -8,7 +8,7 @@ from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
 from overlap.cost import on, parameters, rounds
 from overlap.cost.maxplus import cost
-from overlap.cost.parameters import IDEAL, Startup, startup
+from overlap.cost.parameters import IDEAL
 from overlap.cost.select import plan
 from topology import Cluster, Curve, TopologyError, cluster, names
 
@@ -56,9 +56,6 @@ launch_s = 1e-3
 efficiency = 0.5
 [collectives.between_nodes]
 serial_reduction = true
-[collectives.program]
-launch_s = 1e-3
-trigger_s = 1e-5
 [collectives.library]
 algorithms = ["ring", "mesh"]
 source = "a leaflet"
@@ -79,7 +76,6 @@ def load(tmp_path):
 
 def test_a_file_that_says_nothing_describes_a_perfect_machine(load):
     assert parameters(load(BARE)) == IDEAL
-    assert startup(load(BARE)) == Startup()
 
 
 def test_figures_reach_the_model(load):
@@ -94,16 +90,6 @@ def test_figures_reach_the_model(load):
     assert found.efficiency == (("nvlink", 0.75), ("ethernet", 0.75))
     assert found.curves == (("ethernet", ((1000, 0.25), (1e6, 0.75))),)
     assert (found.reduction_s_per_byte, found.reduction_overlaps) == (1e-10, True)
-    assert startup(load(GOOD)) == Startup(launch_s=1e-3, trigger_s=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("group", "operations", "program_s"),
-    [(1, 0, 1), (64, 0, 1), (2, 3, 1 + 3 * 24), (3, 1, 1 + 2 + 24), (4, 1, 1 + 2 + 24), (8, 2, 1 + 2 + 4 + 2 * 24)],
-)
-def test_a_program_without_collectives_meets_nobody_and_a_pair_meets_for_nothing(group, operations, program_s):
-    costs = Startup(launch_s=1, barrier_s=2, doubling_s=4, trigger_s=8)
-    assert costs.program_s(group, operations, operation_s=16) == program_s
 
 
 SHARED = (
@@ -148,7 +134,6 @@ def test_ranks_of_a_shared_loop_take_turns(load):
 def test_figures_keep_their_source(load):
     told = load(GOOD).machine.collectives
     assert (told.usual.launch_s.source, told.usual.launch_s.confidence) == ("a leaflet", "C")
-    assert (told.program.launch_s.source, told.program.launch_s.confidence) == ("mine.toml", "E")
     curve = told.usual.wires[1].efficiency
     assert isinstance(curve, Curve)
     assert (curve.source, curve.confidence) == ("a log", "B")
@@ -263,12 +248,6 @@ BAD = [
         "[collectives.host_copies.wires.roce]",
         "collectives.host_copies.wires.roce: expected a kind that has a [links.*] table: nvlink, ethernet",
     ),
-    (
-        "trigger_s = 1e-5",
-        "triger_s = 1e-5",
-        "collectives.program.triger_s: unknown key; did you mean 'trigger_s'? known here: launch_s, barrier_s, "
-        "doubling_s, trigger_s",
-    ),
     ("memory_efficiency = 0.5", "memory_efficiency = { points = [[1, 0.5]] }", "collectives.memory_efficiency.points: "
      "unknown key; known here: value, source, confidence"),
 ]  # fmt: skip
@@ -285,7 +264,7 @@ def test_every_mistake_is_one_line_that_names_the_key(load, old, new, message):
 @pytest.mark.parametrize("name", names())
 def test_every_figure_of_our_machines_has_a_source(name):
     told = cluster(name).machine.collectives
-    for each in (told.usual, told.host_copies, told.between_nodes, told.program, *told.usual.wires):
+    for each in (told.usual, told.host_copies, told.between_nodes, *told.usual.wires):
         for field in each.__slots__ if each else ():
             value = getattr(each, field)
             assert getattr(value, "source", "fine") != f"{name}.toml", field

@@ -31,7 +31,6 @@ _EPILOG = """\
 examples:
   overlap bench all_reduce -b 8 -e 64M --ranks 2,4
   overlap bench allr -b 64M --nnodes 2 --ranks 4   two processes with two ranks each, which share memory
-  overlap bench allr -b 64M --nnodes 2 --shared    one result in shared memory, for all processes
   overlap bench allr -b 64M --nnodes 2 --checksums on    sockets that check all that arrives
   overlap bench all_gather --json result.json
 
@@ -51,18 +50,17 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("operation", nargs="?", metavar="OP", help="operation to measure")
     add("-b", "--minbytes", metavar="SIZE", help="smallest size; default 8; alone, the only size")
     add("-e", "--maxbytes", metavar="SIZE", help="largest size; default 64M")
-    add("-f", "--stepfactor", type=float, metavar="X", help="from one size to the next, times X; default 2")
-    add("-i", "--stepbytes", metavar="SIZE", help="from one size to the next, plus SIZE")
+    add(
+        "-f", "--stepfactor", type=float, default=2.0, metavar="X", help="from one size to the next, times X; default 2"
+    )
     add("-n", "--iters", type=int, default=20, metavar="N", help="samples; default 20")
-    add("-w", "--warmup_iters", "--warmup-iters", type=int, default=5, metavar="N", help="samples before; default 5")
+    add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="samples before; default 5")
     add("-d", "--datatype", default="float32", metavar="TYPE", help="such as float32 (or float), int8, bfloat16")
     add("-o", "--op", default="sum", metavar="OP", help=f"{', '.join(OPS)}; default sum")
     add("-r", "--root", type=int, default=0, metavar="RANK", help="of broadcast, reduce, gather, scatter; default 0")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop; default 1")
     add("--ranks", metavar="N[,N...]", help="sizes of the world; default 2, or one rank a node")
     add("--in-place", action="store_true", help="put results into the memory of the inputs")
-    add("--shared", action="store_true", help="one result for all ranks of the machine, in shared memory")
-    add("--common", action="store_true", help="inputs in memory that the other processes of this machine read")
     add("--algorithm", metavar="A", help="use this algorithm where it exists, such as ring")
     add("--nnodes", type=count, metavar="N", help="spread the ranks over N processes of this machine")
     add("--tcp", action="store_true", help="join the nodes by TCP, not by Unix sockets")

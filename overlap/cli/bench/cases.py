@@ -28,8 +28,6 @@ class Case:
     op: str = "sum"  # Reduction operator
     root: int = 0  # Root rank of rooted operations
     in_place: bool = False  # Whether the result is written into the memory of the input
-    shared: bool = False  # Whether all ranks of the machine share one result
-    common: bool = False  # Whether the input lies in memory that other processes of the machine read
 
     @property
     def size_bytes(self) -> int:
@@ -39,8 +37,7 @@ class Case:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the inputs and results of all ranks."""
-        common = self._result if self.shared else 0
-        return self.dtype.itemsize * (common + sum(map(self._elements, range(self.ranks))))
+        return self.dtype.itemsize * sum(map(self._elements, range(self.ranks)))
 
     @property
     def _result(self) -> int:
@@ -49,20 +46,18 @@ class Case:
     def _elements(self, rank: int) -> int:
         """Return how many elements a rank holds in buffers of its own."""
         source = self.count * (self.ranks if self.operation.kind.traits.scatters else 1)
-        result = self._result if self.receives(rank) and not self.shared else 0
+        result = self._result if self.receives(rank) else 0
         return max(source, result) if self.in_place else source + result
 
     def issue(self, rank: Rank, x: Array, out: Array | None) -> tuple[Future[object], ...]:
         """Issue the operation on one rank, with the arrays of `buffers`; return the futures to await."""
-        issue = self.operation.issue_shared if self.shared else self.operation.issue
-        assert issue is not None, "the operation has shared results"
-        return issue(rank, x, out, self.op, self.root)
+        return self.operation.issue(rank, x, out, self.op, self.root)
 
     def buffers(self, rank: int) -> tuple[Array, Array | None]:
         """Return the filled input of `rank`, and the array for its result if it gets one of its own."""
         kind = self.operation.kind
         source = tiled(pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1))
-        if self.shared or not self.receives(rank):
+        if not self.receives(rank):
             return source, None
         if self.in_place and not kind.traits.gathers:
             return source, source

@@ -12,12 +12,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 
 from ... import Rank, run
-from ...collectives.reduce import Array
 from ...config import RunConfig, imposed
 from ..children import hear, start
 from .cases import Assignment, Case, wrong_elements
@@ -46,7 +45,7 @@ class NodeLayout:
 
     def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
         """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
-        options = ["--nnodes", str(self.nodes), "--nproc-per-node", str(ranks // self.nodes)]
+        options = ["--nnodes", str(self.nodes), "--ranks-per-process", str(ranks // self.nodes)]
         options += ["--timeout", str(rows * _LIMIT_S), "--transport", self.transport]
         options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
         options += [] if self.rails is None else ["--rails", self.rails]
@@ -143,7 +142,7 @@ async def on_rank(
 ) -> Told | None:
     """Measure a case on one rank of a world, which may span processes; return the samples of all ranks on rank 0."""
     batch = sampling.batch(case.size_bytes)
-    x, out = _buffers(rank, case)
+    x, out = case.buffers(rank.rank)
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
         await rank.barrier()
@@ -157,28 +156,15 @@ async def on_rank(
     return None if told is None else [[int(number) for number in one] for one in told.reshape(case.ranks, -1)]
 
 
-def _buffers(rank: Rank, case: Case) -> tuple[Array, Array | None]:
-    """Return the filled input and the array for the result, in common memory if the case asks for it."""
-    x, out = case.buffers(rank.rank)
-    if not case.common:
-        return x, out
-    private = out if case.in_place and out is not None else x
-    common = rank.empty(private.size, private.dtype, common=True)
-    common[...] = private
-    if private is x:
-        return common, common if out is x else out
-    return common[rank.rank * x.size :][: x.size], common  # the rank's own block of the gathered result
-
-
 async def _count_wrong(rank: Rank, case: Case) -> int:
     """Run the case once more on fresh data, and return the number of wrong elements on this rank."""
-    x, out = _buffers(rank, case)
-    results = [await future for future in case.issue(rank, x, out)]
-    got = cast("Array | None", results[-1] if case.shared else out)
-    if got is None:
+    x, out = case.buffers(rank.rank)
+    for future in case.issue(rank, x, out):
+        await future
+    if out is None:
         return 0
     with np.errstate(invalid="ignore"):
-        return wrong_elements(got, case.expected(rank.rank))
+        return wrong_elements(out, case.expected(rank.rank))
 
 
 def main(text: str) -> None:

@@ -25,7 +25,6 @@ class Operation:
     names: tuple[str, ...]  # Its name, then its short names
     # Starts it on one rank, given the input, where to put the result, the operator and the root; returns what to await.
     issue: Issue
-    issue_shared: Issue | None = None  # Starts it with a result that ranks share; None: it has none
     in_place: bool = False  # Whether input and result may share memory
     fewest_ranks: int = 1  # Smallest world
 
@@ -54,7 +53,6 @@ OPERATIONS = (
         kind=Collective.ALL_REDUCE,
         names=("all_reduce", "allr"),
         issue=lambda rank, x, out, op, root: (rank.all_reduce(x, op, out),),
-        issue_shared=lambda rank, x, out, op, root: (rank.all_reduce(x, op, shared=True),),
         in_place=True,
     ),
     Operation(
@@ -66,7 +64,6 @@ OPERATIONS = (
         kind=Collective.ALL_GATHER,
         names=("all_gather", "allg"),
         issue=lambda rank, x, out, op, root: (rank.all_gather(x, out),),
-        issue_shared=lambda rank, x, out, op, root: (rank.all_gather(x, shared=True),),
         in_place=True,
     ),
     Operation(
@@ -78,7 +75,6 @@ OPERATIONS = (
         kind=Collective.BROADCAST,
         names=("broadcast", "bcast"),
         issue=lambda rank, x, out, op, root: (rank.broadcast(x, root, out),),
-        issue_shared=lambda rank, x, out, op, root: (rank.broadcast(x, root, shared=True),),
         in_place=True,
     ),
     Operation(

@@ -11,12 +11,11 @@ from ...settings import parse_rails
 from ...units import format_bytes, parse_bytes
 from .cases import Case
 from .measuring import NodeLayout
-from .operations import OPERATIONS, Operation, dtype_named, find, redop_named
+from .operations import Operation, dtype_named, find, redop_named
 from .sampling import Sampling
 
 DEFAULT_MIN_BYTES = 8
 DEFAULT_MAX_BYTES = 64 << 20
-DEFAULT_FACTOR = 2.0
 _MOST_ROWS = 1000
 
 
@@ -33,8 +32,6 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
     op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
     if args.in_place and not operation.in_place:
         raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads")
-    if args.shared:
-        _check_shared(operation, in_place=args.in_place)
     sizes = _sizes(args) if operation.name != "barrier" else [0]
     return [
         [
@@ -46,8 +43,6 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
                 op=op,
                 root=_root(args.root, ranks),
                 in_place=args.in_place,
-                shared=args.shared,
-                common=args.common,
             )
             for size in sizes
         ]
@@ -147,15 +142,11 @@ def _sizes(args: argparse.Namespace) -> list[int]:
     low, high = _ends(args)
     if low < 1 or high < low:
         raise UsageError(f"--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got {low} and {high}")
-    if args.stepbytes is not None and args.stepfactor is not None:
-        raise UsageError("--stepbytes: give either this or --stepfactor")
-    step = None if args.stepbytes is None else parse_bytes(args.stepbytes, argument="--stepbytes")
-    factor = DEFAULT_FACTOR if args.stepfactor is None else args.stepfactor
-    if (step is not None and step < 1) or not factor > 1:
-        raise UsageError("--stepbytes, --stepfactor: sizes must grow; give a step of at least 1 or a factor above 1")
-    sizes = list(_steps(low, high, step, factor))
+    if not args.stepfactor > 1:
+        raise UsageError("--stepfactor: sizes must grow; give a factor above 1")
+    sizes = list(_steps(low, high, args.stepfactor))
     if len(sizes) == _MOST_ROWS:
-        raise UsageError(f"--stepbytes, --stepfactor: {_MOST_ROWS} sizes or more; take larger steps")
+        raise UsageError(f"--stepfactor: {_MOST_ROWS} sizes or more; take a larger one")
     return sizes
 
 
@@ -167,13 +158,13 @@ def _ends(args: argparse.Namespace) -> tuple[int, int]:
     return (low, DEFAULT_MAX_BYTES) if args.minbytes is None else (low, low)
 
 
-def _steps(low: int, high: int, step: int | None, factor: float) -> Iterator[int]:
+def _steps(low: int, high: int, factor: float) -> Iterator[int]:
     size = low
     for _ in range(_MOST_ROWS):
         if size > high:
             return
         yield size
-        size = size + step if step is not None else max(size + 1, int(size * factor))
+        size = max(size + 1, int(size * factor))
 
 
 def _count(size: int, operation: Operation, ranks: int, itemsize: int) -> int:
@@ -185,11 +176,3 @@ def _root(root: int, ranks: int) -> int:
     if not 0 <= root < ranks:
         raise UsageError(f"--root: expected a rank from 0 to {ranks - 1}, got {root}")
     return root
-
-
-def _check_shared(operation: Operation, *, in_place: bool) -> None:
-    if operation.issue_shared is None:
-        known = ", ".join(one.name for one in OPERATIONS if one.issue_shared is not None)
-        raise UsageError(f"--shared: {operation.name} has no result that ranks share; such have {known}")
-    if in_place:
-        raise UsageError("--shared: what ranks share is not the memory of an input; leave out --in-place")

@@ -74,8 +74,7 @@ def remark(text: str) -> str:
 
 def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
     """Return the operation and the way it is measured, as lines that begin with #."""
-    place = "into memory that ranks share" if case.shared else "in place" if case.in_place else "out of place"
-    place += ", inputs where all processes read them" if case.common else ""
+    place = "in place" if case.in_place else "out of place"
     factor = case.operation.kind.traits.busbw_factor
     text = (
         f"{_what(case)}, {place}, {layout.describe()}\n{sampling.describe()}\n"
@@ -172,8 +171,6 @@ def described(rows: Sequence[Result]) -> list[dict[str, object]]:
             "root": one.case.root if one.case.operation.kind.traits.rooted else None,
             "ranks": one.case.ranks,
             "in_place": one.case.in_place,
-            "shared": one.case.shared,
-            "common": one.case.common,
             **asdict(one.times),
             "algbw_bytes_per_s": one.algbw_bytes_per_s,
             "busbw_bytes_per_s": one.busbw_bytes_per_s,

@@ -19,13 +19,13 @@ from .page import page
 from .published import show_published
 
 _DESCRIPTION = """\
-Read the output of a benchmark (nccl-tests, nccom-test, hccl_demo, OSU, or `overlap bench --json`), fit the launch of an
-operation and the shares of their bandwidth that wires give, and write a machine file for plans and simulations. Every
+Read the output of a benchmark (nccl-tests, nccom-test, or `overlap bench --json`), fit the launch of an operation and
+the shares of their bandwidth that wires give, and write a machine file for plans and simulations. Every
 third row of a collective is left out: its error says how far to trust predictions. All other figures are those of the
 machine that --cluster names.
 
 --products FILE reads matrix products that were timed on a chip (CSV: m, n, k, dtype, and tflops, us, ms or s), and fits
-the start and the rate of each dtype, by which `overlap simulate --model` prices computes.
+the start and the rate of each dtype, by which `overlap model` prices computes.
 
 --here measures this computer instead: ranks of one process, and processes joined by sockets, shared memory or MPI.
 

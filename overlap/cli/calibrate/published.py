@@ -9,7 +9,7 @@ from itertools import groupby
 
 from topology import format_ranks
 
-from ...cost.measurements import GIVEN, TRAINING, Measurement, Start
+from ...cost.measurements import GIVEN, TRAINING, Measurement
 from ...cost.validation import Accuracy, Class, Crossover, Judged, Validation, validate
 from ...errors import UsageError
 from ...units import columns, format_bytes, format_s, wrapped
@@ -75,7 +75,7 @@ def _described(row: Judged) -> dict[str, object]:
 
 def _page(found: Validation) -> list[str]:
     lines: list[str] = []
-    for _, rows in groupby((*found.collectives, *found.starts), key=_title):
+    for _, rows in groupby(found.collectives, key=_title):
         lines += [*_group(list(rows)), ""]
     both = {_of(row).machine for row in found.collectives if not _of(row).peer_direct}
     if direct := [row for row in found.collectives if _of(row).machine in both]:
@@ -91,10 +91,6 @@ def _of(row: Judged) -> Measurement:
 
 
 def _title(row: Judged) -> str:
-    if isinstance(row.of, Start):
-        programs = {0: "programs without collectives", 1: "programs with one all_reduce of 32 KiB bfloat16"}
-        what = programs.get(row.of.operations, f"programs with {row.of.operations} all_reduces of 32 KiB bfloat16")
-        return f"{what} on {row.of.machine} ({row.of.source})"
     of = _of(row)
     how = "" if of.peer_direct else ", host copies"
     how += f" ({format_ranks(of.group)})" if of.group else ""
@@ -104,13 +100,12 @@ def _title(row: Judged) -> str:
 
 
 def _group(rows: Sequence[Judged]) -> list[str]:
-    size = "ranks" if isinstance(rows[0].of, Start) else "size"
-    heads = (size, "measured", "predicted", "error", "")
+    heads = ("size", "measured", "predicted", "error", "")
     return [*wrapped(_title(rows[0]), rest="  "), *_table(heads, map(_row, rows), words=[4])]
 
 
 def _row(row: Judged) -> list[str]:
-    size = str(row.of.ranks) if isinstance(row.of, Start) else format_bytes(_of(row).nbytes)
+    size = format_bytes(_of(row).nbytes)
     used = f"fits {row.fits}" if row.fits else "predicted" + (", extrapolated" if row.extrapolated else "")
     return [size, format_s(row.measured), format_s(row.predicted), f"{row.error:+.1%}", used]
 
@@ -160,10 +155,8 @@ def _found(crossover: Crossover) -> str:
 
 def _summary(found: Validation) -> list[str]:
     inside = sum(each.inside for each in found.crossovers)
-    starts = [row for row in found.starts if not row.fits]
     lines = [
         *([f"{inside} of {len(found.crossovers)} crossovers where they were seen"] if found.crossovers else []),
-        *([f"starting programs, beside the planner: {_accuracy(Accuracy.of(starts))}"] if starts else []),
         "taken as published, not predicted: " + ", ".join(f"{each.name} {each.figure}" for each in GIVEN),
     ]
     return [*_classes(found), "", *(part for line in lines for part in wrapped(line, rest="  "))]
@@ -187,7 +180,3 @@ def _as_json(of: Accuracy) -> dict[str, float]:
 
 def _figures(of: Accuracy) -> list[str]:
     return [str(of.rows), f"{of.median:.1%}", f"{of.worst:.1%}"] if of.rows else ["0", "", ""]
-
-
-def _accuracy(of: Accuracy) -> str:
-    return f"{of.rows} rows, median error {of.median:.1%}, worst {of.worst:.1%}" if of.rows else "none"

@@ -3,7 +3,7 @@
 # In the order data flows:
 #
 #   model      the classifier: blocks, gradients, weights; pure numpy
-#   training   the two loops, and the run in which they take turns;  member: one process of several
+#   training   the two loops, and the run in which they take turns
 #   report     progress, figures, pictures and verdict
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...timeline import Timeline
 from ...timeline.files.tracefile import write_trace
 from ...units import parse_bytes
 from ..console import Console
-from ..options import check_width, count
+from ..options import check_width
 from .report import drawings, gain, introduction, judged, progress, summary
 from .training import Task, compare, fitting_bandwidth
 
@@ -38,7 +38,6 @@ examples:
   overlap demo                                     8 ranks, links about half as busy as compute
   overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
-  overlap demo --ranks 2 --processes 2             one process a rank
 
 examples/21_with_and_without.py of a checkout shows every training strategy like this, in virtual time.
 
@@ -49,12 +48,7 @@ The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, 
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("strategy", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="data-parallel ranks (default: 8)")
-    parser.add_argument(
-        "--processes", "--nnodes", dest="nnodes", type=count, default=1, metavar="N", help="spread over N (default: 1)"
-    )
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps of each model (default: 20)")
     parser.add_argument("--bandwidth", metavar="SIZE", help="bytes per second of a link; default: fits this machine")
     parser.add_argument(
@@ -70,8 +64,6 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If an option has an impossible value; before anything starts.
     """
-    if args.strategy is not None or args.list:
-        raise UsageError("NAME: strategies in virtual time are now examples/21_with_and_without.py of a checkout")
     check_width(args.width)
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)
     ascii, color = args.ascii or console.plain, console.coloured
@@ -107,12 +99,10 @@ def _task(args: argparse.Namespace) -> Task:
     """Return the task that the options ask for, without pacing unless `--bandwidth` is given."""
     if not 2 <= args.ranks <= MAX_RANKS:
         raise UsageError(f"--ranks: {args.ranks} is not from 2 to {MAX_RANKS}")
-    if args.ranks % args.nnodes:
-        raise UsageError(f"--ranks: {args.ranks} ranks cannot be divided among --nnodes {args.nnodes}")
     if args.steps < 1:
         raise UsageError(f"--steps: {args.steps} is not at least 1")
     _check_folder(args.trace)
-    task = Task(ranks=args.ranks, nodes=args.nnodes, steps=args.steps)
+    task = Task(ranks=args.ranks, steps=args.steps)
     if args.bandwidth is None:
         return task
     bandwidth_bytes_per_s = parse_bytes(args.bandwidth, argument="--bandwidth")

@@ -121,13 +121,9 @@ def spread_ns(steps: list[StepTimes]) -> int:
 def introduction(task: Task, *, images: int, chosen: bool) -> str:
     """Return the task in words, in lines of at most 79 characters."""
     why = f" (chosen to make communication take {COMM_PER_COMPUTE:g} of compute here)" if chosen else ""
-    among, between = f"{task.ranks} ranks", "any two ranks"
-    if task.nodes > 1:
-        among += f" on {task.nodes} nodes, which are processes of this machine,"
-        between += " of different nodes"
     said = (
-        f"{among} learn {images} images of handwritten digits with {task.weights:,} weights. "
-        f"Links: {task.bandwidth_bytes_per_s / 1e6:.4g} MB/s each way between {between}{why}. "
+        f"{task.ranks} ranks learn {images} images of handwritten digits with {task.weights:,} weights. "
+        f"Links: {task.bandwidth_bytes_per_s / 1e6:.4g} MB/s each way between any two ranks{why}. "
         f"All-reduce: {ALGORITHM}, mean, float32. "
         f"Two equal models take turns for {task.steps} steps each: the first communicates after its backward pass, "
         "the second under it."

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -18,8 +15,7 @@ from transports import LinkSpeed, Paced
 from ... import Future, Rank, run
 from ...data import digits
 from ...parallel import Adam, DataParallel
-from ...timeline import Timeline, breakdowns, read_trace
-from ..children import hear, start
+from ...timeline import Timeline, breakdowns
 from .model import WIDTHS, Classifier, Floats, Labels, cross_entropy, parameter_count, windows
 
 ALGORITHM = "binomial"
@@ -39,9 +35,6 @@ less than half, for a good half of compute follows the first bucket and all of i
 
 PROBE_STEPS = 2
 
-MEMBER = f"{__package__}.member"
-"""The module that each process of several runs."""
-
 META = {"script": "overlap demo"}
 
 Progress: TypeAlias = Callable[[float], None]
@@ -53,9 +46,6 @@ class Task:
     """A training: its ranks, their links, and the model."""
 
     ranks: int  # Data-parallel ranks, at least 2
-    # Processes that they are spread over. With one, every two ranks have a link; with several, every two ranks of
-    # different nodes, on top of the sockets that carry the bytes.
-    nodes: int = 1
     steps: int  # How many steps each model takes
     bandwidth_bytes_per_s: float = math.inf  # Of each link, each way; `inf` for no pacing at all
     widths: Sequence[Sequence[int]] = WIDTHS  # The model's
@@ -65,11 +55,8 @@ class Task:
         """Number of weights and biases of a model."""
         return sum(map(parameter_count, self.widths))
 
-    def speed(self, src: int, dst: int) -> LinkSpeed | None:
+    def speed(self, src: int, dst: int) -> LinkSpeed:
         """Return the speed from a rank to a rank."""
-        each = self.ranks // self.nodes
-        if self.nodes > 1 and src // each == dst // each:
-            return None
         return LinkSpeed(latency_s=LATENCY_S, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
 
 
@@ -156,19 +143,7 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
 
 
 def compare(task: Task, progress: Progress) -> Comparison:
-    """Train both ways, in this process or in one for each node."""
-    if task.nodes > 1:
-        return _compare_on_nodes(task, progress)
-    found = compare_here(task, progress)
-    assert found is not None, "rank 0 is here"
-    return found
-
-
-def compare_here(task: Task, progress: Progress, *, trace: str | None = None) -> Comparison | None:
-    """Train on the ranks of this process; return None without rank 0.
-
-    In a world of several processes the timeline has the ranks of this one; `trace` has all.
-    """
+    """Train both ways on the ranks of this process."""
     learnt, test = digits().split()
     images, recorders = windows(learnt.images), []
 
@@ -188,29 +163,10 @@ def compare_here(task: Task, progress: Progress, *, trace: str | None = None) ->
         ranks=task.ranks,
         transport=partial(Paced, links=task.speed) if paced else None,
         algorithm=ALGORITHM if paced else None,
-        trace=trace,
     )
-    if outcome is None:
-        return None
+    assert outcome is not None, "rank 0 gathers the digests"
     timeline = Timeline.collect(recorders, world_size=task.ranks, meta=META)
     return Comparison(digests=outcome[0], right=outcome[1], tests=len(test), steps=task.steps, timeline=timeline)
-
-
-def _compare_on_nodes(task: Task, progress: Progress) -> Comparison:
-    """Let `member` train in a process for each node, and hear of it; the timeline of all ranks is a trace file.
-
-    Raises:
-        OverlapError: If one of them fails.
-    """
-    options = ["--nnodes", str(task.nodes), "--nproc-per-node", str(task.ranks // task.nodes)]
-    with TemporaryDirectory() as folder:
-        trace = Path(folder, "demo.trace.json")
-        for told in hear([start(options, [MEMBER, json.dumps(asdict(task)), str(trace)])]):
-            if "loss" in told:
-                progress(told["loss"])
-        timeline = replace(read_trace(trace), meta=META)
-    digests = [(before, after) for before, after in told.pop("digests")]
-    return Comparison(digests=digests, steps=task.steps, timeline=timeline, **told)
 
 
 def fitting_bandwidth(task: Task) -> float:
@@ -218,9 +174,9 @@ def fitting_bandwidth(task: Task) -> float:
 
     It takes a few steps without any links, in this process, to find out how long compute takes on this machine.
     """
-    probe = replace(task, nodes=1, steps=PROBE_STEPS, bandwidth_bytes_per_s=math.inf)
+    probe = replace(task, steps=PROBE_STEPS, bandwidth_bytes_per_s=math.inf)
     timeline = compare(probe, lambda loss: None).timeline
     compute_ns = min(max(row.compute_ns for row in breakdowns(timeline, step=step)) for step in timeline.steps())
-    # A bucket goes up the tree and down again, whole in each message; those inside a node cross no link.
-    rounds = 2 * ((task.nodes if task.nodes > 1 else task.ranks) - 1).bit_length()
+    # A bucket goes up the tree and down again, whole in each message.
+    rounds = 2 * (task.ranks - 1).bit_length()
     return float(f"{rounds * 4 * task.weights / (COMM_PER_COMPUTE * compute_ns / 1e9):.2g}")

@@ -18,7 +18,6 @@ _EXTRAS = {
     "torch": "the backend of torch.distributed",
     "ray": "overlap.ray",
     "dask": "overlap.dask",
-    "interactive": "overlap timeline --interactive",
 }
 """Extras of the distribution, and what each is for."""
 

@@ -39,11 +39,11 @@ wait for each other for ever, is refused.
 _EPILOG = f"""\
 examples:
   overlap plan all_reduce --bytes 32MiB --cluster "trn2.48xlarge x4"
-  overlap plan all_gather --bytes 256K --cluster trn1.32xlarge --ranks 0-7 --steps
+  overlap plan all_gather --bytes 256K --cluster trn1.32xlarge --ranks 0-7
   overlap plan trn1.32xlarge
   overlap plan "trn2.48xlarge x4" --check 0-7
   overlap plan 1f1b --ranks 4 --microbatches 8
-  overlap plan zb-h1 --ranks 4 --microbatches 8 --text >mine.csv && overlap plan mine.csv
+  overlap plan mine.csv
 
 collectives: {", ".join(GENERATORS)}
 
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If the subject is unknown, or an option does not go with it or has an impossible value.
         TopologyError: If a machine is unknown, or a group is not legal on it.
-        ScheduleError: If a file holds no schedule, or a rank holds more than is allowed.
+        ScheduleError: If a file holds no schedule.
     """
     given = {name: values(args, subject.OPTIONS) for name, subject in _SUBJECTS.items()}
     kind = _kind(args.subject, given)

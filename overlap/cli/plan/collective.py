@@ -11,12 +11,11 @@ from topology import Cluster, cluster, format_ranks, parse_ranks
 from ...cost.forced import forced
 from ...cost.levels import Crossing
 from ...cost.parameters import itemsize_of, known_sizes
-from ...cost.select import DIRECT, NAMES, Plan, plan
+from ...cost.select import NAMES, Plan, plan
 from ...errors import UsageError
 from ...settings import Option
 from ...units import format_bytes, format_s, index, integer, parse_bytes, switch, wrapped
 from ..output import as_json, field
-from ..stepgrid import step_grid
 
 OPTIONS = {
     "bytes": Option(
@@ -33,7 +32,6 @@ OPTIONS = {
     ),
     "exact": Option(read=switch, help="only algorithms that reduce every element in the order of ranks: exact=True"),
     "top": Option(read=index, metavar="N", help="alternatives to print; default: 8"),
-    "steps": Option(read=switch, help="also print the table as a grid of ranks by steps"),
 }  # fmt: skip
 
 
@@ -60,9 +58,6 @@ def show(op: str, told: Mapping[str, Any]) -> int:
         print(as_json(describe(chosen)), end="")
         return 0
     print("\n".join([*_summary(machine, chosen), *_advice(machine, chosen), "", *_others(chosen, told.get("top", 8))]))
-    if told.get("steps"):
-        grid = step_grid(chosen.schedule()) if chosen.option.tabled else [_no_table(chosen)]
-        print("\n".join(["", *grid]))
     return 0
 
 
@@ -164,12 +159,6 @@ def _forced(machine: Cluster, chosen: Plan) -> list[str]:
     instead, verb = " and ".join(found.collectives), "take" if len(found.collectives) > 1 else "takes"
     told = f"{found.library} has nothing faster for it: {instead} {verb} {format_s(found.predicted_s)}"
     return _field("forced", told)
-
-
-def _no_table(chosen: Plan) -> str:
-    if chosen.algorithm == DIRECT:
-        return "no table: nothing is sent"
-    return f"no table: {chosen.library} carries it out"
 
 
 def _field(name: str, text: str) -> list[str]:

@@ -1,15 +1,15 @@
 """`overlap simulate SCRIPT`: runs a program on a modelled cluster in virtual time, once or over many settings."""
 
 # setting: the options, which sweeps vary too;  simulation: runs the program, and measures its median step
-# page: prints that step;  sweep: points, rows and their table;  recorded: a program made of traces
-# training: the step of a model instead of a program;  training_page: prints it
+# page: prints that step;  sweep: points, rows and their table
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 
 from ...errors import UsageError
 from ...launch.report import EXIT_FAILED, EXIT_INTERRUPTED
@@ -21,11 +21,9 @@ from ..pace import pace
 from ..parser import HelpAll, Parser
 from ..program import Program, add_program, named, tell_of_late_options, told_traces
 from .page import assumptions, described, drawing, page
-from .recorded import add_recorded, is_recorded, recorded
 from .setting import PARAMETERS, checked
 from .simulation import SAMPLES, Simulation, simulate, telling
-from .sweep import Point, SweepRow, axes, best, csv_text, json_rows, points, sweep, table
-from .training import add_training, asks_for_training, simulate_training
+from .sweep import Point, SweepRow, axes, best, json_rows, points, sweep, table
 
 _DESCRIPTION = """\
 Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
@@ -39,9 +37,6 @@ _EPILOG = """\
 examples:
   overlap simulate --cluster "trn2.48xlarge x4" train.py --epochs 3     what follows the script is the script's
   overlap simulate --cluster trn2.48xlarge --sweep nodes=1,2,4 --sweep bucket_bytes=1MiB,25MiB train.py
-  overlap simulate --model llama-70b --tp 8 --pp 4 --cluster "trn2.48xlarge x16"
-  overlap simulate --model llama-8b --best tp,pp,dp,bucket_bytes,order --cluster "trn2.48xlarge x2"
-  overlap simulate --cluster "trn2.48xlarge x16" --compute 0.5x run.json     what was recorded, on another cluster
 
 The exit code is 0, 1 if the program or a point of a sweep fails, 2 for bad usage, 130 for Ctrl-C.
 """
@@ -62,18 +57,20 @@ _USUAL = {"cluster", "nodes", "ranks", "algorithm", "efficiency", "profile", "ji
 def fill(parser: Parser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    add_simulation(parser)
+    add_program(parser)
+
+
+def add_simulation(parser: Parser) -> None:
+    """Add the options of a simulation, whatever its program."""
     parser.add_argument("--help-all", action=HelpAll, more=_MORE)
     parser.add_argument("--sweep", action="append", metavar="NAME=V,V,...", help="once for each of these values")
     parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the page")
-    parser.add_argument("--csv", metavar="FILE", help="write the rows of a sweep there; - is stdout")
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters only")
     group = parser.add_argument_group("the cluster and what is assumed of it; each NAME can also be swept")
     add_options(group, PARAMETERS, usual=_USUAL)
-    add_recorded(parser)
-    add_training(parser)
-    add_program(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -83,22 +80,27 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If there is no such program, or an option cannot be meant. Nothing has run then.
         TopologyError: If there is no such cluster, or it is too small.
     """
+    return simulated(args, partial(_program, args))
+
+
+def simulated(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], *, tells_itself: bool = False) -> int:
+    """Run a program in virtual time, once or over a sweep, and return the exit code.
+
+    Args:
+        args: Of `add_simulation`.
+        make: Makes the program, given further arguments for it.
+        tells_itself: Whether the program says how far it is.
+    """
     check_width(args.width)
-    for option in ("json", "csv"):
-        setattr(args, option, result_path(getattr(args, option), option=f"--{option}"))
-    if asks_for_training(args):
-        args.trace = output_path(args.trace)
-        return simulate_training(args, values(args, PARAMETERS))
-    return _sweep(args) if args.sweep else _once(args)
+    args.json = result_path(args.json, option="--json")
+    return _sweep(args, make) if args.sweep else _once(args, make, tells_itself)
 
 
-def _once(args: argparse.Namespace) -> int:
-    if args.csv is not None:
-        raise UsageError("--csv: only a --sweep has rows")
-    setting, program, trace = checked(values(args, PARAMETERS)), _program(args), output_path(args.trace)
+def _once(args: argparse.Namespace, make: Callable[[Sequence[str]], Program], tells_itself: bool) -> int:
+    setting, program, trace = checked(values(args, PARAMETERS)), make(()), output_path(args.trace)
     aside = redirect_stdout(sys.stderr) if args.json == STDOUT else nullcontext()
     with aside, told_traces(args.trace, trace, verdict=False):
-        if is_recorded(args):  # which says itself how far it is
+        if tells_itself:
             simulation = simulate(program, setting, trace=trace)
         else:
             with pace() as tell:
@@ -109,11 +111,12 @@ def _once(args: argparse.Namespace) -> int:
     return 0 if told else EXIT_FAILED
 
 
-def _program(args: argparse.Namespace) -> Program:
-    if is_recorded(args):
-        return recorded(args)
-    program = named(args, command="simulate")
-    tell_of_late_options(args, command="simulate")
+def _program(args: argparse.Namespace, arguments: Sequence[str]) -> Program:
+    if args.script is not None and args.script.endswith((".json", ".json.gz")):
+        raise UsageError(f"{args.script}: a recorded run is repeated by `overlap replay {args.script}`")
+    program = named(args, *arguments, command="simulate")
+    if not arguments:
+        tell_of_late_options(args, command="simulate")
     return program
 
 
@@ -138,31 +141,29 @@ def _show(args: argparse.Namespace, simulation: Simulation) -> None:
             console.print(line)
 
 
-def _sweep(args: argparse.Namespace) -> int:
+def _sweep(args: argparse.Namespace, make: Callable[[Sequence[str]], Program]) -> int:
     if args.trace is not None:
         raise UsageError("--trace: a sweep has many timelines; simulate one point with --trace")
-    if args.csv == args.json == STDOUT:
-        raise UsageError("--csv, --json: only one of them can be stdout")
     swept, fixed = axes(args.sweep), values(args, PARAMETERS)
-    program = _program(args)  # or refuse, before anything runs
+    program = make(())  # or refuse, before anything runs
     grid = list(points(swept, fixed))
 
     def run(point: Point) -> Simulation:
-        again = named(args, *point.arguments, command="simulate") if point.arguments else program
+        again = make(point.arguments) if point.arguments else program
         return simulate(again, checked(point.values))
 
     rows, interrupted = sweep(grid, run)
     winner = best(rows)
-    if STDOUT not in (args.csv, args.json):
+    if args.json != STDOUT:
         _show_rows(args, rows, winner)
-    told = args.csv is None or written(csv_text(rows, winner), args.csv, option="--csv")
+    told = True
     if args.json is not None:
         found = {
             "sweep": {axis.name: axis.texts for axis in swept},
             "complete": not interrupted,
             "rows": json_rows(rows, winner),
         }
-        told = written(as_json(found), args.json, option="--json") and told
+        told = written(as_json(found), args.json, option="--json")
     if interrupted:
         notify(f"interrupted; {len(rows)} of {len(grid)} points are done")
         return EXIT_INTERRUPTED

@@ -75,7 +75,6 @@ def assumptions(request: RunConfig) -> list[str]:
         str(virtual.conditions),
         *([f"things go wrong as {virtual.faults} wants it"] if virtual.faults else []),
         str(virtual.interference),
-        *(["starting the program of a step costs time"] if virtual.startup else []),
         *(["shapes only"] if virtual.shapes_only else []),
         *_alike(virtual.alike),
     ]

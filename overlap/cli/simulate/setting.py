@@ -55,7 +55,6 @@ PARAMETERS: Mapping[str, Option] = {
         metavar="N",
         help="ranks of each of N equal blocks behave alike, and two of them run for all; shapes only",
     ),
-    "startup": Option(read=switch, help="each step starts a compiled program, at its published cost"),
     "faults": Option(read=integer, metavar="SEED", help="things go wrong, by this seed: see overlap.Faults"),
     "seed": Option(read=integer, metavar="N", help="of everything random"),
     "jitter": Option(read=number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
@@ -79,7 +78,7 @@ PARAMETERS: Mapping[str, Option] = {
 """Options of a simulation by name, each of which a sweep can vary."""
 
 _CONDITIONS = ("seed", "jitter", "straggler_share", "straggler_factor", "slow_wire_share", "slow_wire_factor")
-_ASSUMED = ("dtype", "efficiency", "memory_efficiency", "profile", "peer_direct", "shapes_only", "alike", "startup")
+_ASSUMED = ("dtype", "efficiency", "memory_efficiency", "profile", "peer_direct", "shapes_only", "alike")
 _SIZE = ("nodes", "lnc", "ranks")
 _WHERE = ("cluster", *_SIZE)
 

@@ -1,8 +1,7 @@
-"""Sweeps over settings: their points, the rows that come of them, and these as a table, CSV and JSON."""
+"""Sweeps over settings: their points, the rows that come of them, and these as a table and JSON."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from .simulation import SimulatedRun, Simulation, StepSummary
 _BAR = 24  # cells of the longest bar, where there is room
 _BAR_HEADING = "step time"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_FIGURES = ("step_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "queued_ns", "idle_ns",
-            "overlap_ratio", "exposed_share", "samples_per_s", "world_size")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,19 +272,6 @@ def _best(winner: SweepRow | None) -> list[str]:
         return []
     why = "shortest step" if winner.outcome.samples_per_s is None else "highest throughput"
     return [f"* {why}: {', '.join(f'{name}={text}' for name, text in winner.point.texts.items())}"]
-
-
-def csv_text(rows: Sequence[SweepRow], winner: SweepRow | None) -> str:
-    """Return the rows as CSV: the parameters, the figures as in JSON, whether a row is the best, its error."""
-    out = StringIO()
-    names = list(rows[0].point.texts) if rows else []
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*names, *_FIGURES, "best", "error"])
-    for row in rows:
-        figures = described(row.outcome) if row.outcome else {}
-        told = [figures.get(name) for name in _FIGURES]
-        writer.writerow([*row.point.texts.values(), *told, int(row is winner), row.error])
-    return out.getvalue()
 
 
 def json_rows(rows: Sequence[SweepRow], winner: SweepRow | None) -> list[dict[str, object]]:

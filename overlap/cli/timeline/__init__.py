@@ -16,18 +16,16 @@ from ...notice import notify
 from ...timeline.files.merge import merged, merged_header
 from ...timeline.files.parts import Part, pack_part
 from ...timeline.files.tracefile import read_trace, write_merged
-from ...timeline.measure.metrics import median_step, windows_of
+from ...timeline.measure.metrics import median_step
 from ...timeline.measure.oddities import oddities
 from ...timeline.measure.verdict import Verdict, parse_limit, verdict_of
 from ...timeline.ranklist import listed, unlisted
-from ...timeline.replay.changes import Change, parse_change
+from ...timeline.replay.changes import parse_change
 from ...timeline.replay.prediction import Prediction, advise, neighbours, predict
 from ...timeline.spans import Timeline
 from ..options import check_width
 from ..output import as_json, kept, output_path
 from ..pace import pace
-from .browser import browse, check_terminal
-from .browser.track import Track
 from .report import SCHEMA_VERSION, described, report
 
 _DESCRIPTION = """\
@@ -51,7 +49,7 @@ examples:
   overlap timeline run.trace.json                draw its median step
   overlap timeline run.trace.json --step 3 --ranks 0,4-7
   overlap timeline run.trace.json --step all --json
-  overlap timeline -i run.trace.json --step 3      scroll, zoom and search in the terminal
+  overlap timeline run.trace.json --html run.html  a page to scroll, zoom and search
   overlap timeline run.trace.json --ops --stragglers --critical-path
   overlap timeline run.trace.json --what-if bucket_bytes=4MiB --what-if "compute 'tokenise'=0.5x"
   overlap timeline run.json --advise
@@ -72,9 +70,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description and the options of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("files", nargs="+", metavar="FILE", help="trace file, .json or .json.gz; several are merged")
-    parser.add_argument(
-        "-i", "--interactive", action="store_true", help="scroll, zoom, search and look at spans, in the terminal"
-    )
     parser.add_argument("-o", "--output", metavar="OUT", help="write the files as one trace file, and draw nothing")
     parser.add_argument("--step", metavar="N|all", help="step to show; default: the median one by wall time, or all")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to show, such as 0,3-5; default: all")
@@ -93,8 +88,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="CHANGE",
         help="predict the step with a change: bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
-        "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
-        "awaits=late, updates=late, barriers=none, loop=free, streams=apart, window=8; several hold together",
+        "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, stragglers=none, awaits=late, "
+        "barriers=none, loop=free; several hold together",
     )
     parser.add_argument(
         "--advise", action="store_true", help="try such changes, and list the five that would shorten the step most"
@@ -120,8 +115,6 @@ def main(args: argparse.Namespace) -> int:
     if args.output is not None:
         return 0 if _merge(args.files, args.output) else EXIT_FAILED
     check_width(args.width)
-    if args.interactive:
-        check_terminal()
     limits = [parse_limit(text) for text in args.fail_if or ()]
     changes = [parse_change(text) for text in args.what_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
@@ -130,9 +123,7 @@ def main(args: argparse.Namespace) -> int:
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
     kept_all = True
-    if args.interactive:
-        verdict = _browsed(args, timeline, changes, step, ranks)
-    elif args.advise:
+    if args.advise:
         verdict = verdict_of(timeline, step=step)
         with pace() as tell:
             advice = advise(timeline, step=step, progress=tell, within_s=_ADVISE_S)
@@ -156,12 +147,11 @@ _PICTURES = ("html", "svg")
 _EXCLUDED: dict[str, tuple[tuple[str, ...], str]] = {
     "output": (
         (
-            "interactive", "step", "ranks", "all", "width", "ascii", *_TABLES, "what_if", "advise", "against",
+            "step", "ranks", "all", "width", "ascii", *_TABLES, "what_if", "advise", "against",
             "fail_if", "json", *_PICTURES,
         ),
         "-o only writes the files as one trace file",
     ),
-    "interactive": (("advise", "json", *_PICTURES, *_TABLES), "-i shows a run and writes nothing"),
     "advise": (
         (*_PICTURES, *_TABLES, "against", "ranks", "all"),
         "--advise only prints predictions, of all ranks: run the command once more without --advise",
@@ -183,13 +173,9 @@ def _check_together(args: argparse.Namespace) -> None:
             "--advise, --what-if: one or the other; --advise tries changes to the run as it was recorded, --what-if "
             "predicts those that you give"
         )
-    if args.interactive and args.what_if and args.against is not None:
-        raise UsageError("-i --what-if, --against: one or the other; the screen shows two runs at most")
     for option, (others, why) in _EXCLUDED.items():
-        if not _is_given(args, option) or (args.interactive and option in ("what_if", "against")):
-            continue
         for other in others:
-            if _is_given(args, other):
+            if _is_given(args, option) and _is_given(args, other):
                 raise UsageError(f"{_spelled(option)}, {_spelled(other)}: one or the other; {why}")
 
 
@@ -198,31 +184,7 @@ def _is_given(args: argparse.Namespace, option: str) -> bool:
 
 
 def _spelled(option: str) -> str:
-    return {"interactive": "-i", "output": "-o"}.get(option, f"--{option.replace('_', '-')}")
-
-
-def _browsed(
-    args: argparse.Namespace,
-    timeline: Timeline,
-    changes: Sequence[Change],
-    step: int | None,
-    ranks: Sequence[int] | None,
-) -> Verdict:
-    """Show a run, and below it the run that it is compared with; return the verdict on the first."""
-    runs = {"measured" if changes else "this": timeline}
-    if changes:
-        runs["predicted"] = predict(timeline, changes, step=step).timeline
-    elif args.against is not None:
-        runs["against"] = read_trace(args.against)
-    tracks, lengths = [], []
-    for title, run in runs.items():
-        of = None if args.step is None else _step(args.step, run)
-        windows = windows_of(run, of)
-        first_ns = min(window[0] for window in windows.values())
-        tracks.append(Track(run, title=title, origin_ns=first_ns, ranks=ranks))
-        lengths.append(max(window[1] for window in windows.values()) - first_ns)
-    browse(tracks, window_ns=(0, max(*lengths, 1)) if args.step else None, ascii=args.ascii)
-    return verdict_of(timeline, step=step, ranks=ranks)
+    return "-o" if option == "output" else f"--{option.replace('_', '-')}"
 
 
 def _advised(args: argparse.Namespace, found: list[Prediction]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...errors import ScheduleError, UsageError
+from ...errors import UsageError
 from .action import Action, Kind
 from .proof import peak_live, prove
 from .timing import Durations, Timing, replay, time_grid
@@ -81,20 +81,6 @@ class PipelineSchedule:
         """Return the lines of a drawing, ranks by time; the rest of lines longer than `width` characters goes below."""
         durations = durations or Durations()
         return time_grid(self.rows, self.timing(durations), durations, width=width)
-
-    def check_live(self, most: int) -> None:
-        """Raise if a rank would hold more activations at once than `most`.
-
-        Raises:
-            ScheduleError: Naming the first rank that would.
-        """
-        for rank, live in enumerate(self.peak_live):
-            if live > most:
-                raise ScheduleError(
-                    f"schedule {self.name!r}: rank {rank} holds up to {live} activations at once; "
-                    f"at most {most} are allowed",
-                    rank=rank,
-                )
 
     def text(self) -> str:
         """Return the text form: a line for each rank, its actions with commas, as PyTorch reads and writes them."""

@@ -16,19 +16,6 @@ def tick_step_ns(length_ns: int, cells: int) -> int:
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= wanted_ns)
 
 
-def scale(low_ns: int, high_ns: int, cells: int, *, mark: str) -> str:
-    """Draw a ruler for a window that need not begin at 0."""
-    step_ns = tick_step_ns(max(high_ns - low_ns, 1), cells)
-    name, unit_ns = unit_for(max(abs(low_ns), abs(high_ns), 1))
-    line = [" "] * cells
-    for at_ns in range(-(-low_ns // step_ns) * step_ns, high_ns, step_ns):
-        cell = (at_ns - low_ns) * cells // (high_ns - low_ns)
-        label = f"{mark}{at_ns / unit_ns:.12g} {name}"
-        label = label if cell + len(label) <= cells else mark
-        line[cell : cell + len(label)] = label
-    return "".join(line[:cells]).rstrip()
-
-
 def ruler(length_ns: int, cells: int, *, mark: str) -> str:
     """Draw `mark` and a label at every tick, in at most `cells` characters; a label that does not fit is left out."""
     name, unit_ns = unit_for(length_ns)

@@ -14,7 +14,7 @@ from ..measure.metrics import Breakdown, Coverage, coverage, of_steps
 from ..measure.reasons import reasons
 from ..measure.verdict import Verdict, judge
 from ..ranklist import listed
-from ..spans import CUT, ENDED, REPLAYED, Timeline
+from ..spans import CUT, ENDED, Timeline
 from .axis import ruler
 from .folding import Fold, fold, table
 from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
@@ -195,45 +195,13 @@ class TimelineView:
 _IN_NOTEBOOKS = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
 
 
-def render_text(
-    timeline: Timeline,
-    *,
-    width: int = 80,
-    ascii: bool = False,
-    step: int | None = None,
-    ranks: Iterable[int] | None = None,
-    color: bool = False,
-    height: int | None = None,
-    all: bool = False,
-) -> str:
-    """Draw a timeline as text that ends in a newline; arguments and errors as for `TimelineView`.
-
-    With `color` the text holds ANSI sequences, whatever the environment says about colour.
-    """
-    view = TimelineView(timeline, step=step, ranks=ranks, width=width, ascii=ascii, all=all)
-    lines = view.lines(width=width, height=height, color=color)
-    texts = [_ansi(line) for line in lines] if color else ["".join(text for text, _ in line) for line in lines]
-    return "".join(text.rstrip() + "\n" for text in texts)
-
-
-def _ansi(line: _Line) -> str:
-    from rich.color import ColorSystem
-    from rich.style import Style
-
-    # A style keeps the codes of the terminal that it was first shown on, and is kept by its definition: with a space
-    # that changes nothing this one is nobody else's.
-    styles = ((text, Style.parse(f"{style} ")) for text, style in line)
-    return "".join(style.render(text, color_system=ColorSystem.TRUECOLOR) for text, style in styles)
-
-
 def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
     what = "whole run" if step is None else f"step {step}"
     clock = ", virtual time" if timeline.clock == "virtual" else ""
     lost = f", {timeline.dropped} older spans not kept" if timeline.dropped else ""
     cut = ", of a file that was cut off" if CUT in timeline.meta else ""
-    replayed = ", times from dependencies" if REPLAYED in timeline.meta else ""
     badly = f", of a run that {timeline.meta[ENDED]}" if ENDED in timeline.meta else ""
-    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{replayed}{cut}{badly}"
+    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{cut}{badly}"
 
 
 def _uncounted(rows: Sequence[Breakdown]) -> str:

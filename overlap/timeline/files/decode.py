@@ -152,22 +152,16 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 def complete_part(text: str) -> Json | None:
-    """Return a document that was cut off with the events that are whole; None if not even its beginning is.
-
-    An array that only lacks its end, as tools leave it that append events to a file, is whole.
-    """
+    """Return a document that was cut off with the events that are whole; None if not even its beginning is."""
     match = _BEGIN.search(text)
-    start = match.end() if match else len(text) - len(text.lstrip()) + 1
-    if match is None and not text.lstrip().startswith("["):
+    if match is None:
         return None
-    header: dict[str, Json] = {}
-    if match:
-        try:
-            header = json.loads(text[: match.start()].rstrip().removesuffix(",") + "}")
-        except ValueError:
-            return None
+    try:
+        header = json.loads(text[: match.start()].rstrip().removesuffix(",") + "}")
+    except ValueError:
+        return None
     events: list[Json] = []
-    decoder, at = json.JSONDecoder(), start
+    decoder, at = json.JSONDecoder(), match.end()
     while True:
         at = cast("re.Match[str]", _BETWEEN.match(text, at)).end()
         try:

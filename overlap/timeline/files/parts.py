@@ -1,8 +1,7 @@
 """Packed spans: parts that processes send, streams that grow while a run lives, and the ends of trace files.
 
 All three hold blocks of columns: zlib's data of a header (msgpack: how many spans, and the tables of texts and groups)
-and the columns, nine of 64 and nine of 32 bits; format 2 has no roles, and eight of these. A block takes a seventh of
-the time of trace events to make.
+and the columns, nine of 64 and nine of 32 bits. A block takes a seventh of the time of trace events to make.
 
 * A part is a header of the run, then one block for each rank, ascending, each after its length (4 bytes).
 * A stream is `MAGIC`, the same header, then blocks of any ranks, each after its rank (8 bytes) and its length. A stream
@@ -274,8 +273,6 @@ def _columns(rank: int, data: bytes) -> SpanColumns:
     try:
         end = 4 + int.from_bytes(data[:4], "big")
         told = msgspec.convert(msgpack.unpackb(data[4:end], unicode_errors="surrogatepass"), _BlockHeader)
-        if told.count >= 0 and len(data) - end == told.count * (_SPAN_BYTES - 4):
-            data += bytes(4 * told.count)  # of format 2: the last column is that of roles, and 0 is none
         if told.count < 0 or len(data) - end != told.count * _SPAN_BYTES:
             raise ValueError("columns that do not fit")
         wholes = np.frombuffer(data, "<i8", len(WHOLES) * told.count, end).reshape(len(WHOLES), told.count)

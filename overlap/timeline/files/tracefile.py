@@ -7,7 +7,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
@@ -20,12 +20,11 @@ import msgspec
 from ...errors import UsageError
 from ..columnar import SpanColumns
 from ..spans import CUT, Timeline
-from .chakra import from_chakra, from_chakra_json, is_chakra, is_chakra_json
 from .decode import VERSION, Document, complete_part, file_header
 from .events import Json, dumps, rank_events
-from .foreign import from_foreign
 from .kineto import timeline_of
 from .merge import merged_columns, merged_header
+from .neuron import from_neuron
 from .packed import beginning, is_profile
 from .parts import MAGIC, Header, Part, rank_at_end, read_end, read_stream, with_end
 from .profile import read_profile
@@ -89,12 +88,9 @@ def _put(pieces: Iterable[bytes], file: BinaryIO, *, packed: bool) -> None:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
-    """Read a trace file, ours or as much as can be understood of another tool's.
+    """Read a trace file: ours, one of PyTorch's profiler (a rank; `merged` joins them), or a system profile of Neuron.
 
-    Of another tool's file, complete events (`ph: X`, or `B` and `E`) are taken that are recognisably compute,
-    communication or a profiler step: from PyTorch's profiler (each file is one rank; `merged` joins them), from
-    Neuron's system profiles, or from tools that name categories alike; of Chakra's execution traces (`name.RANK.et`)
-    the operations. Of a file that was cut off, all complete events are taken; `meta` says so.
+    Of a file that was cut off, all complete events are taken; `meta` says so.
 
     Raises:
         UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
@@ -109,11 +105,7 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
             found = read_end(data) if whole else None
             if found is not None:
                 return _with_columns(*found)
-            if is_chakra(Path(path)):
-                timeline, cut = from_chakra(Path(path), bytes(data))
-                cut = cut or not whole
-            else:
-                timeline, cut = _parsed(bytes(data), Path(path), whole=whole)
+            timeline, cut = _parsed(bytes(data), whole=whole)
         return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
@@ -177,7 +169,7 @@ def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
         raise UsageError(f"cannot be read: {error.strerror}") from error
 
 
-def _parsed(data: bytes, path: Path, *, whole: bool) -> tuple[Timeline, bool]:
+def _parsed(data: bytes, *, whole: bool) -> tuple[Timeline, bool]:
     """Return the timeline of a document, and whether it is only what is complete of one that was cut off."""
     if b'"overlap"' in data:  # of others nothing is known, so that they cannot be checked as they are decoded
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
@@ -185,17 +177,13 @@ def _parsed(data: bytes, path: Path, *, whole: bool) -> tuple[Timeline, bool]:
             if document.overlap is not None:
                 return document.timeline(), not whole
     told, cut = _loaded(data, whole=whole)
-    if isinstance(told, Mapping) and is_chakra_json(told):
-        return from_chakra_json(path, told), cut
-    if isinstance(told, list):
-        told = {"traceEvents": told}
-    events = told.get("traceEvents", told.get("trace_events")) if isinstance(told, dict) else None
+    if isinstance(told, dict) and isinstance(hardware := told.get("trace_events"), list):
+        return from_neuron(hardware), cut
+    events = told.get("traceEvents") if isinstance(told, dict) and "overlap" in told else None
     if not isinstance(told, dict) or not isinstance(events, list):
-        raise UsageError("not a trace file: no list 'traceEvents' in it")
+        raise UsageError("not a trace of overlap or of PyTorch's profiler, and no system profile of Neuron")
     known = [event for event in events if isinstance(event, dict)]
-    if "overlap" in told:
-        return msgspec.convert(told | {"traceEvents": known}, Document).timeline(), cut
-    return from_foreign(known, told), cut
+    return msgspec.convert(told | {"traceEvents": known}, Document).timeline(), cut
 
 
 _decoder = msgspec.json.Decoder(Document)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from ...errors import UsageError
 from .graph import Graph, Node, input_of
 from .machine import Machine
-from .roles import role_of
 from .transfers import nbytes_of
 
 _PASSES = 2  # A copy reads each byte and writes it
@@ -64,7 +63,7 @@ def update_together(computes: Sequence[Node], buckets: Sequence[Sequence[Node]])
             wants them in the opposite order of the gradients.
         buckets: Of each bucket the ends on that rank of the all-reduces that it carries, in order.
     """
-    updates = sorted((node for node in computes if role_of(node.span) == "update"), key=lambda node: node.span.start_ns)
+    updates = sorted((node for node in computes if node.span.role == "update"), key=lambda node: node.span.start_ns)
     if len(updates) != sum(map(len, buckets)):
         return
     for ends in reversed(buckets):
@@ -91,7 +90,7 @@ def convert(graph: Graph, nodes: Iterable[Node]) -> None:
 def _packing(node: Node) -> list[Node]:
     """Return the computes that packed what an all-reduce carries, of each rank; none if the program did it itself."""
     inputs = [input_of(each) for each, _ in node.after if each.kind == "arrival"]
-    return [each for each in inputs if each is not None and role_of(each.span) == "pack"]
+    return [each for each in inputs if each is not None and each.span.role == "pack"]
 
 
 def _packed(node: Node, each_ns: float) -> bool:

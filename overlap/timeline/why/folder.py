@@ -17,7 +17,7 @@ from .report import SCHEMA, Why, from_json
 
 MOST_REPORT_BYTES = 64 << 20
 _RANK = re.compile(r"(?:rank|worker|TP)[-_ ]?(\d+)", re.IGNORECASE)
-ENDINGS = (".json", ".json.gz", ".gz", ".pickle", ".pkl", ".et")
+ENDINGS = (".json", ".json.gz", ".gz", ".pickle", ".pkl")
 
 
 def explain(

@@ -28,7 +28,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
         with two_hosts(links=1, bits_per_s=BITS_PER_S) as hosts:
             for ranks in (1, 2):
                 cluster = topology.cluster(str(MACHINE), nodes=len(hosts), ranks=ranks * len(hosts))
-                options = ["--nproc-per-node", str(ranks), "--cluster", str(MACHINE)]
+                options = ["--ranks-per-process", str(ranks), "--cluster", str(MACHINE)]
                 place = f"2 hosts x {ranks}, 1 Gbit/s"
                 begin = partial(begun, hosts, options)
                 name = f"two_hosts/planned/{ranks}"

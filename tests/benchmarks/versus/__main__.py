@@ -71,10 +71,6 @@ def _measure(args: argparse.Namespace) -> int:
 
 def _measure_beside(args: argparse.Namespace) -> int:
     """Measure a collective over its sizes on our ranks, and over the same sizes on those of other libraries."""
-    if args.shared:
-        raise UsageError("--shared: other libraries have no results that ranks share; leave out --vs")
-    if args.common:
-        raise UsageError("--common: other libraries' inputs lie in memory of their own; leave out --vs")
     worlds = [[_in_place(case) for case in world] for world in cases(args)]
     how, where, contenders = sampling(args), layout(args), contenders_named(args.vs)
     check_memory(worlds, MEMORY_BYTES)

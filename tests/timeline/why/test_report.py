@@ -197,9 +197,9 @@ def test_a_verdict_on_a_part_of_a_file_says_so(tmp_path):
 
 
 def test_what_another_tool_has_not_recorded_is_not_idle(tmp_path):
-    events = [{"ph": "X", "cat": "compute", "name": "k", "pid": 0, "tid": 1, "ts": 10 * at, "dur": 5} for at in (1, 2)]
+    hardware = {"name": "nc_exec_running", "duration": 5_000, "nc_idx": 0}
     path = tmp_path / "t.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+    path.write_text(json.dumps({"trace_events": [hardware | {"timestamp": at} for at in (10_000, 20_000)]}))
     found = overlap.why(path)
     assert {cause.text: cause.duration_ns for cause in found.causes} == {
         "computing": 10_000, "nothing is recorded": 5_000,

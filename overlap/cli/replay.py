@@ -1,4 +1,4 @@
-"""`overlap simulate FILE ...`: makes a program of recorded traces."""
+"""`overlap replay FILE ...`: repeats a recorded run as a program, on its cluster or another."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from dataclasses import dataclass, replace
 
 from topology import TopologyError
 
-from ... import Virtual, run
-from ...config import RunConfig, overriding
-from ...errors import RankFailedError, UsageError
-from ...planning.recorded import Growth, Move, Tape, classes_of, growth_of, play, tape_of
-from ...runtime.rank import Rank
-from ...simulation import Alike
-from ...timeline.files.merge import merged
-from ...timeline.files.tracefile import read_trace
-from ...timeline.measure.metrics import median_step
-from ...timeline.replay.prediction import around
-from ...timeline.spans import Timeline
-from ...units import format_ns, wrapped
-from ..output import field
-from ..pace import pace
-from ..program import Program
+from .. import Virtual, run
+from ..config import RunConfig, overriding
+from ..errors import RankFailedError, UsageError
+from ..planning.recorded import Growth, Move, Tape, classes_of, growth_of, play, tape_of
+from ..runtime.rank import Rank
+from ..simulation import Alike
+from ..timeline.files.merge import merged
+from ..timeline.files.tracefile import read_trace
+from ..timeline.measure.metrics import median_step
+from ..timeline.replay.prediction import around
+from ..timeline.spans import Timeline
+from ..units import format_ns, wrapped
+from .output import field
+from .pace import pace
+from .parser import Parser
+from .program import Program
+from .simulate import add_simulation, simulated
 
-_ENDINGS = (".json", ".json.gz", ".et", ".et.gz")
 _LOOKED_AT = 256
 """Moves of ranks between two looks at the clock."""
 _MOVES_AT_MOST = 60_000
@@ -35,29 +36,39 @@ _RANKS_PRICED = 100
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
 
 
-def add_recorded(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a trace."""
-    of = parser.add_argument_group("a trace instead of a program: FILE ..., those of all ranks")
-    of.add_argument("--compute", metavar="F", help="computes take F times as long as recorded, such as 0.5x")
-    of.add_argument(
+_DESCRIPTION = """\
+Repeat a recorded run as a program on a modelled cluster, its own or another: traces of overlap run or simulate, or the
+files of all ranks of PyTorch's profiler. Computes take the time that was recorded, operations that of the cluster.
+"""
+
+_EPILOG = """\
+examples:
+  overlap replay run.json --cluster "trn2.48xlarge x16" --compute 0.5x     on a larger cluster, of faster cores
+  overlap replay rank0.json rank1.json --cluster p5.48xlarge --sweep nodes=1,2,4
+"""
+
+
+def fill(parser: Parser) -> None:
+    """Add the description and the options of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("files", nargs="+", metavar="FILE", help="trace file; those of all ranks")
+    parser.add_argument("--compute", metavar="F", help="computes take F times as long as recorded, such as 0.5x")
+    parser.add_argument(
         "--grow",
         metavar="NAME,...",
         help="groups with more ranks on a larger cluster; default: those of buckets",
     )
+    add_simulation(parser)
 
 
-def is_recorded(args: argparse.Namespace) -> bool:
-    """Return whether the command line names traces instead of a program.
+def main(args: argparse.Namespace) -> int:
+    """Repeat the run, print its step, and return the exit code.
 
     Raises:
-        UsageError: If options of a trace are given without one.
+        UsageError: If a trace cannot be read, or an option cannot be meant.
+        TopologyError: If there is no such cluster, or it is too small.
     """
-    if args.script is not None and args.script.endswith(_ENDINGS):
-        return True
-    for option in ("compute", "grow"):
-        if getattr(args, option) is not None:
-            raise UsageError(f"--{option}: only with a trace, FILE {' or '.join(_ENDINGS[::2])}, as the program")
-    return False
+    return simulated(args, lambda point: recorded(args), tells_itself=True)
 
 
 def recorded(args: argparse.Namespace) -> Program:
@@ -66,10 +77,8 @@ def recorded(args: argparse.Namespace) -> Program:
     Raises:
         UsageError: If one cannot be read or is not of one run, or an option cannot be meant.
     """
-    if options := [word for word in args.args if word.startswith("-")]:
-        raise UsageError(f"{options[0]}: options come before the trace files")
     factor, names = _factor(args.compute), [name.strip() for name in args.grow.split(",")] if args.grow else []
-    files = [args.script, *args.args]
+    files = args.files
     whole = merged([read_trace(file) for file in files])
     timeline = _some(whole, _MOVES_AT_MOST)
     known = timeline, tape_of(timeline)

@@ -1,4 +1,4 @@
-"""`overlap simulate --model`: predicts a training step from a model's configuration and a layout."""
+"""`overlap model NAME`: predicts a training step from a model's configuration and a layout."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from ...notice import notify, say
 from ...parallel.schedules import FAMILIES
 from ...planning import Layout, Model, estimate, known, load
 from ...planning.device import Device
-from ...planning.estimates import Estimate, Sensitivity, sensitivities
-from ...planning.goodput import Failures
-from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, CONTEXTS, OPERATIONS, ORDERS
+from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, OPERATIONS, ORDERS
 from ...planning.search import FREE, Candidate, Found, candidates, search
 from ...settings import Option
 from ...timeline.recording import DEFAULT_CAPACITY
 from ...units import count, integer, number, parse_bytes, switch
-from ..options import add_options, flag_of, values
-from ..output import STDOUT, as_json, written
-from .setting import checked, revised
-from .training_page import described, page, search_page
+from ..options import add_options, check_width, values
+from ..output import STDOUT, as_json, output_path, result_path, written
+from ..parser import HelpAll, Parser
+from ..simulate.setting import PARAMETERS, checked, revised
+from .page import described, page, search_page
 
 EFFICIENCY = 0.5
 """Share of the peak that computes reach by default, as in good implementations of large models."""
@@ -77,9 +76,6 @@ _LAYOUT = {
         read=str, metavar="WHAT",
         help=f"{', '.join(CHECKPOINTING)} (default), or some of {', '.join(OPERATIONS)} joined by +",
     ),
-    "context": Option(
-        read=str, metavar="WAY", help=f"of keys and values between ranks of cp: {' (default), '.join(CONTEXTS)}"
-    ),
     "async_tp": Option(
         read=switch, help="exchanges of tp lie under the products they belong to, piece by piece",
         off="they lie between the halves of a layer (default)",
@@ -91,9 +87,6 @@ _LAYOUT = {
         read=switch, help="new weights are gathered under the next step (ZeRO-1 and 2)",
         off="at the end of their step (default)",
     ),
-    "offload": Option(
-        read=switch, help="the optimizer's state is in the memory of the host", off="it is on the device (default)"
-    ),
     "sequence_parallel": Option(
         read=switch, help="ranks of tp share the activations between the halves of a layer (default)",
         off="each of them holds all of these",
@@ -103,86 +96,71 @@ _LAYOUT = {
         help=f"gradients that are reduced together; default: {BUCKET_BYTES >> 20}MiB",
     ),
     "order": Option(read=str, metavar="A.B.C", help=f"axes, neighbours last: {', '.join(ORDERS)}"),
-    "imbalance": Option(
-        read=number, metavar="F", help="tokens of the busiest rank of experts over the mean; default: 1"
-    ),
 }  # fmt: skip
 _ANSWER = {
-    "price": Option(read=number, metavar="P", help="of a node and hour, for the cost of a sample"),
-    "chip_hours": Option(
-        read=number,
-        metavar="H",
-        help="mean hours from failure to failure of a chip, for the goodput; default: 50,676",
-    ),
-    "checkpoint_s": Option(read=number, metavar="S", help="seconds of a checkpoint, for the goodput; default: 30"),
-    "restart_s": Option(read=number, metavar="S", help="seconds of a restart, for the goodput; default: 600"),
-    "sensitivity": Option(read=switch, help="simulate the step with other figures of the machine too"),
     "best": Option(read=str, metavar="NAME,...", help=f"search for the best of these: {', '.join(FREE)}"),
     "within": Option(read=number, metavar="S", help="seconds of a search; default: 60, and one simulation in any case"),
 }
-# Parameters that a layout implies, or that ranks which behave alike do not have.
-_ELSEWHERE = ("alike", "shapes_only", "ranks", "faults", "seed", "jitter", "straggler_share", "straggler_factor",
-              "slow_wire_share", "slow_wire_factor")  # fmt: skip
-
-
-class _FormerCluster(argparse.Action):
-    """The former spelling of `--cluster`."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object) -> None:
-        """Set the cluster, and name the option that does so."""
-        notify("`--on` is now `--cluster`; the old name goes with the next version")
-        namespace.cluster = value
-
-
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a training step."""
-    of = parser.add_argument_group(
-        "a model's training step instead of a program", "An option of the layout that is not given has its default."
+# Parameters of simulations that a layout does not imply, and that ranks which behave alike have.
+_ASSUMED = {
+    name: PARAMETERS[name]
+    for name in (
+        "cluster", "nodes", "lnc", "algorithm", "dtype", "efficiency", "memory_efficiency", "profile", "peer_direct",
+        "slow_compute", "slow_comm",
     )
-    of.add_argument(
-        "--model", metavar="NAME", help=f"{', '.join(known())}; or a file: .toml, or a config.json of Hugging Face"
+}  # fmt: skip
+
+_DESCRIPTION = """\
+Predict a training step of a language model from its configuration and a layout on a modelled cluster: its time, what of
+it is exposed, and the memory that it needs. NAME is a model that comes with the package, or a file: .toml, or a
+config.json of Hugging Face. An option of the layout that is not given has its default.
+"""
+
+_EPILOG = f"""\
+examples:
+  overlap model llama-70b --tp 8 --pp 4 --cluster "trn2.48xlarge x16"
+  overlap model llama-8b --best tp,pp,dp,bucket_bytes,order --cluster "trn2.48xlarge x2"
+
+models: {", ".join(known())}
+"""
+
+
+def fill(parser: Parser) -> None:
+    """Add the description and the options of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("--help-all", action=HelpAll)
+    parser.add_argument("model", nargs="?", metavar="NAME", help="model; without one, figures of your own say all")
+    parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the page")
+    parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
+    add_options(parser, _ANSWER, usual=("best",))
+    add_options(
+        parser.add_argument_group("the cluster and what is assumed of it"), _ASSUMED, usual=("cluster", "nodes")
     )
-    of.add_argument("--on", dest="cluster", action=_FormerCluster, help=argparse.SUPPRESS)
-    add_options(of, _FIGURES, prefix="model_", usual=())
-    add_options(of, _LAYOUT, prefix="layout_", usual=("tp", "pp", "dp", "zero", "global_batch"))
-    add_options(of, _ANSWER, usual=("best",))
+    layout = parser.add_argument_group("the layout")
+    add_options(layout, _LAYOUT, usual=("tp", "pp", "dp", "zero", "global_batch"))
+    add_options(parser.add_argument_group("figures of the model"), _FIGURES, usual=())
 
 
-def asks_for_training(args: argparse.Namespace) -> bool:
-    """Return whether the options name a model.
-
-    Raises:
-        UsageError: If options of a model are given without one.
-    """
-    if args.model is not None or values(args, _FIGURES, prefix="model_"):
-        return True
-    for name in [*values(args, _ANSWER), *values(args, _LAYOUT, prefix="layout_")]:
-        raise UsageError(f"{flag_of(name, Option())}: only with --model")
-    return False
-
-
-def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
+def main(args: argparse.Namespace) -> int:
     """Predict the step, print it, and return the exit code.
-
-    Args:
-        args: Of the command line.
-        setting: The given options of `setting.PARAMETERS`.
 
     Raises:
         UsageError: If a value is impossible; names option or file, and what was expected.
         TopologyError: If there is no such cluster.
     """
-    cluster, virtual, algorithm = _where(args, setting)
+    check_width(args.width)
+    args.json, args.trace = result_path(args.json, option="--json"), output_path(args.trace)
+    setting = values(args, _ASSUMED)
+    cluster, virtual, algorithm = _where(setting)
     # What reaches a share of the peak, or took the time of a profile, is the user's to say.
     told = {"efficiency", "memory_efficiency"} & set(setting)
     device = None if told else Device.of(cluster)
-    model = load(args.model, values(args, _FIGURES, prefix="model_"))
+    model = load(args.model, values(args, _FIGURES))
     names = _names(args)
     layout = _layout(args, cluster, virtual.dtype, names)
     if args.within is not None and (args.best is None or not args.within > 0):
         raise UsageError(f"--within: expected a positive number, and --best beside it, got {args.within!r}")
-    if args.price is not None and not 0 < args.price < float("inf"):
-        raise UsageError(f"--price: expected a positive number, got {args.price!r}")
     _check_size(model, layout, cluster, searched=bool(names))
     found = Found() if names else None
     begun_s, interrupted = perf_counter(), False
@@ -199,58 +177,25 @@ def simulate_training(args: argparse.Namespace, setting: dict[str, Any]) -> int:
         from ...timeline import write_trace
 
         write_trace(one.timeline, args.trace)
-    moved: list[Sensitivity] = []
-    if args.sensitivity and not interrupted:
-        interrupted = _collect(moved, one, algorithm)
     searched = None if found is None else (names, found)
-    failures = _failures(args, cluster)
-    kept = args.json is None or written(
-        as_json(described(one, moved, args.price, searched, failures)), args.json, option="--json"
-    )
+    kept = args.json is None or written(as_json(described(one, searched)), args.json, option="--json")
     if args.json != STDOUT:
         from ..console import Console
 
         width = Console(width=args.width).width
         lines = search_page(*searched, width=width) if searched else []
-        print("\n".join([*lines, *page(one, moved, args.price, wall_s, failures=failures, width=width)]), flush=True)
+        print("\n".join([*lines, *page(one, wall_s, width)]), flush=True)
     return EXIT_INTERRUPTED if interrupted else 0 if kept else EXIT_FAILED
 
 
-def _where(args: argparse.Namespace, setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
+def _where(setting: dict[str, Any]) -> tuple[Cluster, Virtual, str | None]:
     """Return the cluster, the assumptions, and the only algorithm, if there is one."""
-    if args.script is not None or args.module is not None:
-        raise UsageError(f"--model: a model needs no program, got {args.script or '-m'}")
-    if args.sweep:
-        raise UsageError("--sweep: of a model, --best searches")
-    if args.csv is not None:
-        raise UsageError("--csv: only a --sweep has rows")
     if "cluster" not in setting:
         raise UsageError('--cluster: expected a cluster, such as "trn2.48xlarge x16"')
-    for name in _ELSEWHERE:
-        if name in setting:
-            flag = flag_of(name, Option())
-            raise UsageError(f"{flag}: of a model's step all ranks of a stage run alike, and --cluster says how many")
     request = revised(checked({"efficiency": EFFICIENCY, **setting}), RunConfig())
     assert isinstance(request.cluster, Cluster)
     assert request.virtual is not None
     return request.cluster, request.virtual, request.algorithm
-
-
-_GOODPUT = {"chip_hours": "chip_hours", "checkpoint_s": "write_s", "restart_s": "restart_s"}
-"""Options of the goodput, and the figures of `Failures` that they are."""
-
-
-def _failures(args: argparse.Namespace, cluster: Cluster) -> Failures | None:
-    """Return the failures to reckon with, if any option asks for the goodput."""
-    told = {figure: getattr(args, name) for name, figure in _GOODPUT.items() if getattr(args, name) is not None}
-    if not told:
-        return None
-    try:
-        return Failures(chips=max(1, cluster.world_size // cluster.ranks_per_device), **told)
-    except UsageError as error:
-        figure, _, expected = str(error).partition(": ")
-        name = next(name for name, known in _GOODPUT.items() if known == figure)
-        raise UsageError(f"{flag_of(name, Option())}: {expected}") from None
 
 
 def _names(args: argparse.Namespace) -> list[str]:
@@ -260,11 +205,11 @@ def _names(args: argparse.Namespace) -> list[str]:
     names = [name.strip() for name in args.best.split(",")]
     if not all(names):
         raise UsageError(f"--best: expected names, such as tp,pp,dp, got {args.best!r}")
-    return names if args.layout_dp is not None or "dp" in names else [*names, "dp"]
+    return names if args.dp is not None or "dp" in names else [*names, "dp"]
 
 
 def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
-    given = values(args, _LAYOUT, prefix="layout_")
+    given = values(args, _LAYOUT)
     if twice := [name for name in names if name in given]:
         raise UsageError(f"--best: {twice[0]} is given, and cannot be searched for too")
     if (schedule := given.get("schedule")) in FAMILIES:
@@ -338,17 +283,6 @@ def _search(
         raise UsageError(
             f"--best: none of {found.tried} layouts fits {model.name} on {cluster.name}; most often: {most[0]}"
         )
-    return False
-
-
-def _collect(moved: list[Sensitivity], one: Estimate, algorithm: str | None) -> bool:
-    """Add the sensitivities of a step, and return whether Ctrl-C came before the last."""
-    try:
-        moved.extend(sensitivities(one, algorithm=algorithm))
-    except BaseException as error:
-        if not _is_interrupt(error):
-            raise
-        return True
     return False
 
 

@@ -1,11 +1,11 @@
-"""`overlap simulate --model`: the page at 80 columns, JSON, the search, and one line for what cannot be meant."""
+"""`overlap model`: the page at 80 columns, JSON, the search, and one line for what cannot be meant."""
 
 import json
 import re
 
 import pytest
 
-ON = ("--model", "llama-8b", "--layers", "2", "--sequence", "1024", "--cluster", "trn2.48xlarge")
+ON = ("llama-8b", "--layers", "2", "--sequence", "1024", "--cluster", "trn2.48xlarge")
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def told(overlap):
     """Return a function that simulates and returns what was printed."""
 
     def run(*argv):
-        code, out, err = overlap("simulate", *argv)
+        code, out, err = overlap("model", *argv)
         assert (code, err) == (0, "")
         return out
 
@@ -21,24 +21,23 @@ def told(overlap):
 
 
 def test_the_page_has_its_verdict_last_and_fits_80_columns(told):
-    lines = told(*ON, "--tp", "4", "--price", "20", "--width", "80").splitlines()
+    lines = told(*ON, "--tp", "4", "--width", "80").splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("llama-8b (1.49 billion parameters) on trn2.48xlarge, 64 ranks, virtual time")
     headings = [line.split("  ")[0] for line in lines]
-    assert [each for each in headings if each in ("mean over ranks", "operation", "on the critical path", "cost")] == [
-        "mean over ranks", "operation", "on the critical path", "cost",
+    assert [each for each in headings if each in ("mean over ranks", "operation", "on the critical path")] == [
+        "mean over ranks", "operation", "on the critical path",
     ]  # fmt: skip
     band = r"\(\+-\d+% typical, \+-\d+% in 80% of \d+ published steps of all classes that were left out\)"
     assert re.search(rf"step .* {band}: compute \d+%", " ".join(lines[-3:]))
 
 
 def test_json_has_what_the_page_says(told):
-    found = json.loads(told(*ON, "--tp", "4", "--pp", "2", "--price", "20", "--json", "-"))
+    found = json.loads(told(*ON, "--tp", "4", "--pp", "2", "--json", "-"))
     exposed = sum(each["wire_ns"] + each["waiting_ns"] for each in found["dimensions"].values())
     assert found["compute_ns"] + exposed + found["idle_ns"] == pytest.approx(found["step_ns"], abs=5)
     assert found["layout"]["dp"] == 8
     assert found["samples_per_s"] == pytest.approx(found["layout"]["global_batch"] / found["step_ns"] * 1e9)
-    assert found["cost_of_sample"] == pytest.approx(20 * found["step_ns"] / 3.6e12 / found["layout"]["global_batch"])
     assert found["fits"] is True
 
 
@@ -60,7 +59,7 @@ def test_a_search_leaves_the_samples_to_the_ranks_that_are_left(told):
 
 @pytest.mark.slow
 def test_what_does_not_fit_the_memory_says_so(told):
-    out = told("--model", "llama-70b", "--layers", "8", "--sequence", "1024", "--cluster", "trn2.48xlarge",
+    out = told("llama-70b", "--layers", "8", "--sequence", "1024", "--cluster", "trn2.48xlarge",
                "--zero", "0", "--global-batch", "64")  # fmt: skip
     assert "DOES NOT FIT" in out
 
@@ -68,27 +67,19 @@ def test_what_does_not_fit_the_memory_says_so(told):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--tp", "8"], "--tp: only with --model"),
-        (["--model", "llama-8b"], '--cluster: expected a cluster, such as "trn2.48xlarge x16"'),
-        ([*ON, "train.py"], "--model: a model needs no program, got train.py"),
-        ([*ON, "--sweep", "tp=1,2"], "--sweep: of a model, --best searches"),
+        (["llama-8b"], '--cluster: expected a cluster, such as "trn2.48xlarge x16"'),
         ([*ON, "--tp", "7"], "tp x pp x cp: expected a divisor of the 64 ranks of trn2.48xlarge, got 7"),
-        ([*ON, "--price", "0"], "--price: expected a positive number, got 0.0"),
         ([*ON, "--best", "tp", "--tp", "4"], "--best: tp is given, and cannot be searched for too"),
         ([*ON, "--best", ""], "--best: expected names, such as tp,pp,dp, got ''"),
         ([*ON, "--best", "tp,"], "--best: expected names, such as tp,pp,dp, got 'tp,'"),
         (
-            [*ON, "--jitter", "0.1"],
-            "--jitter: of a model's step all ranks of a stage run alike, and --cluster says how many",
-        ),
-        (
-            ["--model", "llama-405b", "--cluster", "trn2.48xlarge", "--best", "tp,dp"],
+            ["llama-405b", "--cluster", "trn2.48xlarge", "--best", "tp,dp"],
             "--best: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory",
         ),
     ],
 )
 def test_what_cannot_be_meant_is_told_in_one_line(overlap, argv, expected):
-    assert overlap("simulate", *argv) == (2, "", f"overlap: {expected}\n")
+    assert overlap("model", *argv) == (2, "", f"overlap: {expected}\n")
 
 
 def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
@@ -104,7 +95,7 @@ def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
 
     monkeypatch.setattr(search, "estimate", interrupted)
     monkeypatch.setattr(search, "bound_s", lambda *args, **kwargs: 0.0)
-    code, out, err = overlap("simulate", *ON[:-1], "trn2.3xlarge", "--best", "pp,dp", "--global-batch", "8")
+    code, out, err = overlap("model", *ON[:-1], "trn2.3xlarge", "--best", "pp,dp", "--global-batch", "8")
     assert (code, err) == (130, "overlap: interrupted; 1 layouts were simulated\n")
     assert out.startswith("searched for pp, dp: 3 layouts, 1 simulated, and was interrupted\n")
 
@@ -121,37 +112,13 @@ def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
 )
 def test_a_step_that_is_too_large_is_refused_before_anything_of_it_is_built(overlap, words, computes):
     """It took a minute, or all memory."""
-    code, out, err = overlap("simulate", "--model", "llama-8b", "--cluster", "trn2.48xlarge", *words)
+    code, out, err = overlap("model", "llama-8b", "--cluster", "trn2.48xlarge", *words)
     assert (code, out) == (2, "")
     assert re.search(rf"^overlap: --layers: .* has {computes or '.*'} computes or more .* at most 20000: ", err), err
 
 
-def test_goodput_cost_and_energy_are_told_where_they_are_asked_for(told):
-    on_gpus = (*ON[:-1], "p5.48xlarge", "--price", "98", "--zero", "3")
-    lines = told(*on_gpus, "--checkpoint-s", "30", "--width", "400").splitlines()
-    goodput, failing, energy = (
-        next(line for line in lines if line.startswith(name)) for name in ("goodput", "with failures", "energy")
-    )
-    assert re.search(
-        r"^goodput +9\d\.\d% \(9\d\.\d% with failures drawn one by one\) with a checkpoint every ", goodput
-    )
-    assert re.search(r"^with failures +0\.\d+ a million tokens", failing)
-    assert energy.endswith("kWh a million tokens, by the power of the chips alone")
-    found = json.loads(told(*on_gpus, "--chip-hours", "1000", "--json", "-"))
-    assert found["goodput"]["between_s"] == 1000 * 3600 / 8
-    assert found["energy_j"] == pytest.approx(8 * 700 * found["step_ns"] / 1e9)
-    assert json.loads(told(*on_gpus, "--json", "-"))["goodput"] is None
-
-
-@pytest.mark.slow
-def test_a_figure_of_the_goodput_that_cannot_be_meant_is_told_in_one_line(overlap):
-    for option, expected in (("--restart-s", "0 or more"), ("--checkpoint-s", "more than 0")):
-        code, out, err = overlap("simulate", *ON, option, "-1")
-        assert (code, out, err) == (2, "", f"overlap: {option}: expected {expected}, got -1.0\n")
-
-
-def test_the_former_word_for_the_cluster_says_the_new_one(overlap):
-    code, _, err = overlap("simulate", "--model", "llama-8b", "--on", "trn2.48xlarge", "--tp", "7")
-    assert code == 2
-    assert err.startswith("overlap: `--on` is now `--cluster`; the old name goes with the next version\n")
-    assert "expected a divisor of the 64 ranks of trn2.48xlarge, got 7" in err
+def test_the_former_words_say_the_new_ones(overlap):
+    code, _, err = overlap("simulate", "--model", "llama-8b")
+    assert (code, err.count("; a model's step is predicted by `overlap model NAME` (")) == (2, 1)
+    told = "run.json: a recorded run is repeated by `overlap replay run.json`"
+    assert overlap("simulate", "run.json") == (2, "", f"overlap: {told}\n")

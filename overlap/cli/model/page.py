@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from ...planning.estimates import SLOWER, Estimate, Sensitivity
-from ...planning.goodput import Failures
+from ...planning.estimates import SLOWER, Estimate
 from ...planning.layout import Layout
 from ...planning.parts import MESSAGE, Amount
 from ...planning.search import Found
 from ...planning.trust import Band, band_of, band_of_step
 from ...planning.validation import COVERED
-from ...planning.wires import busy
-from ...units import columns, format_bytes, format_ns, format_s, wrapped
+from ...units import columns, format_bytes, format_ns, wrapped
 
 _LISTED = 8  # rows of each table
 
 
-def page(
-    one: Estimate,
-    moved: Sequence[Sensitivity],
-    price: float | None,
-    wall_s: float,
-    *,
-    failures: Failures | None = None,
-    width: int,
-) -> Iterator[str]:
+def page(one: Estimate, wall_s: float, width: int) -> Iterator[str]:
     """Yield the lines of a page."""
     yield from _head(one, width)
     yield ""
@@ -36,12 +26,7 @@ def page(
     yield ""
     yield from _path(one, width)
     yield ""
-    yield from _busy(one, width)
-    if moved:
-        yield ""
-        yield from _sensitivities(moved, width)
-    yield ""
-    yield from _verdict(one, price, failures, wall_s, width)
+    yield from _verdict(one, wall_s, width)
 
 
 def _head(one: Estimate, width: int) -> Iterator[str]:
@@ -56,8 +41,7 @@ def _head(one: Estimate, width: int) -> Iterator[str]:
     sway = f"computes reach {virtual.efficiency:.4g} of the {layout.dtype} peak"
     if one.device is not None:
         sway = f"products, attention and memory as measured of {one.cluster.machine.chip.name}"
-    imbalance = f"; the busiest experts get {layout.imbalance:g} times the mean" if layout.ep > 1 else ""
-    yield from _field("assumed", f"{sway}; {virtual.conditions}; {virtual.interference}{imbalance}", width)
+    yield from _field("assumed", f"{sway}; {virtual.conditions}; {virtual.interference}", width)
     memory, there = one.memory, one.cluster.memory_bytes()
     of = f" of {format_bytes(int(there))}" if there is not None else ""
     parts = ", ".join(
@@ -129,25 +113,7 @@ def _done(doing: str, name: str) -> str:
     return {"compute": f"compute {name}", "wire": name, "waiting": f"waiting in {name}"}.get(doing, "program")
 
 
-# Kinds of wires that need a longer name beside others.
-_WIRES = {"chip": "between the cores of a chip"}
-
-
-def _busy(one: Estimate, width: int) -> list[str]:
-    found = busy(one.cluster, one.layout, one.parts, peer_direct=one.virtual.peer_direct)
-    told = ", ".join(f"{_WIRES.get(kind, kind)} {each.most:.1%} (mean {each.mean:.1%})" for kind, each in found.items())
-    return _field("busiest", told or "nothing: nothing travels", width)
-
-
-def _sensitivities(moved: Sequence[Sensitivity], width: int) -> list[str]:
-    rows = [
-        (each.figure, each.change, *("" if share is None else f"{share:+.1%}" for share in (each.low, each.high)))
-        for each in moved
-    ]
-    return columns(("if another were", "change", "step, less", "step, more"), rows, width=width, words=[0])
-
-
-def _verdict(one: Estimate, price: float | None, failures: Failures | None, wall_s: float, width: int) -> Iterator[str]:
+def _verdict(one: Estimate, wall_s: float, width: int) -> Iterator[str]:
     layout, parts = one.layout, one.parts
     few = (
         f"{one.simulated} of {layout.microbatches} microbatches" if one.simulated < layout.microbatches else "all of it"
@@ -161,15 +127,6 @@ def _verdict(one: Estimate, price: float | None, failures: Failures | None, wall
     rate = f"{one.samples_per_s:.4g} samples/s, {one.tokens_per_s:,.0f} tokens/s"
     used = f", model flops utilisation {one.utilisation:.1%}" if one.utilisation is not None else ""
     yield from _field("throughput", rate + used, width)
-    if price is not None:
-        each = one.cost_of_sample(price)
-        tokens = each / one.model.sequence * 1e6
-        yield from _field(
-            "cost", f"{each:.4g} a sample, {tokens:.4g} a million tokens, at {price:g} a node and hour", width
-        )
-    yield from _energy(one, width)
-    if failures is not None:
-        yield from _goodput(one, failures, price, width)
     band = band_of_step(one.cluster, layout, parts)
     exposed = sum(amount.exposed_ns for amount in parts.operations.values())
     most = max(parts.by_dimension().items(), key=lambda each: each[1].exposed_ns, default=None)
@@ -182,31 +139,6 @@ def _verdict(one: Estimate, price: float | None, failures: Failures | None, wall
         f"idle {parts.idle_ns / parts.step_ns:.0%}.{fits}",
         width,
     )
-
-
-def _energy(one: Estimate, width: int) -> Iterator[str]:
-    if one.energy_j is not None:
-        tokens = one.layout.global_batch * one.model.sequence
-        each = one.energy_j / tokens * 1e6 / 3.6e6
-        told = f"at most {one.energy_j / 3.6e6:,.4g} kWh a step, {each:.3g} kWh a million tokens"
-        yield from _field("energy", f"{told}, by the power of the chips alone", width)
-
-
-_INTERVALS = 20_000  # of the simulated run, whose share is then 0.3 % off at most
-
-
-def _goodput(one: Estimate, failures: Failures, price: float | None, width: int) -> Iterator[str]:
-    every_s = failures.best_s()
-    share, drawn = failures.share(every_s), failures.simulated(every_s, intervals=_INTERVALS)
-    told = (
-        f"{share:.1%} ({drawn:.1%} with failures drawn one by one) with a checkpoint every {format_s(every_s)} "
-        f"(Young {format_s(failures.young_s)}, Daly {format_s(failures.daly_s)}), and a failure every "
-        f"{format_s(failures.between_s)}: {one.tokens_per_s * share:,.0f} tokens/s that count"
-    )
-    yield from _field("goodput", told, width)
-    if price is not None and share:
-        each = one.cost_of_sample(price) / one.model.sequence * 1e6 / share
-        yield from _field("with failures", f"{each:.4g} a million tokens", width)
 
 
 def _reason(most: tuple[str, Amount]) -> str:
@@ -261,13 +193,7 @@ def _field(name: str, text: str, width: int) -> list[str]:
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def described(
-    one: Estimate,
-    moved: Sequence[Sensitivity],
-    price: float | None,
-    searched: tuple[list[str], Found] | None,
-    failures: Failures | None = None,
-) -> dict[str, object]:
+def described(one: Estimate, searched: tuple[list[str], Found] | None) -> dict[str, object]:
     """Return the step for JSON: integers of nanoseconds, bytes, shares from 0 to 1."""
     parts = one.parts
     band = band_of_step(one.cluster, one.layout, parts)
@@ -291,19 +217,11 @@ def described(
             {"doing": doing, "name": name, "ns": round(ns)}
             for (doing, name), ns in sorted(parts.path.items(), key=lambda each: -each[1])
         ],
-        "busy": {
-            kind: asdict(each)
-            for kind, each in busy(one.cluster, one.layout, parts, peer_direct=one.virtual.peer_direct).items()
-        },
         "memory": asdict(one.memory) | {"total": one.memory.total, "there": one.cluster.memory_bytes()},
         "fits": one.fits,
         "samples_per_s": one.samples_per_s,
         "tokens_per_s": one.tokens_per_s,
         "model_flops_utilisation": one.utilisation,
-        "cost_of_sample": None if price is None else one.cost_of_sample(price),
-        "energy_j": one.energy_j,
-        "goodput": None if failures is None else _described_goodput(failures),
-        "sensitivities": [asdict(each) for each in moved],
         "simulated_microbatches": one.simulated,
         "folded": one.folded,
         "device": None if one.device is None else asdict(one.device),
@@ -327,18 +245,6 @@ def _described_operations(one: Estimate) -> list[dict[str, object]]:
         }
         for each, amount in one.parts.operations.items()
     ]
-
-
-def _described_goodput(failures: Failures) -> dict[str, object]:
-    every_s = failures.best_s()
-    return asdict(failures) | {
-        "between_s": failures.between_s,
-        "checkpoint_every_s": every_s,
-        "young_s": failures.young_s,
-        "daly_s": failures.daly_s,
-        "share": failures.share(every_s),
-        "share_simulated": failures.simulated(every_s, intervals=_INTERVALS),
-    }
 
 
 def _searched(names: list[str], found: Found) -> dict[str, object]:

@@ -1,0 +1,68 @@
+"""System profiles of the Neuron tools.
+
+Names, fields and units: aws-neuron-sdk, tools/neuron-explorer/profile-schema-reference.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+from ...errors import UsageError
+from ..span import Kind, Span
+from ..spans import LEFT_OUT, ORIGIN, Timeline
+from .events import Json
+
+_KINDS: dict[str, Kind] = {"nc_exec_running": "compute", "cc_running": "comm", "cc_exec_barrier": "comm"}
+
+
+def from_neuron(events: Sequence[Json]) -> Timeline:
+    """Read the hardware events of a system profile. A rank is a `worker_gid`, or a NeuronCore.
+
+    Events that end before they start are left out.
+
+    Raises:
+        UsageError: It has no such events.
+        ValueError: A field is no number, or all events end before they start.
+    """
+    known = [event for event in events if isinstance(event, Mapping) and str(event.get("name")) in _KINDS]
+    spans = [_span(event) for event in known]
+    backwards = [event for event, span in zip(known, spans, strict=True) if span.duration_ns < 0]
+    spans = [span for span in spans if span.duration_ns >= 0]
+    if backwards and not spans:
+        raise ValueError("all of its events end before they start")
+    if not spans:
+        raise UsageError("no compute or communication of a NeuronCore in it")
+    world = max(span.rank for span in spans) + 1
+    meta = {ORIGIN: "Neuron system profile", **({LEFT_OUT: _left_out(backwards)} if backwards else {})}
+    return Timeline(spans=spans, world_size=world, meta=meta)
+
+
+def _span(event: Mapping[str, Json]) -> Span:
+    kind = _KINDS[str(event["name"])]
+    start_ns, length_ns = _ns(event, "timestamp"), _ns(event, "duration")
+    return Span(
+        rank=_rank(event), kind=kind, lane=kind, name=str(event["name"]), start_ns=start_ns,
+        end_ns=start_ns + length_ns,
+    )  # fmt: skip
+
+
+def _rank(event: Mapping[str, Json]) -> int:
+    for field in ("worker_gid", "nc_idx", "lnc_idx"):
+        value = event.get(field)
+        if value is not None and str(value).isdecimal():
+            return int(str(value))
+    return 0
+
+
+def _ns(event: Mapping[str, Json], field: str) -> int:
+    value = event.get(field)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError(f"{field} is {value!r}, not a number of nanoseconds")
+    return round(value)
+
+
+def _left_out(events: Sequence[Mapping[str, Json]]) -> str:
+    """Return which events were left out, as text."""
+    which = "1 event ends before it starts" if len(events) == 1 else f"{len(events)} events end before they start"
+    return f"{which} ({'first: ' * (len(events) > 1)}'{events[0].get('name', '')}'): shown is the rest"
