@@ -66,6 +66,20 @@ def by_hand(*, updates="in the loop", name=None):
     return main
 
 
+def tensor_parallel():
+    """Each layer's sum is the input of the next layer, whose result is summed in turn."""
+
+    async def main(rank):
+        for step in range(3):
+            with rank.step(step):
+                x = np.zeros(16 * MIB, "f4")
+                for _ in range(6):
+                    x = rank.all_reduce(rank.compute(lambda x: x, x, name="layer", seconds=1e-3))
+                    rank.compute(nothing, name="statistics", seconds=1e-4)
+
+    return main
+
+
 def bucketed(per):
     """Sixteen gradients of 4 MiB, in buckets of so many."""
 
@@ -151,6 +165,44 @@ def layered(*, forward=False, mib=16, layers=6, steps=4, backward_s=5e-4, bucket
                         sums[bucket] = rank.all_reduce(gradient, priority=layer if forward else 0)
         for each in sums.values():
             await each
+
+    return main
+
+
+def windowed(window):
+    """Many gradients on a stream that works on so many at once."""
+
+    async def main(rank):
+        stream = rank.stream("gradients", window=window)
+        for step in range(3):
+            with rank.step(step):
+                pending = []
+                for _ in range(24):
+                    back = rank.compute(lambda: np.zeros(4 * MIB, "f4"), name="backward", seconds=1e-4)
+                    pending.append(rank.all_reduce(back, stream=stream))
+                for each in pending:
+                    await each
+
+    return main
+
+
+def with_loss(*, apart=False):
+    """The loss of all ranks is waited for by a compute, and stands behind gradients unless it has its own stream."""
+
+    async def main(rank):
+        stream = rank.stream("loss") if apart else None
+        for step in range(3):
+            with rank.step(step):
+                rank.compute(nothing, name="forward", seconds=1e-3)
+                pending = []
+                for _ in range(6):
+                    back = rank.compute(lambda: np.zeros(16 * MIB, "f4"), name="backward", seconds=2e-4)
+                    pending.append(rank.all_reduce(back))
+                loss = rank.compute(lambda *_: np.zeros(1024, "f4"), back, name="loss", seconds=1e-5)
+                mean = rank.all_reduce(loss, stream=stream)
+                rank.compute(lambda *_: None, mean, name="report", seconds=2e-3)
+                for each in pending:
+                    await each
 
     return main
 

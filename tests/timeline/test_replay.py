@@ -24,6 +24,7 @@ from overlap.timeline.replay.graph import Node, input_of
 from overlap.timeline.replay.inference import graph_of
 from overlap.timeline.replay.prediction import AWAITS_LATER, Baseline, _candidates, advise, predict
 from overlap.timeline.replay.simulation import run_graph
+from overlap.timeline.span import RoleName
 from overlap.units import parse_bytes
 from tests.properties import one_in
 from tests.timeline.made import comm, compute, render_text, timeline_of, traces
@@ -37,6 +38,9 @@ from tests.timeline.programs import (
     of_our_buckets,
     pipeline,
     run,
+    tensor_parallel,
+    windowed,
+    with_loss,
 )
 
 slow = pytest.mark.slow
@@ -158,6 +162,9 @@ def test_cycles_that_would_take_minutes_to_untie_are_refused(monkeypatch):
         pytest.param("bucket_bytes=8MiB", of_our_buckets(4), of_our_buckets(4, bucket_mib=8), marks=slow),
         ("compute 'stage'=0.5x", pipeline(), pipeline(stage_s=5e-4)),
         ("order=forward", layered(mib=32), layered(mib=32, forward=True)),
+        ("streams=apart", with_loss(), with_loss(apart=True)),
+        ("window=8", windowed(1), windowed(8)),
+        pytest.param("window=1", windowed(8), windowed(1), marks=slow),
         pytest.param("compute=2x", data_parallel(), data_parallel(forward_s=4e-3, backward_s=2e-3), marks=slow),
         pytest.param("bucket_bytes=64MiB", bucketed(4), bucketed(16), marks=slow),
         pytest.param("bucket_bytes=4MiB", bucketed(4), bucketed(1), marks=slow),
@@ -173,6 +180,24 @@ def test_a_prediction_is_within_five_percent_of_what_the_change_brings(change, b
     assert found.least_ns <= found.predicted.wall_ns <= found.most_ns
 
 
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [
+        ("algorithm=ring", "kangaring", "ring"),
+        pytest.param("algorithm=kangaring", "mesh", "kangaring", marks=slow),
+        pytest.param("algorithm=mesh", "ring", "mesh", marks=slow),
+    ],
+)
+def test_a_prediction_for_another_algorithm_is_within_five_percent(change, before, after):
+    program = layered(mib=32)
+    measured = run(program, algorithm=before)
+    assert measured.meta["cluster"] == "trn1.32xlarge"
+    found, really = predict(measured, [parse_change(change)]), run(program, algorithm=after)
+    real_ns = verdict_of(really, step=median_step(really)).wall_ns
+    assert abs(found.gain_share) > 0.05
+    assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
+
+
 def really_brought(change):
     """The program of `layered(layers=3, mib=64)` with what a piece of advice says."""
     name, _, value = change.partition("=")
@@ -181,17 +206,31 @@ def really_brought(change):
         "bytes": lambda: layered(layers=3, mib=32),
         "bucket_bytes": lambda: layered(layers=3, mib=64, bucket_mib=parse_bytes(value, argument="size") / 2**20),
         "compute 'backward'": lambda: layered(layers=3, mib=64, backward_s=2.5e-4),
+        "algorithm": lambda: layered(layers=3, mib=64),
     }[name]()
-    return run(program, algorithm="mesh")
+    return run(program, algorithm=value if name == "algorithm" else "mesh")
 
 
 def test_each_piece_of_advice_brings_what_it_says():
     found = advise(run(layered(layers=3, mib=64), algorithm="mesh"))
-    assert {one.changes[0].text.partition("=")[0] for one in found} >= {"order", "bytes"}
+    assert {one.changes[0].text.partition("=")[0] for one in found} >= {"order", "bytes", "algorithm"}
     for one in found:
         really = really_brought(one.changes[0].text)
         real_ns = verdict_of(really, step=median_step(really)).wall_ns
         assert abs(one.predicted.wall_ns - real_ns) <= 0.05 * real_ns, (one.changes[0].text, real_ns)
+
+
+@pytest.mark.everyday(1)
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [("streams=apart", with_loss(), with_loss(apart=True)), ("window=8", windowed(1), windowed(8))],
+)
+def test_advice_on_streams_and_windows_brings_what_it_says(change, before, after):
+    (one,) = [each for each in advise(run(before)) if each.changes[0].text == change]
+    really = run(after)
+    real_ns = verdict_of(really, step=median_step(really)).wall_ns
+    assert one.gain_share > 0.15
+    assert abs(one.predicted.wall_ns - real_ns) <= 0.05 * real_ns
 
 
 @pytest.mark.slow
@@ -264,13 +303,14 @@ def two_ranks():
         ("bytes=3x", 60_000),
         ("latency=5x", 40_000),
         ("stragglers=none", 30_000),
+        ("ranks=4", 45_000),
     ],
 )
 def test_changes_do_what_they_say(change, step_ns):
     assert predict(two_ranks(), [parse_change(change)]).predicted.wall_ns == step_ns
 
 
-@pytest.mark.parametrize(("change", "step_ns"), [("latency=5x", 98_000), ("bytes=3x", 50_000)])
+@pytest.mark.parametrize(("change", "step_ns"), [("ranks=4", 70_000), ("latency=5x", 98_000), ("bytes=3x", 50_000)])
 def test_what_depends_on_the_size_is_told_from_two_sizes(change, step_ns):
     """Of 10 us for 8 bytes, and 14 us for 24 bytes, 8 us are latency."""
     operations = [
@@ -308,10 +348,16 @@ def six_layers():
 
 
 @pytest.mark.everyday(1)
-@pytest.mark.parametrize("change", ["bucket_bytes=1MiB", "order=forward"])
+@pytest.mark.parametrize("change", ["bucket_bytes=1MiB", "order=forward", "algorithm=ring"])
 @pytest.mark.parametrize("other", ["bandwidth=0.2x", "order=forward"])
 def test_the_order_of_two_changes_does_not_matter(change, other):
     changes, timeline = [parse_change(change), parse_change(other)], six_layers()
+    found = [predict(timeline, some).predicted.wall_ns for some in (changes, changes[::-1])]
+    assert found[0] == found[1]
+
+
+def test_a_window_may_come_before_or_after_a_factor():
+    changes, timeline = [parse_change("window=2"), parse_change("bandwidth=0.2x")], run(windowed(4))
     found = [predict(timeline, some).predicted.wall_ns for some in (changes, changes[::-1])]
     assert found[0] == found[1]
 
@@ -327,7 +373,8 @@ def test_a_bucket_without_an_end_of_its_own_may_go_first():
 
 KNOWN = (
     "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, compute 'NAME'=0.5x, "
-    "bucket_bytes=4MiB, order=forward, stragglers=none, awaits=late, barriers=none, or loop=free"
+    "bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, awaits=late, updates=late, "
+    "barriers=none, loop=free, streams=apart, or window=4"
 )
 
 
@@ -337,10 +384,16 @@ KNOWN = (
         ("speed=2x", f"--what-if: 'speed=2x': {KNOWN}"),
         ("bandwidth", f"--what-if: 'bandwidth': {KNOWN}"),
         ("order=backward", f"--what-if: 'order=backward': {KNOWN}"),
+        ("algorithm=ring", "--what-if: 'algorithm=ring': the trace does not say on what machine it was recorded"),
         ("awaits=early", f"--what-if: 'awaits=early': {KNOWN}"),
         ("bandwidth=2", "--what-if: 'bandwidth=2': '2' is not a factor; write a number and x, as in 2x or 0.5x"),
         ("bandwidth=0x", "--what-if: 'bandwidth=0x': nothing travels at 0 times the speed"),
-        ("ranks=64", f"--what-if: 'ranks=64': {KNOWN}"),
+        ("ranks=one", "--what-if: 'ranks=one': 'one' is not a number of ranks from 2 on"),
+        ("window=0", "--what-if: 'window=0': '0' is not a number of operations from 1 on"),
+        (
+            "streams=apart",
+            "--what-if: 'streams=apart': the operations of each line have a stream of their own already",
+        ),
         ("bucket_bytes=0", "--what-if: 'bucket_bytes=0': a bucket holds at least a byte"),
         (
             "bucket_bytes=x",
@@ -366,11 +419,47 @@ def test_what_cannot_change_is_one_line():
     with pytest.raises(UsageError) as caught:
         predict(timeline_of(compute(0, 0, 10)), [parse_change("order=forward")])
     assert str(caught.value) == "--what-if: 'order=forward': there are no gradients that could change their order"
+    timeline = run(data_parallel(), algorithm="ring")
+    for change, message in (
+        ("ring", "no operation could become 'ring'; those recorded are 'ring'"),
+        ("pairwise", "no operation could become 'pairwise'; those recorded are 'ring'"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            predict(timeline, [parse_change(f"algorithm={change}")])
+        assert str(caught.value) == f"--what-if: 'algorithm={change}': {message}"
+    timeline.meta["cluster"] = "cray"
+    with pytest.raises(UsageError, match=r"^--what-if: 'algorithm=mesh': the machine of the trace is not known here: "):
+        predict(timeline, [parse_change("algorithm=mesh")])
+    with pytest.raises(UsageError, match=r"^--what-if: 'algorithm=rings': algorithm: 'rings' is unknown; known are "):
+        parse_change("algorithm=rings")
 
 
-@pytest.mark.parametrize("change", ["bandwidth=2x", "bucket_bytes=1MiB"])
+@pytest.mark.parametrize(
+    ("machine", "ranks", "line"),
+    [
+        ("p5.48xlarge x32", 64, '--cluster "p5.48xlarge x8" train.py'),
+        ("p5.48xlarge x32", 8, '--cluster "p5.48xlarge" train.py'),
+        ("p5.48xlarge x32", 60, '--cluster "p5.48xlarge x8" --ranks 60 train.py'),
+        ("trn1.32xlarge", 8, '--cluster "trn1.32xlarge" --ranks 8 train.py'),
+    ],
+)
+def test_on_a_machine_that_the_simulator_knows_other_ranks_are_simulated(machine, ranks, line):
+    world_size = 256 if "x32" in machine else 4
+    timeline = replace(two_ranks(), world_size=world_size, meta={"cluster": machine, "script": "train.py"})
+    with pytest.raises(UsageError) as caught:
+        predict(timeline, [parse_change(f"ranks={ranks}")])
+    assert str(caught.value).endswith(f"run the program there: overlap simulate {line}")
+
+
+@pytest.mark.parametrize("machine", ["local", "cray"])
+def test_on_another_machine_other_ranks_are_a_ring(machine):
+    timeline = replace(two_ranks(), meta={"cluster": machine})
+    assert predict(timeline, [parse_change("ranks=4")]).predicted.wall_ns == 45_000
+
+
+@pytest.mark.parametrize("change", ["bandwidth=2x", "bucket_bytes=1MiB", "window=2", "streams=apart"])
 def test_without_communication_there_is_none_to_change(change):
-    with pytest.raises(UsageError, match=r"there (is no communication that|are no all-reduces that)"):
+    with pytest.raises(UsageError, match=r"there (is no communication that|are no all-reduces that|are no operations)"):
         predict(timeline_of(compute(0, 0, 10)), [parse_change(change)])
 
 
@@ -419,11 +508,20 @@ def test_operations_of_two_lines_share_a_bucket_if_they_are_ever_under_way_toget
 def test_advice_to_a_program_of_pytorch_is_in_its_words():
     timeline = replace(gradients_and_loss(4_600_000), meta={"torch": "yes"})
     changes = [change.text.partition("=")[0] for change in _candidates(timeline, Baseline(timeline, None))]
-    assert "order" not in changes
+    assert not {"order", "streams", "updates"} & set(changes)
     found = [predict(timeline, [parse_change(text)]) for text in ("bucket_bytes=256KiB", "bytes=0.5x")]
     told = " ".join(advice_text(found, width=1000))
     assert "; DistributedDataParallel(..., bucket_cap_mb=0.25), or flatten tensors before all_reduce" in told
     assert "; register_comm_hook of DistributedDataParallel, with bf16_compress_hook or another that sends less" in told
+
+
+def test_the_advice_on_a_run_in_real_time_says_nothing_of_windows():
+    changes = {
+        clock: [change.text for change in _candidates(timeline, Baseline(timeline, None))]
+        for clock in ("real", "virtual")
+        if (timeline := replace(gradients_and_loss(4_600_000), clock=clock))
+    }
+    assert [text for text in changes["virtual"] if text not in changes["real"]] == ["window=8", "window=2", "window=32"]
 
 
 @pytest.mark.parametrize(("role", "told"), [("program", True), ("stage", False)])
@@ -591,9 +689,10 @@ def test_small_operations_gain_nothing_by_fewer_bytes():
     assert found.least_ns == found.most_ns == found.predicted.wall_ns == found.measured.wall_ns
 
 
-def test_what_a_run_does_already_is_no_change():
+@pytest.mark.parametrize("change", ["window=4", "bucket_bytes=4MiB"])
+def test_what_a_run_does_already_is_no_change(change):
     with pytest.raises(UsageError, match="already"):
-        predict(run(data_parallel(mib=8)), [parse_change("bucket_bytes=8MiB")])
+        predict(run(windowed(4)), [parse_change(change)])
 
 
 def awaiting(awaited_ns):
@@ -638,9 +737,76 @@ def wall_ns(timeline):
     return verdict_of(timeline, step=median_step(timeline)).wall_ns
 
 
-def test_awaits_that_are_late_already_are_no_change():
-    with pytest.raises(UsageError, match="programs await communication at the end of the step only already"):
+def test_updates_that_hold_up_the_backward_of_the_next_layer_can_be_issued_late():
+    timeline, really = run(by_hand()), run(by_hand(updates="after the loop"))
+    found = predict(timeline, [parse_change("updates=late")])
+    assert found.measured.wall_ns == found.replayed.wall_ns == wall_ns(timeline)
+    assert found.predicted.wall_ns == wall_ns(really) == 21_000_000 < wall_ns(timeline)
+    advice = next(one for one in advise(timeline) if one.changes[0].text == "updates=late")
+    assert advice.gain_ns == found.gain_ns
+    places = {s.call_site for s in timeline.spans if s.name == "update"}
+    told = " ".join(advice_text([advice], width=1000))
+    assert (
+        f"updates=late: issue 'update' ({places.pop()}) after the loop, or on a stream of its own: "
+        "it waits for all_reduce and holds up 'backward'; "
+    ) in told
+
+
+def test_the_updates_of_a_strategy_are_not_the_programs_to_issue():
+    with pytest.raises(UsageError, match="no compute of a step waits for a reduction and holds up others"):
+        predict(run(by_hand(name=RoleName("bucket 1", "bucket"))), [parse_change("updates=late")])
+
+
+def test_operations_of_a_program_that_are_named_like_buckets_are_its_own():
+    found = predict(run(by_hand(name="bucket 1")), [parse_change("updates=late")])
+    assert found.predicted.wall_ns == wall_ns(run(by_hand(updates="after the loop")))
+
+
+def test_that_awaits_are_late_already_is_told_with_the_updates_that_are_not():
+    with pytest.raises(UsageError) as caught:
         predict(run(by_hand()), [parse_change("awaits=late")])
+    assert str(caught.value) == (
+        "--what-if: 'awaits=late': programs await communication at the end of the step only already; 'update' waits "
+        "for all_reduce and holds up 'backward': see updates=late"
+    )
+
+
+@pytest.mark.parametrize("program", [by_hand(updates="after the loop"), tensor_parallel(), data_parallel()])
+def test_computes_that_hold_up_none_or_whose_results_travel_stay(program):
+    with pytest.raises(UsageError, match="no compute of a step waits for a reduction and holds up others"):
+        predict(run(program), [parse_change("updates=late")])
+
+
+def test_a_compute_that_was_issued_after_an_update_had_begun_stays_behind_it():
+    """The program may have awaited the update."""
+    spans = []
+    for rank in (0, 1):
+        issued_ns = 26_000 if rank else 0
+        spans += [
+            replace(compute(rank, 0, 10_000, "backward"), issued_ns=0, step=0),
+            replace(comm(rank, 10_000, 10_000, 20_000, ranks=(0, 1), issued=0, nbytes=4 * MIB), step=0),
+            replace(compute(rank, 20_000, 25_000, "update"), issued_ns=0, step=0),
+            replace(compute(rank, max(25_000, issued_ns), 36_000, "backward"), issued_ns=issued_ns, step=0),
+        ]
+    late = predict(timeline_of(*spans), [parse_change("updates=late")]).timeline
+    found = [[(s.name, s.start_ns) for s in late.spans if s.kind == "compute" and s.rank == rank] for rank in (0, 1)]
+    assert found == [
+        [("backward", 0), ("backward", 10_000), ("update", 21_000)],
+        [("backward", 0), ("update", 20_000), ("backward", 26_000)],
+    ]
+
+
+def test_a_step_with_no_more_operations_than_were_active_at_once_shows_no_window():
+    """The third one begins when the first is over, as if there had been room for two; but so does a fourth, or none."""
+    times_ns = (10_000, 20_000), (12_000, 30_000), (20_000, 40_000)
+    spans = [
+        comm(rank, start, start, end, seq=seq, issued=9_000, ranks=(0, 1), nbytes=4 * MIB)
+        for rank in (0, 1) for seq, (start, end) in enumerate(times_ns)
+    ]  # fmt: skip
+    assert predict(timeline_of(*spans), [parse_change("window=1")]).replayed.wall_ns == 30_000
+    apart = [replace(span, step=span.info.seq // 2) for span in spans]
+    with pytest.raises(UsageError, match="at once already"):
+        predict(timeline_of(*apart), [parse_change("window=8")])
 
 
 def test_a_bucket_that_is_awaited_before_it_is_full_is_foretold_with_a_condition():

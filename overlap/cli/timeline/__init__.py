@@ -88,8 +88,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="CHANGE",
         help="predict the step with a change: bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
-        "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, stragglers=none, awaits=late, "
-        "barriers=none, loop=free; several hold together",
+        "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
+        "awaits=late, updates=late, barriers=none, loop=free, streams=apart, window=8; several hold together",
     )
     parser.add_argument(
         "--advise", action="store_true", help="try such changes, and list the five that would shorten the step most"

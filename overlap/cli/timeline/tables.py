@@ -171,14 +171,19 @@ _HOW = {
     "others wait as well; rank.compute(function, ...) would queue it behind the computes of the rank",
     "barriers": "leave out await rank.barrier(): operations wait for their ranks themselves",
     "awaits": "issue first and await at the end of the step: keep the futures in a list",
+    "updates": "rank.compute(..., stream='optimizer'); this holds if no compute of the loop needs its result",
     "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",
     "order": "order='forward', or a priority= that is lower for what forward needs first",
+    "algorithm": "overlap run --algorithm NAME, or run(..., algorithm='NAME')",
+    "streams": "stream=rank.stream(...), another name for each line that issues operations",
+    "window": "rank.stream(name, window=NAME), or DataParallel(..., in_flight=NAME)",
     "bytes": "hook=hooks.bfloat16(), or another hook that sends less",
     "compute": "what half the time would bring there; the rest is up to you",
 }
 _HOW_TORCH = {
     "awaits": "issue first and wait at the end of the step: async_op=True, and keep the works in a list",
     "bucket_bytes": "DistributedDataParallel(..., bucket_cap_mb=NAME), or flatten tensors before all_reduce",
+    "algorithm": "OVERLAP_ALGORITHM=NAME",
     "bytes": "register_comm_hook of DistributedDataParallel, with bf16_compress_hook or another that sends less",
     "barriers": "leave out dist.barrier(): operations wait for their ranks themselves",
 }

@@ -202,7 +202,7 @@ def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
     info, hidden_share = nodes[0].info, _share(nodes)
     with suppress(UsageError):
         machine = Machine(graph.meta, graph.world_size)
-        if fit.sizes == 1 and graph.latency_share is None and info and (seen := machine.taken(info)):
+        if fit.sizes == 1 and graph.latency_share is None and info and (seen := machine.taken(info, None)):
             alone_ns = fit.work_ns(info.nbytes)
             alone = _repriced(seen.alone_s, alone_ns, info.nbytes)
             behind = _repriced(seen.behind_s, (1 - hidden_share) * alone_ns, info.nbytes)
@@ -211,7 +211,7 @@ def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
             graph.modelled = True
 
             def modelled(nbytes: int) -> tuple[float, float]:
-                told = machine.taken(info, nbytes=nbytes) or seen
+                told = machine.taken(info, None, nbytes=nbytes) or seen
                 work_ns = alone(told.alone_s)
                 return work_ns, max(work_ns - behind(told.behind_s), 0.0)
 

@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ...cost.select import check_algorithm
 from ...errors import UsageError
 from ...units import format_bytes, parse_bytes
 from .buckets import rebucket
 from .copies import convert
 from .graph import Graph, Node
-from .order import forward_first
+from .machine import is_known, use_algorithm
 from .simulation import forget
+from .streams import change_window, forward_first, part_streams
 from .transfers import Fit, fits, kind_of, nbytes_of
+from .updates import hold_ups, issue_late
 
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
+_UNMODELLED = "local"
+"""The machine of a trace that no model knows: this computer, whatever it is."""
 _COMPUTE = re.compile(r"compute(?:\s+'([^']*)'|\s+\"([^\"]*)\")?")
 
 Apply: TypeAlias = Callable[[Graph], None]
@@ -49,8 +54,8 @@ def parse_change(text: str) -> Change:
         else:
             raise UsageError(
                 "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
-                "compute 'NAME'=0.5x, bucket_bytes=4MiB, order=forward, stragglers=none, awaits=late, barriers=none, "
-                "or loop=free"
+                "compute 'NAME'=0.5x, bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
+                "awaits=late, updates=late, barriers=none, loop=free, streams=apart, or window=4"
             )
     except UsageError as error:
         raise UsageError(f"--what-if: {text!r}: {error}") from None
@@ -70,7 +75,7 @@ def apply_changes(graph: Graph, changes: Iterable[Change]) -> None:
             raise UsageError(f"--what-if: {change.text!r}: {error}") from error
 
 
-_FIRST = ("bucket_bytes", "order")
+_FIRST = ("bucket_bytes", "streams", "window", "order", "algorithm")
 """Changes of messages, in the order in which they are made; each of them would undo a factor from before."""
 
 
@@ -84,6 +89,12 @@ def _factor(value: str) -> float:
     if match is None:
         raise UsageError(f"{value!r} is not a factor; write a number and x, as in 2x or 0.5x")
     return float(match[1])
+
+
+def _count(value: str, of: str, *, least: int) -> int:
+    if not value.isdecimal() or int(value) < least:
+        raise UsageError(f"{value!r} is not a number of {of} from {least} on")
+    return int(value)
 
 
 # -- computes ------------------------------------------------------------------------------------------------------
@@ -144,7 +155,9 @@ def _await_late(graph: Graph) -> None:
         elif node.kind == "end":
             ends.setdefault((node.ranks[0], node.span.step), []).append(node)
     if not changed:
-        raise UsageError("programs await communication at the end of the step only already")
+        held = hold_ups(graph)
+        other = f"; '{held[0].name}' {held[0].what}: see updates=late" if held else ""
+        raise UsageError(f"programs await communication at the end of the step only already{other}")
     for _, end, span in graph.steps:
         end.after += [(node, 0) for node in ends.get((span.rank, span.step), ())]
 
@@ -233,6 +246,49 @@ def _latency(value: str) -> tuple[str, Apply]:
     return what, lambda graph: _scaled(graph, latency=factor, size=1.0)
 
 
+def _ranks(value: str) -> tuple[str, Apply]:
+    wanted = _count(value, "ranks", least=2)
+
+    def apply(graph: Graph) -> None:
+        world = len({rank for node in graph.nodes for rank in node.ranks})
+        machine = graph.meta.get("cluster", _UNMODELLED)
+        if machine != _UNMODELLED and is_known(machine, graph.world_size):
+            line = _simulates(machine, graph.world_size, wanted, graph.meta.get("script", "SCRIPT"))
+            raise UsageError(f"the trace is of {machine}, whose wires are no ring; run the program there: {line}")
+        for node, fit in _transfers(graph):
+            here = len(node.ranks)
+            if here != world or here < 2:
+                continue  # a group of its own, such as tensor parallel ranks, stays as it is
+            latency_ns = min(fit.latency_ns, node.work_ns)
+            bytes_ratio = ((wanted - 1) / wanted) / ((here - 1) / here)
+            node.work_ns = latency_ns * (wanted - 1) / (here - 1) + (node.work_ns - latency_ns) * bytes_ratio
+
+    return f"{wanted} ranks, each with as much to compute, joined in a ring of the same wires", apply
+
+
+def _simulates(machine: str, world_size: int, wanted: int, script: str) -> str:
+    """Return the line that simulates a program with as many ranks as wanted, as densely as on the recorded machine."""
+    kind, _, count = machine.partition(" x")
+    if not count and is_known(machine, wanted):
+        return f'overlap simulate --cluster "{machine}" --ranks {wanted} {script}'
+    per = max(world_size // int(count), 1) if count.isdecimal() else world_size
+    nodes, rest = divmod(wanted, per)
+    ranks = f" --ranks {wanted}" if rest else ""
+    several = f" x{nodes + bool(rest)}" if nodes + bool(rest) > 1 else ""
+    return f'overlap simulate --cluster "{kind}{several}"{ranks} {script}'
+
+
+def _window(value: str) -> tuple[str, Apply]:
+    window = _count(value, "operations", least=1)
+    return f"streams work on {value} operations at once", lambda graph: change_window(graph, window)
+
+
+def _algorithm(algorithm: str) -> tuple[str, Apply]:
+    check_algorithm(algorithm)
+    what = f"every operation becomes {algorithm} where that exists"
+    return what, lambda graph: use_algorithm(graph, algorithm)
+
+
 def _buckets(value: str) -> tuple[str, Apply]:
     nbytes = parse_bytes(value, argument="bucket_bytes")
     if nbytes < 1:
@@ -245,12 +301,17 @@ _VALUED: dict[str, Callable[[str], tuple[str, Apply]]] = {
     "bandwidth": _bandwidth,
     "bytes": _bytes,
     "latency": _latency,
+    "ranks": _ranks,
+    "window": _window,
+    "algorithm": _algorithm,
     "bucket_bytes": _buckets,
 }
 _FIXED: dict[tuple[str, str], tuple[str, Apply]] = {
     ("stragglers", "none"): ("the computes of a step are shared out evenly among its ranks", _level_computes),
     ("order", "forward"): ("gradients overtake those that the next forward pass needs later", forward_first),
+    ("streams", "apart"): ("the operations of each line have a stream of their own", part_streams),
     ("loop", "free"): ("programs compute beside their event loop", _free_loops),
     ("barriers", "none"): ("no rank waits at a barrier", _drop_barriers),
     ("awaits", "late"): ("programs await communication at the end of the step only", _await_late),
+    ("updates", "late"): ("computes that wait for a reduction run after those that need no result of them", issue_late),
 }

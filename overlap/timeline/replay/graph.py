@@ -87,9 +87,11 @@ def waited_for_room(arrival: Node) -> bool:
     return any(_is_before(each, arrival) for each, _ in arrival.after)
 
 
-def release(arrival: Node) -> None:
-    """Let an operation no longer wait for room in its stream."""
+def release(arrival: Node) -> float:
+    """Let an operation no longer wait for room in its stream; return how long after there was room it began."""
+    late_ns = max((delay_ns for each, delay_ns in arrival.after if _is_before(each, arrival)), default=0.0)
     arrival.after = [(each, delay_ns) for each, delay_ns in arrival.after if not _is_before(each, arrival)]
+    return late_ns
 
 
 def _is_before(each: Node, arrival: Node) -> bool:

@@ -1,4 +1,4 @@
-"""The machine of a trace, as the planner models it."""
+"""The machine of a trace, as the planner models it; and operations that become another algorithm on it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from topology import TopologyError
 from topology import cluster as machine_called
 
-from ...cost.select import Plan, plan
+from ...collectives.generators import GENERATORS
+from ...cost.select import DIRECT, Plan, plan
 from ...errors import ScheduleError, UsageError
 from ..span import CollectiveInfo
+from ..spans import Timeline
+from .graph import Graph
+from .transfers import streams_of, take_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,15 @@ class Taken:
 
     alone_s: float
     behind_s: float
+
+
+def is_known(name: str, world_size: int) -> bool:
+    """Whether a machine of that name has room for so many ranks."""
+    try:
+        machine_called(name, ranks=world_size)
+    except TopologyError:
+        return False
+    return True
 
 
 class Machine:
@@ -43,12 +56,12 @@ class Machine:
         self._peer_direct = meta.get("peer direct") != "no"
         self._known: dict[tuple[object, ...], Taken | None] = {}
 
-    def taken(self, info: CollectiveInfo, *, nbytes: int | None = None) -> Taken | None:
-        """Return the price of an operation of a size; None if there is none."""
+    def taken(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> Taken | None:
+        """Return the price of an operation with an algorithm, or the best, and a size; None if there is none."""
         size = info.nbytes if nbytes is None else nbytes
-        key = info.op, size, info.dtype, info.ranks
+        key = info.op, size, info.dtype, info.ranks, algorithm
         if key not in self._known:
-            found = self._planned(info, size)
+            found = self.planned(info, algorithm, nbytes=size)
             self._known[key] = None if found is None else _taken(found)
         return self._known[key]
 
@@ -60,16 +73,19 @@ class Machine:
 
     def chooses(self, info: CollectiveInfo) -> bool:
         """Whether an operation had the algorithm that is the best."""
-        best = self._planned(info, info.nbytes)
+        best = self.planned(info, None)
         return best is not None and best.algorithm == info.algorithm
 
-    def _planned(self, info: CollectiveInfo, nbytes: int) -> Plan | None:
-        if not info.ranks:
+    def planned(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> Plan | None:
+        """Return the plan of an operation, with an algorithm or the best one; None if there is none."""
+        size = info.nbytes if nbytes is None else nbytes
+        if not info.ranks or (algorithm is not None and algorithm not in (DIRECT, *GENERATORS[info.op])):
             return None
         try:
             return plan(
-                info.op, nbytes, self._cluster, info.ranks, dtype=info.dtype or "uint8", peer_direct=self._peer_direct
-            )
+                info.op, size, self._cluster, info.ranks, dtype=info.dtype or "uint8", algorithm=algorithm,
+                peer_direct=self._peer_direct,
+            )  # fmt: skip
         except (ScheduleError, TopologyError, UsageError):
             return None
 
@@ -78,3 +94,52 @@ def _taken(found: Plan) -> Taken | None:
     """Behind another operation only wires count: its own path, or the wire that all operations need most."""
     busy_s = max(found.breakdown.wire_s, found.busiest.busy_s if found.busiest else 0.0)
     return Taken(found.predicted_s, min(busy_s, found.predicted_s)) if busy_s else None
+
+
+def use_algorithm(graph: Graph, algorithm: str) -> None:
+    """Let every operation become an algorithm, wherever it exists.
+
+    The measured time of a transfer is scaled by the prices of the two algorithms on the machine (`overlap plan`):
+    alone, and behind another of its stream, when only wires count. Other causes of slowness stay in the time.
+
+    Raises:
+        UsageError: The machine is not known, or no operation could become the algorithm.
+    """
+    machine = Machine(graph.meta, graph.world_size)
+    streams = streams_of(graph, GENERATORS)
+    if not streams:
+        raise UsageError(f"there are no operations that could become {algorithm!r}")
+    unseen = take_turns(graph, streams)
+    changed, known = False, set[str]()
+    for node in (node for nodes in streams.values() for node in nodes):
+        info = node.info
+        assert info is not None
+        known.add(info.algorithm)
+        now, then = machine.taken(info, info.algorithm), machine.taken(info, algorithm)
+        if info.algorithm == algorithm or now is None or then is None:
+            continue
+        behind_ns = node.work_ns * now.behind_s / now.alone_s if node in unseen else node.work_ns - node.hidden_ns
+        node.work_ns *= then.alone_s / now.alone_s
+        node.hidden_ns = max(node.work_ns - behind_ns * then.behind_s / now.behind_s, 0.0)
+        changed = True
+    if not changed:
+        names = ", ".join(map(repr, sorted(known)))
+        raise UsageError(f"no operation could become {algorithm!r}; those recorded are {names}")
+
+
+def best_algorithm(timeline: Timeline) -> str | None:
+    """Return the cheapest algorithm for the operation that moved bytes longest; None if it had that algorithm."""
+    longest: dict[tuple[str, int, tuple[int, ...], str], tuple[int, CollectiveInfo]] = {}
+    for span in timeline.spans:
+        if span.info is not None and span.info.op in GENERATORS and span.info.algorithm:
+            info = span.info
+            key = info.op, info.nbytes, info.ranks, info.algorithm
+            longest[key] = longest.get(key, (0, info))[0] + info.transfer_ns, info
+    if not longest:
+        return None
+    _, info = max(longest.values(), key=lambda each: each[0])
+    try:
+        best = Machine(timeline.meta, timeline.world_size).planned(info, None)
+    except UsageError:
+        return None
+    return None if best is None or best.algorithm == info.algorithm else best.algorithm

@@ -22,8 +22,10 @@ from .buckets import least_bytes, series_of
 from .changes import Change, apply_changes, parse_change
 from .graph import Graph, Node
 from .inference import graph_of
+from .machine import best_algorithm
 from .simulation import run_graph
 from .transfers import fits, nbytes_of
+from .updates import hold_ups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +171,7 @@ BEST = 5
 _WORTH = 0.005
 """Part of a step: less is no gain."""
 _SIZES = ("256KiB", "1MiB", "4MiB", "8MiB", "25MiB", "100MiB")
+_WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
 _COMPUTES = 1  # of the critical path, tried at half their time
 _SHORT = frozenset({"float16", "bfloat16"})
 
@@ -238,7 +241,7 @@ def _bound_ns(timeline: Timeline, step: int | None, kind: str) -> float:
     return max(row.exposed_ns for row in breakdowns(timeline, step=step))
 
 
-_NOT_OF_COMMUNICATION = ("compute", "stragglers", "loop")
+_NOT_OF_COMMUNICATION = ("compute", "stragglers", "loop", "ranks")
 
 
 def _named(step: int | None, timeline: Timeline) -> str:
@@ -314,8 +317,16 @@ def _others(timeline: Timeline, base: Baseline) -> Iterator[Change]:
     yield _told("barriers=none", f"no rank waits at the barrier at {barriers}" if barriers else "")
     if not _in_pipeline(timeline, at):
         yield parse_change("awaits=late")
-    if not verdict.torch:  # whose programs have no means of it
+    if not verdict.torch:  # whose programs have no means of these
+        held = hold_ups(base.graph())
+        yield _told("updates=late", held[0].advice if held else "")
         yield parse_change("order=forward")
+        yield parse_change("streams=apart")
+    if (better := best_algorithm(timeline)) is not None:
+        yield parse_change(f"algorithm={better}")
+    if timeline.clock == "virtual":  # elsewhere, what operations take from each other is not known well enough
+        for window in _WINDOWS:
+            yield parse_change(f"window={window}")
     if not _moves_little(timeline):
         yield parse_change("bytes=0.5x")
     longest: dict[str, int] = {}

@@ -63,13 +63,17 @@ def streams_of(graph: Graph, ops: Iterable[str]) -> dict[object, list[Node]]:
     return found
 
 
-def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> None:
+def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> set[Node]:
     """Let the transfers of each stream have the wires one after the other, the most urgent and then the oldest first.
 
     The measured times are told apart anew: the time of a transfer alone, and the part of it that the bytes of another
     transfer hide while it waits behind that. Cost: a look at all that move at each begin and end.
 
     Transfers that take turns already, because of an earlier change, stay as that change left them.
+
+    Returns:
+        The transfers that now take turns and of whose kind none was seen alone, or none behind another: the trace does
+        not show what of them is hidden.
     """
     fresh = []
     for lane, nodes in streams.items():
@@ -78,12 +82,12 @@ def take_turns(graph: Graph, streams: dict[object, list[Node]]) -> None:
                 fresh.append(node)
                 node.lane, node.urgency = lane, (priority_of(node), *window_ns(node))
     if not fresh:
-        return
+        return set()
     transfers = [node for node in graph.nodes if node.kind == "transfer"]
     measured = dict(zip(transfers, measured_ns(transfers)[0], strict=True))
     for node in fresh:  # a transfer that ended while an older one moved has no time of its own
         node.work_ns = measured[node] or node.work_ns
-    _tell_apart(fresh)
+    return set(fresh) - _tell_apart(fresh)
 
 
 def priority_of(node: Node) -> int:
@@ -149,7 +153,7 @@ def _first_of_lanes(nodes: Sequence[Node], running: Collection[int]) -> list[int
     return list(first.values())
 
 
-def _tell_apart(nodes: Iterable[Node]) -> None:
+def _tell_apart(nodes: Iterable[Node]) -> set[Node]:
     ended_ns: dict[object, int] = {}
     alone: dict[object, list[Node]] = {}
     behind: dict[object, list[Node]] = {}
@@ -158,6 +162,7 @@ def _tell_apart(nodes: Iterable[Node]) -> None:
         last_ns = ended_ns.get(node.lane, begin_ns)
         (alone if begin_ns >= last_ns else behind).setdefault((*kind_of(node), nbytes_of(node)), []).append(node)
         ended_ns[node.lane] = max(last_ns, end_ns)
+    told: set[Node] = set()
     for kind in alone.keys() & behind.keys():
         medians = [median(node.work_ns for node in some[kind]) for some in (alone, behind)]
         hidden_ns = max(medians[0] - medians[1], 0.0)
@@ -165,3 +170,5 @@ def _tell_apart(nodes: Iterable[Node]) -> None:
             node.work_ns += hidden_ns
         for node in (*alone[kind], *behind[kind]):
             node.hidden_ns = hidden_ns
+            told.add(node)
+    return told
