@@ -126,6 +126,13 @@ class Profile:
         return max(world if isinstance(world, int) and world < MOST_RANKS else 1, self.rank + 1)
 
     @property
+    def has_groups(self) -> bool:
+        """Whether the job has groups of several, but not all, of its ranks."""
+        groups = self._distributed.get("pg_config")
+        sizes = [each.get("pg_size") for each in groups if isinstance(each, dict)] if isinstance(groups, list) else []
+        return any(isinstance(size, int) and 1 < size < self.world_size for size in sizes)
+
+    @property
     def _distributed(self) -> Mapping[str, Any]:
         info = self.header.get("distributedInfo")
         return info if isinstance(info, dict) else {}

@@ -8,8 +8,10 @@ anyway.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from ...units import format_bytes, format_ns
 from . import causes
@@ -19,6 +21,7 @@ from .ranks import Late, Traffic
 from .report import Advice
 
 MOST = 5
+PLACES = 3
 WORTH = 0.05
 """Part of a step: less is not worth a change."""
 FEW_STEPS = 2
@@ -26,6 +29,9 @@ FEW_STEPS = 2
 SMALL_BYTES = 64 * 1024
 SMALL_NS = 15_000
 LARGE_BYTES, SLOW = 16 << 20, 0.1
+_UPDATE = re.compile(r"AccumulateGrad|^Optimizer\.| Optimizer\.|_foreach_")
+SHORT_NS, MANY_OPERATORS = 50_000, 500
+"""Operators of a host that are shorter, and that many in one function, are called in a loop."""
 MANY_CALLS = 50
 """Collectives of a step that are so many and small should be joined."""
 
@@ -40,6 +46,7 @@ class Facts:
     ranks: Mapping[int | None, Sequence[Mapping[str, int]]]  # causes of each step, of each rank
     places: Mapping[str, Sequence[tuple[Place, int, int]]]
     late: Sequence[Late]
+    last: Mapping[int | None, Late]  # rank that others waited for most, of each step
     traffic: Sequence[Traffic]
 
     @property
@@ -110,15 +117,36 @@ def top_place(facts: Facts, cause: str) -> str:
     return next(iter(top_places(facts.places.get(cause, ()), facts.step_ns)), "")
 
 
-def top_places(places: Sequence[tuple[Place, int, int]], step_ns: float, most: int = 3) -> list[str]:
-    """Return the most expensive operators, each with its time and the module and function that have most of it."""
+def top_places(
+    places: Sequence[tuple[Place, int, int]], step_ns: float, rank: str = "", *, by_function: bool = False
+) -> list[str]:
+    """Return the most expensive operators, each with its time and the module and function that have most of it.
+
+    `by_function` returns the most expensive functions instead, or modules where none is recorded.
+    """
     groups: dict[str, list[tuple[Place, int]]] = {}
     for place, ns, _ in places:
         if str(place):
-            key = f"{place.phase == BACKWARD}{place.operator or place.module or place.frame or place.phase}"
-            groups.setdefault(key, []).append((place, ns))
-    sums = sorted(((sum(ns for _, ns in group), common(group)) for group in groups.values()), key=lambda each: -each[0])
-    return [f"{place} ({format_ns(ns)})" for ns, place in sums[:most] if ns >= 0.01 * step_ns]
+            parts = (place.operator, place.module, place.frame, place.phase)
+            name = next(filter(None, (place.frame, place.module, *parts) if by_function else parts))
+            groups.setdefault(f"{place.phase == BACKWARD}{name}", []).append((place, ns))
+    sums = sorted(
+        ((sum(ns for _, ns in group), common(group), group) for group in groups.values()), key=lambda each: -each[0]
+    )
+    return [
+        f"{place} ({format_ns(ns)}{rank}{'' if place.operator else _operators_of(group, ': ')})"
+        for ns, place, group in sums[:PLACES]
+        if ns >= 0.01 * step_ns
+    ]
+
+
+def _operators_of(places: Sequence[tuple[Place, int]], lead: str = "") -> str:
+    """Return the most expensive operators of a function as text after a lead; "" if there are none."""
+    sums: Counter[str] = Counter()
+    for place, ns in places:
+        sums[place.operator] += ns
+    names = [name for name, _ in sums.most_common(4) if name]
+    return lead * bool(names) + ", ".join(names)
 
 
 def is_launch_bound(facts: Facts) -> bool:
@@ -127,10 +155,10 @@ def is_launch_bound(facts: Facts) -> bool:
 
 
 def _launch(facts: Facts) -> Found:
-    if not _is_worth(facts, causes.LAUNCH):
+    if not facts.report.on_device or not _is_worth(facts, causes.LAUNCH):
         return
     count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
-    evidence = f"{count} kernels, half of them shorter than {format_ns(median_ns)}; the queue of the device is empty"
+    evidence = f"{count} kernels of {format_ns(median_ns)} (median); the queue of the device is empty"
     if facts.report.graph_share >= 0.5:
         change = "let graphs hold more of the step, and do less on the host between them (in serving: plan ahead)"
     elif not is_launch_bound(facts):
@@ -241,10 +269,27 @@ def _copies(facts: Facts) -> Found:
 def _waiting(facts: Facts) -> Found:
     if _is_worth(facts, causes.WAIT) and facts.late:
         worst = max(facts.late, key=lambda late: late.waited_ns)
-        doing = worst.did.most_common(1)[0][0] if worst.did else "unknown"
-        change = f"look at rank {worst.rank}: it comes last to {worst.ops.most_common(1)[0][0]}, and was {doing} before"
+        alike = [one for one in facts.last.values() if (one.rank, one.cause) == (worst.rank, worst.cause)]
+        mine_ns, others_ns = (
+            round(median(each.get(worst.cause, 0) for each in costs))
+            for costs in ([one.costs_ns for one in alike], [one.others_ns for one in alike])
+        )
         evidence = f"other ranks wait {format_ns(worst.waited_ns)} for it in this step, added up"
-        yield _item(facts, [causes.WAIT], change, f"rank {worst.rank}", evidence)
+        if worst.cause in causes.WORDING:
+            what = causes.WORDING[worst.cause]
+            evidence += f"; {what}: {format_ns(mine_ns)} on it, {format_ns(others_ns)} on others (medians)"
+        if "not yet recorded" in worst.cause:
+            change = "record three steps or more: recordings do not begin together, and this wait may be due to that"
+        elif 2 * len(alike) <= len(facts.last):
+            often = f"rank {worst.rank} is the last, for this reason, in {len(alike)} of {len(facts.last)} steps"
+            change = f"look for what varies, such as shapes or other programs: {often}"
+        elif worst.cause == causes.COMPUTE and mine_ns > 1.5 * others_ns:
+            change = f"give rank {worst.rank} as much work as others: compare shapes, then what else its device runs"
+        elif worst.cause in causes.HOST and mine_ns > 1.5 * others_ns:
+            change = f"take that work from rank {worst.rank}, or divide it among the ranks"
+        else:
+            change = f"look at rank {worst.rank}, which comes last to {next(iter(worst.ops), 'collectives')}"
+        yield _item(facts, [causes.WAIT], change, f"rank {worst.rank}, which was {worst.doing}", evidence)
 
 
 def _communication(facts: Facts) -> Found:
@@ -265,7 +310,12 @@ def _communication(facts: Facts) -> Found:
     elif most.op in ("all_gather", "reduce_scatter"):
         change = "prefetch: FSDP's set_modules_to_forward_prefetch, set_modules_to_backward_prefetch, larger units"
     elif most.op == "all_reduce":
-        change = "begin it earlier: DDP with smaller bucket_cap_mb and gradient_as_bucket_view; or no_sync() for some"
+        change = (
+            "begin it earlier, while backward computes: DistributedDataParallel, with smaller bucket_cap_mb if it is "
+            "used already; or less often: no_sync() for some steps"
+            if any(place.phase == BACKWARD for places in facts.places.values() for place, _, _ in places)
+            else "begin it earlier, with async_op=True, and wait where its result is used, or compute two half batches"
+        )
     else:
         change = "issue it earlier with async_op=True, and wait where its result is used"
     calls = [
@@ -290,6 +340,34 @@ def _is_small(each: Traffic) -> bool:
     return each.total_ns // each.calls < SMALL_NS
 
 
+def _operators(facts: Facts) -> Found:
+    """Advise on a loop that calls an operator on a host for each of many small parts."""
+    if facts.report.on_device:
+        return
+    tiny: dict[str, list[tuple[Place, int, int]]] = {}
+    for place, ns, count in facts.places.get(causes.COMPUTE, ()):
+        if ns < SHORT_NS * count and not _UPDATE.search(f"{place.operator} {place.phase}"):
+            tiny.setdefault(place.frame or place.module, []).append((place, ns, count))
+    between = [(place, ns) for place, ns, _ in facts.places.get(causes.PYTHON, ())]
+    for at, places in tiny.items():
+        calls, ns = sum(count for _, _, count in places), sum(part_ns for _, part_ns, _ in places)
+        loop_ns = ns + sum(of_it for place, of_it in between if at == (place.frame or place.module))
+        if not at or calls < MANY_OPERATORS or loop_ns < 0.2 * facts.step_ns:
+            continue
+        sums = [(place, part_ns) for place, part_ns, _ in places]
+        where = common(sums)
+        yield (
+            loop_ns,
+            Advice(
+                cause=causes.COMPUTE,
+                place=f"{where} ({format_ns(loop_ns)} with the Python between them)",
+                change="replace the loop by operators on the whole batch (or torch.vmap, torch.compile)",
+                evidence=f"{calls} calls of {_operators_of(sums)}, {format_ns(ns / calls)} each",
+                gain_text="not decidable: a profile does not show how long operators on the whole batch would take",
+            ),
+        )
+
+
 def _kernels(facts: Facts) -> Found:
     """Advise on kernels where the device is busy; a profile does not show how fast others would be."""
     classes = facts.report.kernel_classes_ns
@@ -312,5 +390,5 @@ def _kernels(facts: Facts) -> Found:
 
 
 _RULES: tuple[Rule, ...] = (
-    _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _kernels,
+    _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _operators, _kernels,
 )  # fmt: skip

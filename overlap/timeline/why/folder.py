@@ -59,7 +59,11 @@ def _inside(path: Path) -> list[Path]:
         if not path.is_file():
             raise UsageError(f"why: {path} is no regular file, and is read more than once: save it, and name that")
         return [path]
-    found = sorted(each for each in path.iterdir() if each.is_file() and each.name.endswith(ENDINGS))
+    inside = sorted(path.iterdir())
+    found = [each for each in inside if each.is_file() and each.name.endswith(ENDINGS)]
+    folders = [each for each in inside if each.is_dir()]
+    if not found and len(folders) == 1:  # as archives are unpacked
+        return _inside(folders[0])
     if not found:
         raise UsageError(f"why: no trace and no dump in {path}: expected files that end in {', '.join(ENDINGS[:3])}")
     return found

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
-from ..measure.intervals import Merged, covered_ns, intersect, subtract, union
+from ..measure.intervals import Merged, covered_ns, inside, intersect, subtract, union
 from . import causes
-from .windows import GRAPH, Rows, Work, joined, merged, outermost
+from .windows import ENQUEUE, GRAPH, Rows, Work, joined, lost_launches, merged, outermost
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -60,6 +60,16 @@ class Pieces:
     cause: list[str]
     thread: Wholes  # -1 without one
     instant_ns: Wholes
+
+    @classmethod
+    def of(cls, *parts: Pieces) -> Pieces:
+        """Return some pieces after others."""
+        start_ns, end_ns, thread, instant_ns = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("start_ns", "end_ns", "thread", "instant_ns")
+        )
+        cause = [cause for part in parts for cause in part.cause]
+        return cls(start_ns=start_ns, end_ns=end_ns, cause=cause, thread=thread, instant_ns=instant_ns)
 
     def order(self) -> Pieces:
         """Return the pieces in order of start."""
@@ -143,6 +153,27 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     return found.pieces()
 
 
+def computing(profile: Profile, work: Work, compute: Merged) -> tuple[Pieces, Rows]:
+    """Divide the time of computing among kernels, or operators of a host, and return the row of each piece.
+
+    An instant at which several run belongs to the one that began first.
+    """
+    rows = work.compute if work.on_device else np.sort(outermost(profile, work.compute))
+    reach_ns = np.maximum.accumulate(profile.end_ns[rows])
+    low_ns = profile.start_ns[rows]
+    low_ns = np.concatenate([low_ns[:1], np.maximum(low_ns[1:], reach_ns[:-1])])
+    is_first = low_ns < profile.end_ns[rows]
+    rows, low_ns = rows[is_first], low_ns[is_first]
+    at, start_ns, end_ns = inside(low_ns, profile.end_ns[rows], compute)
+    rows = rows[at]
+    source = work.launch[rows] if work.on_device else rows
+    thread = np.where(source >= 0, profile.thread[source], -1).astype(np.int64)
+    return Pieces(
+        start_ns=start_ns, end_ns=end_ns, cause=[causes.COMPUTE] * len(rows), thread=thread,
+        instant_ns=profile.start_ns[source],
+    ), rows  # fmt: skip
+
+
 def _follows_event_wait(profile: Profile, launch: Rows) -> NDArray[np.bool_]:
     """Return which launches have a wait of their stream for an event as the call before them on their thread."""
     calls = profile.rows(RUNTIME)
@@ -160,7 +191,7 @@ def _divide(
 ) -> None:  # fmt: skip
     """Divide the host's parts of gaps that a thread ended; what comes first in the list of classes has precedence."""
     calls = _on(profile, profile.rows(RUNTIME), thread)
-    lost = _lost_graphs(profile, work, calls)
+    lost = _lost(profile, work, calls)
     found.add(causes.UNKNOWN, intersect(parts, lost))
     parts = subtract(parts, lost)
     syncs = calls[_waits(profile, work, calls)]
@@ -194,10 +225,10 @@ def _cut(profile: Profile, parts: Merged, rows: Rows) -> Merged:
     return Merged(*(np.sort(np.concatenate([each, bounds_ns])) for each in (parts.start_ns, parts.end_ns)))
 
 
-def _lost_graphs(profile: Profile, work: Work, calls: Rows) -> Merged:
-    """Return from the launches of graphs whose nodes are not recorded to the next launches: the device may be busy."""
+def _lost(profile: Profile, work: Work, calls: Rows) -> Merged:
+    """Return from launches whose work is not recorded to the next launches: the device may be busy."""
     known = np.isin(calls, work.launch[work.rows])
-    lost = calls[profile.matching(GRAPH)[profile.name[calls]] & ~known]
+    lost = lost_launches(profile, work, calls)
     begins_ns = np.append(profile.start_ns[calls[known]], profile.end_ns.max())
     return union(profile.start_ns[lost], begins_ns[np.searchsorted(begins_ns[:-1], profile.start_ns[lost], "right")])
 
@@ -265,13 +296,15 @@ def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -
         unknown: Whether a device was at work whose events are not recorded.
     """
     found, around = _Found(), profile.rows(OPERATOR, NOTE, PYTHON)
-    operators = profile.rows(OPERATOR)
-    took_ns = np.bincount(profile.thread[operators], (profile.end_ns - profile.start_ns)[operators])
-    thread = int(took_ns.argmax()) if len(operators) else -1
-    frames = _on(profile, around, thread)
+    shown = profile.rows(PYTHON)
+    shown = shown if len(shown) else profile.rows(OPERATOR)
+    took_ns = np.bincount(profile.thread[shown], (profile.end_ns - profile.start_ns)[shown])
+    thread = int(took_ns.argmax()) if len(shown) else -1
+    frames, shown = _on(profile, around, thread), _on(profile, shown, thread)
     names = profile.name[frames]
-    has_frames = bool((profile.kind[frames] == PYTHON).any() or (profile.kind[frames] == OPERATOR).any())
+    operators = profile.rows(OPERATOR)
     classes = [
+        (causes.LAUNCH, merged(profile, operators[profile.matching(ENQUEUE)[profile.name[operators]]])),
         (causes.DATA, loads),
         (causes.GC, merged(profile, frames[profile.matching(_GC)[names]])),
         (causes.COMPILE, merged(profile, frames[profile.matching(_COMPILE)[names]])),
@@ -281,6 +314,8 @@ def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -
         where = intersect(parts, cover)
         found.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
-    rest = causes.UNKNOWN if unknown or not has_frames else causes.PYTHON
-    found.add(rest, parts, thread=thread)
+    known = Merged(profile.start_ns[shown[:1]], profile.end_ns[shown].max(keepdims=True, initial=0)[: len(shown[:1])])
+    known = known if not unknown else Merged(known.start_ns[:0], known.end_ns[:0])
+    found.add(causes.PYTHON, intersect(parts, known), thread=thread)
+    found.add(causes.UNKNOWN, subtract(parts, known), thread=thread)
     return found.pieces()

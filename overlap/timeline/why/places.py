@@ -88,13 +88,13 @@ class Places:
         self.has_python = bool((profile.kind[self._rows] == PYTHON).any())
 
     def _forwards(self) -> dict[int, int]:
-        """Return the row of the outermost forward operator of each sequence number."""
+        """Return the row of the last forward operator of each sequence number: operators without a node share it."""
         profile = self._profile
         found: dict[int, int] = {}
         rows = self._rows[(profile.sequence[self._rows] >= 0) & (profile.kind[self._rows] == OPERATOR)]
         backward = re.compile(r"Backward\d*$|^autograd::")
         is_backward = profile.matching(backward)
-        for row in rows[~is_backward[profile.name[rows]]][::-1].tolist():
+        for row in rows[~is_backward[profile.name[rows]]].tolist():
             found[int(profile.sequence[row])] = row
         return found
 

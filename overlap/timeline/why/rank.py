@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +16,10 @@ from ...units import format_ns
 from ..columnar import Table
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
-from .causes import COMM, COMPUTE, COPY, UNKNOWN
-from .host import LATENCY_NS, Pieces, device_gaps, host_gaps, loading
+from .causes import COMM, COPY, UNKNOWN
+from .host import LATENCY_NS, Pieces, computing, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
-from .windows import GRAPH, Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
+from .windows import GRAPH, Rows, Work, issues_of, joined, merged, messages_of, notes_of, windows_of, work_of
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""
@@ -63,6 +63,8 @@ class RankReport:
     world_size: int
     host: str
     has_rank: bool  # whether the file names its rank
+    has_groups: bool  # whether the job has groups of some of its ranks
+    begin_ns: int  # the first event
     on_device: bool
     device: str
     windows: dict[int | None, Interval]
@@ -108,21 +110,29 @@ def measure(profile: Profile) -> RankReport:
     else:
         pieces = host_gaps(profile, gaps, loads, unknown=bool(profile.header.get("deviceProperties")))
     places = Places(profile)
-    shown, number = _places_of(places, pieces)
+    computes, rows = computing(profile, work, compute)
+    shown, number = _places_of(places, [pieces, computes])
+    _name_kernels(profile, rows, shown, number[len(pieces.cause) :])
     report = _described(profile, work, windows)
     report.has_python = places.has_python
     report.calls = _calls(profile, work, windows, exposed, places)
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
-    longest = np.argsort(pieces.start_ns - pieces.end_ns, kind="stable")[:MOST_PIECES].tolist()
-    report.pieces = [
-        (base_ns + int(pieces.start_ns[at]), base_ns + int(pieces.end_ns[at]), pieces.cause[at], shown[number[at]])
-        for at in longest
-    ]
-    sums = _Costs(pieces, shown, number)
+    for some, first in ((pieces, 0), (computes, len(pieces.cause))):
+        longest = np.argsort(some.start_ns - some.end_ns, kind="stable")[:MOST_PIECES].tolist()
+        report.pieces += [
+            (
+                base_ns + int(some.start_ns[at]),
+                base_ns + int(some.end_ns[at]),
+                some.cause[at],
+                shown[number[first + at]],
+            )
+            for at in longest
+        ]
+    sums = _Costs(Pieces.of(pieces, computes), shown, number)
     for step, window in windows.items():
         costs, found = sums.within(window)
-        fixed = {COMPUTE: compute, COMM: exposed, COPY: alone}
+        fixed = {COMM: exposed, COPY: alone}
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
         report.costs_ns[step] = {cause: ns for cause, ns in costs.items() if ns}
@@ -146,29 +156,44 @@ def _middle(profile: Profile, pieces: Pieces) -> list[str]:
     ]
 
 
-def _places_of(places: Places, pieces: Pieces) -> tuple[list[Place], Rows]:
+def _places_of(places: Places, parts: Sequence[Pieces]) -> tuple[list[Place], Rows]:
     """Return places, and for each piece the index of its own."""
-    known = np.flatnonzero(pieces.thread >= 0)
-    found, of_known = places.numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
-    number = np.full(len(pieces.cause), len(found), np.intp)
+    thread, instant_ns = (np.concatenate([getattr(part, each) for part in parts]) for each in ("thread", "instant_ns"))
+    known = np.flatnonzero(thread >= 0)
+    found, of_known = places.numbered(thread[known].astype(np.int32), instant_ns[known])
+    number = np.full(len(thread), len(found), np.intp)
     number[known] = of_known
     return [*found, _NOWHERE], number
+
+
+def _name_kernels(profile: Profile, rows: Rows, shown: list[Place], number: Rows) -> None:
+    """Give kernels without an operator around their launch places with their own names."""
+    is_empty = np.array([not str(place) for place in shown])[number]
+    names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
+    number[is_empty] = len(shown) + index
+    shown += [Place(operator=_short(profile.names[each])) for each in names.tolist()]
+
+
+def _short(kernel: str) -> str:
+    """Return the name of a kernel without its return type, template parameters and arguments."""
+    return re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0] or kernel[:80]
 
 
 class _Costs:
     """Sums of pieces by cause and place."""
 
     def __init__(self, pieces: Pieces, places: list[Place], number: Rows) -> None:
-        self._pieces, causes = pieces, Table[str]()
+        order = np.argsort(pieces.start_ns, kind="stable")  # they are disjoint
+        self._start_ns, self._end_ns, causes = pieces.start_ns[order], pieces.end_ns[order], Table[str]()
         cause = np.array([causes[each] for each in pieces.cause], np.intp)
-        kinds, self._kind = np.unique(cause * len(places) + number, return_inverse=True)
+        kinds, self._kind = np.unique((cause * len(places) + number)[order], return_inverse=True)
         names = list(causes)
         self._kinds = [(names[kind // len(places)], places[kind % len(places)]) for kind in kinds.tolist()]
 
     def within(self, window: Interval) -> tuple[dict[str, int], dict[str, list[tuple[Place, int, int]]]]:
         """Return the costs of a window by cause, and by place, the most expensive first."""
         low, high = window
-        start_ns, end_ns = self._pieces.start_ns, self._pieces.end_ns
+        start_ns, end_ns = self._start_ns, self._end_ns
         part = slice(np.searchsorted(end_ns, low, "right"), np.searchsorted(start_ns, high, "left"))
         ns = np.minimum(end_ns[part], high) - np.maximum(start_ns[part], low)
         sums_ns = np.bincount(self._kind[part], ns, len(self._kinds)).astype(np.int64)
@@ -216,11 +241,18 @@ def _calls(
     """Return the collectives of all steps; with a step, those that began in its window."""
     rows, base_ns = work.comm, profile.base_ns
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
-    where = _launch_places(profile, work, places, rows) if work.on_device else [_NOWHERE] * len(rows)
+    messages = messages_of(profile, rows)
+    where = _launch_places(profile, work, places, rows)
+    if not work.on_device:
+        calls = issues_of(profile, work, messages)
+        known = np.flatnonzero(calls >= 0)
+        around = places.of(threads_of(profile, calls[known]), profile.start_ns[calls[known]])
+        for at, place in zip(known.tolist(), around, strict=True):
+            where[at] = place
     waiters = _launch_places(profile, work, places, _waiters(profile, work, rows))
     found = []
     for row, ns, place, waiter, message in zip(
-        rows.tolist(), exposed_ns.tolist(), where, waiters, messages_of(profile, rows), strict=True
+        rows.tolist(), exposed_ns.tolist(), where, waiters, messages, strict=True
     ):
         at_ns = int(profile.start_ns[row])
         found.append(Call(
@@ -270,6 +302,7 @@ def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]
     return RankReport(
         path=profile.path, rank=profile.rank, world_size=profile.world_size,
         host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=profile.named_rank is not None,
+        has_groups=profile.has_groups, begin_ns=profile.base_ns + int(profile.start_ns[0]),
         device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={}, comm_ns={},
         graph_share=float(graphs.mean()) if len(rows) else 0.0, places={}, calls=[], exposed=[], pieces=[],
         kernels=counts, kernel_median_ns=medians, kernel_classes_ns=classes,

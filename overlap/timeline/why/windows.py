@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,9 +19,11 @@ _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _HOST_COMM = re.compile(r"^(gloo|overlap):\w+$")
 _PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
 """Copies between devices: collectives of copy engines have no kernel."""
-_ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
+ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
 _OURS, _CALL = re.compile(r"^overlap:"), re.compile(r"^c10d::")
 GRAPH = re.compile(r"GraphLaunch")
+_LAUNCH = re.compile(r"^(cuda|hip|cu)(ExtModule|Module|Ext)?Launch(Cooperative)?Kernel")
+_BEGIN_CAPTURE, _END_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
 _LONG_LEAD = 0.5
 """Without steps: the host's work before the first work of the device counts from this part of the latter's length."""
 
@@ -69,7 +71,7 @@ def _length(profile: Profile, rows: Rows) -> Wholes:
 def _host_work(profile: Profile, launch: Rows) -> Work:
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
     comm = notes[profile.matching(_HOST_COMM)[profile.name[notes]]]
-    compute = operators[~profile.matching(_ENQUEUE)[profile.name[operators]]]
+    compute = operators[~profile.matching(ENQUEUE)[profile.name[operators]]]
     return Work(compute=compute, comm=comm, copies=np.empty(0, np.intp), on_device=False, launch=launch)
 
 
@@ -199,6 +201,37 @@ def messages_of(profile: Profile, comm: Rows) -> list[Message]:
     return found
 
 
+def issues_of(profile: Profile, work: Work, messages: Sequence[Message]) -> Rows:
+    """Return for each row of a host's communication the call of c10d that issued it, or -1.
+
+    Threads of gloo do not name the call; the last events of an operation belong to its last calls, in their order.
+    """
+    operators = profile.rows(OPERATOR)
+    calls: dict[str, list[int]] = {}
+    for row in operators[profile.matching(_CALL)[profile.name[operators]]].tolist():
+        name = profile.names[profile.name[row]].removeprefix("c10d::")
+        calls.setdefault(operation(name).strip("_"), []).append(row)
+    found = np.full(len(messages), -1, np.intp)
+    for op, of_op in calls.items():
+        events = np.array([at for at, message in enumerate(messages) if message.op == op][-len(of_op) :], np.intp)
+        issued = np.array(of_op[-len(events) :], np.intp)
+        if len(events) and (profile.start_ns[issued] <= profile.start_ns[work.comm[events]]).all():
+            found[events] = issued
+    return found
+
+
+def lost_launches(profile: Profile, work: Work, calls: Rows) -> Rows:
+    """Return which calls launched work that is not recorded; in a graph's capture a launch only records."""
+    names = profile.name[calls]
+    launches = calls[profile.matching(GRAPH)[names] | profile.matching(_LAUNCH)[names]]
+    recorded = profile.rows(KERNEL, COPY, SET)  # of other devices, too
+    lost = launches[~np.isin(profile.correlation[launches], profile.correlation[recorded])]
+    begins, ends = (calls[profile.matching(pattern)[names]] for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
+    captures = np.searchsorted(begins, lost) > np.searchsorted(ends, lost)
+    found: Rows = lost[~captures]
+    return found
+
+
 def notes_of(profile: Profile, work: Work) -> list[str]:
     """Return what the file cannot show, and why."""
     notes = []
@@ -213,10 +246,12 @@ def notes_of(profile: Profile, work: Work) -> list[str]:
     threads = np.unique(profile.thread[profile.rows(KERNEL, COPY, SET)]).tolist()
     if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
         notes.append(f"the file has {devices} devices: only the one that did most counts")
-    graphs = profile.rows(RUNTIME)
-    graphs = graphs[profile.matching(GRAPH)[profile.name[graphs]]]
-    if work.on_device and (lost := int((~np.isin(graphs, work.launch[work.rows])).sum())):
-        notes.append(f"{lost} of {len(graphs)} launches of CUDA graphs have no recorded kernels: they look idle")
+    calls = profile.rows(RUNTIME)
+    lost = lost_launches(profile, work, calls) if work.on_device else calls[:0]
+    for kind, pattern in (("CUDA graphs", GRAPH), ("kernels", _LAUNCH)):
+        count, every = (int(profile.matching(pattern)[profile.name[rows]].sum()) for rows in (lost, calls))
+        if count:
+            notes.append(f"{count} of {every} launches of {kind} have no recorded kernels: they look idle")
     if work.on_device and len(rows := work.rows):
         orphans = int((work.launch[rows] < 0).sum())
         if orphans > len(rows) // 2:

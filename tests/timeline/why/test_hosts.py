@@ -1,0 +1,77 @@
+"""Programs without a device: places of collectives and loops, and times that nothing shows."""
+
+import overlap
+from tests.timeline.why.profiles import AUTOGRAD, Recording
+from tests.timeline.why.test_causes import LINE, costs, recorded
+
+
+def host(tmp_path, plant, **more):
+    return recorded(tmp_path, plant, device="", **more)
+
+
+def in_a_loop(rec, start):
+    """500 operators of 10 us, with 6 us of Python between them."""
+    rec.frame("train.py(12): step", start, start + 10_000)
+    for at in range(start, start + 8_000, 16):
+        rec.op("aten::item", at, at + 10)
+    rec.op("aten::mm", start + 8_000, start + 10_000)
+
+
+def test_a_loop_over_small_operators_comes_first(tmp_path):
+    found = host(tmp_path, in_a_loop)
+    assert found.verdict == (
+        "step 1 takes 10.0 ms: for many small operators: 500 calls of aten::item, 10 us each, at aten::item in "
+        f"{LINE} (8 ms with the Python between them); try: replace the loop by operators on the whole batch (or "
+        "torch.vmap, torch.compile)"
+    )
+
+
+def test_few_or_long_operators_are_no_loop(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(12): step", start, start + 10_000)
+        for at in range(start, start + 10_000, 100):
+            rec.op("aten::mm", at, at + 100)
+
+    assert not host(tmp_path, plant).advice
+
+
+def test_a_collective_of_gloo_has_the_line_of_its_call(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(30): average", start, start + 10_000)
+        rec.op("aten::mm", start, start + 2_000)
+        rec.op("c10d::allreduce_", start + 2_000, start + 2_100)
+        rec.add("user_annotation", "gloo:all_reduce", start + 2_100, start + 10_000, tid=5)
+
+    found = host(tmp_path, plant, world=2)
+    assert costs(found) == {"compute": 2_000, "launch": 100, "communication": 7_900}
+    assert found.advice[0].place == "c10d::allreduce_ in train.py:30 (average)"
+
+
+def test_python_of_the_thread_with_frames_counts(tmp_path):
+    """The thread of backward has more operators, and no Python."""
+
+    def plant(rec, start):
+        rec.frame("train.py(40): log", start, start + 10_000)
+        rec.op("aten::mm", start, start + 1_000)
+        rec.op("aten::mm", start + 1_000, start + 4_000, tid=AUTOGRAD)
+
+    found = host(tmp_path, plant)
+    assert costs(found) == {"compute": 4_000, "python": 6_000}
+    assert "train.py:40 (log)" in found.advice[0].place
+
+
+def test_without_operators_and_functions_python_cannot_be_told(tmp_path):
+    rec = Recording(device="")
+    rec.note("ProfilerStep#1", 0, 10_000)
+    rec.add("user_annotation", "gloo:all_reduce", 4_000, 10_000, tid=5)
+    rec.op("aten::empty", 20_000, 20_001)
+    assert costs(overlap.why(rec.write(tmp_path / "t.json"))) == {"communication": 6_000, "unrecorded": 4_000}
+
+
+def test_a_folder_in_a_folder_is_read(tmp_path):
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    rec = Recording()
+    rec.kernel(0, 1_000, launch=-5)
+    rec.write(folder / "rank0.json")
+    assert overlap.why(tmp_path).step_ns == 1_000_000
