@@ -34,13 +34,16 @@ def explain(
     profiles = []
     for file in files:
         profiles += [file] if is_profile(beginning(file)) else []
-    if profiles and len(profiles) == len(files):
+    others = [file for file in files if file not in profiles]
+    given = [file for file in others if file in map(Path, paths) or b'"traceEvents"' in beginning(file)]
+    if profiles and not given:
         reports = measured(profiles, progress or (lambda done, count: None))
-        return judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)
+        found = judge(reports if len(reports) == 1 else [_ranked(report) for report in reports], step=step)
+        note = f"left out, as they are no traces of PyTorch's profiler: {', '.join(file.name for file in others)}"
+        return replace(found, notes=(*found.notes, note)) if others else found
     if profiles:
-        other = next(file for file in files if file not in profiles)
         raise UsageError(
-            f"why: {other} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
+            f"why: {given[0]} is no trace of PyTorch's profiler, but {profiles[0]} is: name files of one kind"
         )
     from .recorded import judge_timeline
 

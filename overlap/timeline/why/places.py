@@ -85,7 +85,7 @@ class Places:
         self._backward = profile.matching(_BACKWARD)
         self._no_place = profile.matching(_NOT_A_PLACE)
         self._forward = self._forwards()
-        self.has_python = bool((profile.kind[self._rows] == PYTHON).any())
+        self.has_python: bool = bool((profile.kind[self._rows] == PYTHON).any())
 
     def _forwards(self) -> dict[int, int]:
         """Return the row of the last forward operator of each sequence number: operators without a node share it."""

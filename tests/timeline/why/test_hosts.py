@@ -1,6 +1,9 @@
 """Programs without a device: places of collectives and loops, and times that nothing shows."""
 
+import pytest
+
 import overlap
+from overlap.errors import UsageError
 from tests.timeline.why.profiles import AUTOGRAD, Recording
 from tests.timeline.why.test_causes import LINE, costs, recorded
 
@@ -75,3 +78,13 @@ def test_a_folder_in_a_folder_is_read(tmp_path):
     rec.kernel(0, 1_000, launch=-5)
     rec.write(folder / "rank0.json")
     assert overlap.why(tmp_path).step_ns == 1_000_000
+
+
+def test_other_files_of_a_folder_are_left_out_and_named(tmp_path):
+    rec = Recording()
+    rec.kernel(0, 1_000, launch=-5)
+    rec.write(tmp_path / "rank0.json")
+    (tmp_path / "config.json").write_text('{"layers": 12}')
+    assert overlap.why(tmp_path).notes == ("left out, as they are no traces of PyTorch's profiler: config.json",)
+    with pytest.raises(UsageError, match="name files of one kind"):
+        overlap.why(tmp_path / "rank0.json", tmp_path / "config.json")
