@@ -274,13 +274,14 @@ def _waiting(facts: Facts) -> Found:
             round(median(each.get(worst.cause, 0) for each in costs))
             for costs in ([one.costs_ns for one in alike], [one.others_ns for one in alike])
         )
+        varies = 2 * len(alike) <= len(facts.last)
         evidence = f"other ranks wait {format_ns(worst.waited_ns)} for it in this step, added up"
         if worst.cause in causes.WORDING:
             what = causes.WORDING[worst.cause]
             evidence += f"; {what}: {format_ns(mine_ns)} on it, {format_ns(others_ns)} on others (medians)"
         if "not yet recorded" in worst.cause:
             change = "record three steps or more: recordings do not begin together, and this wait may be due to that"
-        elif 2 * len(alike) <= len(facts.last):
+        elif varies:
             often = f"rank {worst.rank} is the last, for this reason, in {len(alike)} of {len(facts.last)} steps"
             change = f"look for what varies, such as shapes or other programs: {often}"
         elif worst.cause == causes.COMPUTE and mine_ns > 1.5 * others_ns:
@@ -289,7 +290,10 @@ def _waiting(facts: Facts) -> Found:
             change = f"take that work from rank {worst.rank}, or divide it among the ranks"
         else:
             change = f"look at rank {worst.rank}, which comes last to {next(iter(worst.ops), 'collectives')}"
-        yield _item(facts, [causes.WAIT], change, f"rank {worst.rank}, which was {worst.doing}", evidence)
+        ns, item = _item(facts, [causes.WAIT], change, f"rank {worst.rank}, which was {worst.doing}", evidence)
+        if varies and item.gain_least_ns is None:
+            return
+        yield ns, item
 
 
 def _communication(facts: Facts) -> Found:
@@ -347,7 +351,8 @@ def _operators(facts: Facts) -> Found:
     tiny: dict[str, list[tuple[Place, int, int]]] = {}
     for place, ns, count in facts.places.get(causes.COMPUTE, ()):
         if ns < SHORT_NS * count and not _UPDATE.search(f"{place.operator} {place.phase}"):
-            tiny.setdefault(place.frame or place.module, []).append((place, ns, count))
+            at = place.frame or place.module or ("" if facts.report.has_python else place.operator)
+            tiny.setdefault(at, []).append((place, ns, count))
     between = [(place, ns) for place, ns, _ in facts.places.get(causes.PYTHON, ())]
     for at, places in tiny.items():
         calls, ns = sum(count for _, _, count in places), sum(part_ns for _, part_ns, _ in places)
