@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
-from ..measure.intervals import Merged, covered_ns, inside, intersect, subtract, union
+from ..measure.intervals import Merged, clip, covered_ns, inside, intersect, subtract, union
 from . import causes
 from .windows import ENQUEUE, GRAPH, Rows, Work, joined, lost_launches, merged, outermost
 
@@ -57,35 +57,26 @@ class Pieces:
 
     start_ns: Wholes
     end_ns: Wholes
-    cause: list[str]
+    cause: NDArray[np.int8]  # index in `causes.NAMES`
     thread: Wholes  # -1 without one
     instant_ns: Wholes
 
-    @classmethod
-    def of(cls, *parts: Pieces) -> Pieces:
-        """Return some pieces after others."""
-        start_ns, end_ns, thread, instant_ns = (
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("start_ns", "end_ns", "thread", "instant_ns")
-        )
-        cause = [cause for part in parts for cause in part.cause]
-        return cls(start_ns=start_ns, end_ns=end_ns, cause=cause, thread=thread, instant_ns=instant_ns)
-
     def order(self) -> Pieces:
         """Return the pieces in order of start."""
+        if (self.start_ns[1:] >= self.start_ns[:-1]).all():
+            return self
         order = np.argsort(self.start_ns, kind="stable")
-        return Pieces(
-            start_ns=self.start_ns[order], end_ns=self.end_ns[order], cause=[self.cause[at] for at in order.tolist()],
-            thread=self.thread[order], instant_ns=self.instant_ns[order],
-        )  # fmt: skip
+        return Pieces(**{name: getattr(self, name)[order] for name in _COLUMNS})
+
+
+_COLUMNS = ("start_ns", "end_ns", "cause", "thread", "instant_ns")
 
 
 class _Found:
     """Pieces as they are found."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Wholes, Wholes, Wholes, Wholes]] = []
-        self._codes: list[str] = []
+        self._parts: list[Pieces] = []
 
     def add(
         self,
@@ -96,19 +87,22 @@ class _Found:
         instant_ns: Wholes | None = None,
     ) -> None:
         """Append pieces with one cause."""
-        middle_ns = (where.start_ns + where.end_ns) // 2
-        self._parts.append((
-            where.start_ns, where.end_ns, np.broadcast_to(thread, len(where)).astype(np.int64),
-            middle_ns if instant_ns is None else instant_ns,
-        ))  # fmt: skip
-        self._codes += [cause] * len(where)
+        if len(where):
+            self._parts.append(Pieces(
+                start_ns=where.start_ns, end_ns=where.end_ns,
+                cause=np.full(len(where), causes.NAMES.index(cause), np.int8),
+                thread=np.broadcast_to(thread, len(where)).astype(np.int64),
+                instant_ns=(where.start_ns + where.end_ns) // 2 if instant_ns is None else instant_ns,
+            ))  # fmt: skip
 
     def pieces(self) -> Pieces:
         """Return them in order."""
-        empty = np.empty(0, np.int64)
-        joined = [np.concatenate(each) for each in zip(*self._parts, strict=True)] or [empty] * 4
-        start_ns, end_ns, thread, instant_ns = joined
-        return Pieces(start_ns=start_ns, end_ns=end_ns, cause=self._codes, thread=thread, instant_ns=instant_ns).order()
+        parts, self._parts = [_NO_PIECES, *self._parts], []
+        return Pieces(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}).order()
+
+
+_EVER, _NONE = np.iinfo(np.int64), np.empty(0, np.int64)
+_NO_PIECES = Pieces(start_ns=_NONE, end_ns=_NONE, cause=_NONE.astype(np.int8), thread=_NONE, instant_ns=_NONE)
 
 
 def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pieces:
@@ -169,7 +163,8 @@ def computing(profile: Profile, work: Work, compute: Merged) -> tuple[Pieces, Ro
     source = work.launch[rows] if work.on_device else rows
     thread = np.where(source >= 0, profile.thread[source], -1).astype(np.int64)
     return Pieces(
-        start_ns=start_ns, end_ns=end_ns, cause=[causes.COMPUTE] * len(rows), thread=thread,
+        start_ns=start_ns, end_ns=end_ns, thread=thread,
+        cause=np.full(len(rows), causes.NAMES.index(causes.COMPUTE), np.int8),
         instant_ns=profile.start_ns[source],
     ), rows  # fmt: skip
 
@@ -314,8 +309,10 @@ def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -
         where = intersect(parts, cover)
         found.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
-    known = Merged(profile.start_ns[shown[:1]], profile.end_ns[shown].max(keepdims=True, initial=0)[: len(shown[:1])])
-    known = known if not unknown else Merged(known.start_ns[:0], known.end_ns[:0])
-    found.add(causes.PYTHON, intersect(parts, known), thread=thread)
-    found.add(causes.UNKNOWN, subtract(parts, known), thread=thread)
+    low_ns = high_ns = _EVER.max  # of the thread's events
+    if len(shown) and not unknown:
+        low_ns, high_ns = int(profile.start_ns[shown[0]]), int(profile.end_ns[shown].max())
+    found.add(causes.UNKNOWN, clip(parts, (_EVER.min, low_ns)), thread=thread)
+    found.add(causes.PYTHON, clip(parts, (low_ns, high_ns)), thread=thread)
+    found.add(causes.UNKNOWN, clip(parts, (high_ns, _EVER.max)), thread=thread)
     return found.pieces()

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...units import format_ns
-from ..columnar import Table
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
-from .causes import COMM, COPY, UNKNOWN
+from .causes import COMM, COPY, NAMES, UNKNOWN
 from .host import LATENCY_NS, Pieces, computing, device_gaps, host_gaps, loading
 from .places import Place, Places, threads_of
 from .windows import GRAPH, Rows, Work, issues_of, joined, merged, messages_of, notes_of, windows_of, work_of
@@ -110,28 +109,26 @@ def measure(profile: Profile) -> RankReport:
     else:
         pieces = host_gaps(profile, gaps, loads, unknown=bool(profile.header.get("deviceProperties")))
     places = Places(profile)
-    computes, rows = computing(profile, work, compute)
-    shown, number = _places_of(places, [pieces, computes])
-    _name_kernels(profile, rows, shown, number[len(pieces.cause) :])
     report = _described(profile, work, windows)
     report.has_python = places.has_python
     report.calls = _calls(profile, work, windows, exposed, places)
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
-    for some, first in ((pieces, 0), (computes, len(pieces.cause))):
+    report.notes += [*_middle(profile, pieces), *notes_of(profile, work)]
+    sums = []
+    for some, rows in ((pieces, None), computing(profile, work, compute)):
+        shown, number = _places_of(profile, places, some, rows)
+        sums.append(_Costs(some, shown, number))
         longest = np.argsort(some.start_ns - some.end_ns, kind="stable")[:MOST_PIECES].tolist()
+        instants = ((base_ns + int(some.start_ns[at]), base_ns + int(some.end_ns[at])) for at in longest)
         report.pieces += [
-            (
-                base_ns + int(some.start_ns[at]),
-                base_ns + int(some.end_ns[at]),
-                some.cause[at],
-                shown[number[first + at]],
-            )
-            for at in longest
+            (*span, NAMES[some.cause[at]], shown[number[at]]) for at, span in zip(longest, instants, strict=True)
         ]
-    sums = _Costs(Pieces.of(pieces, computes), shown, number)
     for step, window in windows.items():
-        costs, found = sums.within(window)
+        costs: dict[str, int] = {}
+        found: dict[str, list[tuple[Place, int, int]]] = {}
+        for each in sums:
+            each.add(window, costs, found)
         fixed = {COMM: exposed, COPY: alone}
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
@@ -139,7 +136,6 @@ def measure(profile: Profile) -> RankReport:
         report.comm_ns[step] = length(clip(comm, window))
         found.setdefault(COPY, []).extend(_copy_places(profile, work, places, alone, window))
         report.places[step] = found
-    report.notes += [*_middle(profile, pieces), *notes_of(profile, work)]
     report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
     return report
 
@@ -147,7 +143,7 @@ def measure(profile: Profile) -> RankReport:
 def _middle(profile: Profile, pieces: Pieces) -> list[str]:
     """Return that recording began in the middle, where gaps end with work that was launched as it began."""
     early = (pieces.thread >= 0) & (pieces.instant_ns < profile.start_ns.min() + EARLY_NS)
-    early &= np.array([cause == UNKNOWN for cause in pieces.cause], bool)
+    early &= pieces.cause == NAMES.index(UNKNOWN)
     if (ns := int((pieces.end_ns - pieces.start_ns)[early].sum())) < EARLY_NS:
         return []
     return [
@@ -156,22 +152,25 @@ def _middle(profile: Profile, pieces: Pieces) -> list[str]:
     ]
 
 
-def _places_of(places: Places, parts: Sequence[Pieces]) -> tuple[list[Place], Rows]:
-    """Return places, and for each piece the index of its own."""
-    thread, instant_ns = (np.concatenate([getattr(part, each) for part in parts]) for each in ("thread", "instant_ns"))
-    known = np.flatnonzero(thread >= 0)
-    found, of_known = places.numbered(thread[known].astype(np.int32), instant_ns[known])
-    number = np.full(len(thread), len(found), np.intp)
+def _places_of(profile: Profile, places: Places, pieces: Pieces, rows: Rows | None) -> tuple[list[Place], Rows]:
+    """Return places, and for each piece the index of its own; without one, a kernel is its own place.
+
+    Args:
+        profile: The events.
+        places: Their places.
+        pieces: Pieces of time.
+        rows: Kernels or operators of the pieces; None for gaps.
+    """
+    known = np.flatnonzero(pieces.thread >= 0)
+    found, of_known = places.numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
+    number, shown = np.full(len(pieces.thread), len(found), np.intp), [*found, _NOWHERE]
     number[known] = of_known
-    return [*found, _NOWHERE], number
-
-
-def _name_kernels(profile: Profile, rows: Rows, shown: list[Place], number: Rows) -> None:
-    """Give kernels without an operator around their launch places with their own names."""
-    is_empty = np.array([not str(place) for place in shown])[number]
-    names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
-    number[is_empty] = len(shown) + index
-    shown += [Place(operator=_short(profile.names[each])) for each in names.tolist()]
+    if rows is not None:
+        is_empty = np.array([not str(place) for place in shown])[number]
+        names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
+        number[is_empty] = len(shown) + index
+        shown += [Place(operator=_short(profile.names[each])) for each in names.tolist()]
+    return shown, number
 
 
 def _short(kernel: str) -> str:
@@ -183,29 +182,24 @@ class _Costs:
     """Sums of pieces by cause and place."""
 
     def __init__(self, pieces: Pieces, places: list[Place], number: Rows) -> None:
-        order = np.argsort(pieces.start_ns, kind="stable")  # they are disjoint
-        self._start_ns, self._end_ns, causes = pieces.start_ns[order], pieces.end_ns[order], Table[str]()
-        cause = np.array([causes[each] for each in pieces.cause], np.intp)
-        kinds, self._kind = np.unique((cause * len(places) + number)[order], return_inverse=True)
-        names = list(causes)
-        self._kinds = [(names[kind // len(places)], places[kind % len(places)]) for kind in kinds.tolist()]
+        self._start_ns, self._end_ns = pieces.start_ns, pieces.end_ns
+        kinds, kind = np.unique(pieces.cause * np.int64(len(places)) + number, return_inverse=True)
+        self._kind = kind.astype(np.int32)
+        self._kinds = [(NAMES[each // len(places)], places[each % len(places)]) for each in kinds.tolist()]
 
-    def within(self, window: Interval) -> tuple[dict[str, int], dict[str, list[tuple[Place, int, int]]]]:
-        """Return the costs of a window by cause, and by place, the most expensive first."""
+    def add(self, window: Interval, costs: dict[str, int], found: dict[str, list[tuple[Place, int, int]]]) -> None:
+        """Add the costs of a window by cause, and by place, the most expensive first."""
         low, high = window
         start_ns, end_ns = self._start_ns, self._end_ns
         part = slice(np.searchsorted(end_ns, low, "right"), np.searchsorted(start_ns, high, "left"))
         ns = np.minimum(end_ns[part], high) - np.maximum(start_ns[part], low)
         sums_ns = np.bincount(self._kind[part], ns, len(self._kinds)).astype(np.int64)
         counts = np.bincount(self._kind[part], minlength=len(self._kinds))
-        costs: dict[str, int] = {}
-        found: dict[str, list[tuple[Place, int, int]]] = {}
         for at in np.argsort(-sums_ns, kind="stable").tolist():
             if counts[at]:
                 cause, place = self._kinds[at]
                 costs[cause] = costs.get(cause, 0) + int(sums_ns[at])
                 found.setdefault(cause, []).append((place, int(sums_ns[at]), int(counts[at])))
-        return costs, found
 
 
 _NOWHERE = Place()
