@@ -216,7 +216,7 @@ def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
     found = []
     if missing and (ns := facts.cost_ns(COMM)):
         least_ns = sum(each.waits_at_least_ns for each in facts.traffic)
-        more = f"; at least {format_ns(least_ns)} are waiting: smaller messages took longer than larger ones"
+        more = f"; at least {format_ns(least_ns)} are waiting: some messages took longer than their bytes can explain"
         found.append(
             f"whether {format_ns(ns)} of communication are waiting or wire: of "
             f"{facts.report.world_size} ranks, {listed(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"

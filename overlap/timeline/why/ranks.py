@@ -265,11 +265,18 @@ def traffic(calls: Sequence[Call], exposed: Merged, link: float | None = None) -
 
 
 def _least_wait(calls: Sequence[Call]) -> int:
-    """Return by how much calls were longer than the fastest that carries as much or more: that was not the wire."""
+    """Return by how much calls were longer than the wire can explain: others that carry as much or more were faster.
+
+    A call takes a start, at most as long as the shortest call, and its bytes, at most twice as long for each as in a
+    larger call: that is the share of bandwidth of NCCL's protocol for small messages (nccl, src/graph/tuning.cc).
+    """
     sized = sorted((call for call in calls if call.nbytes), key=lambda call: -call.nbytes)
     if len({call.nbytes for call in sized}) < 2 and len(sized) < 4:
         return 0
     took = np.array([call.end_ns - call.start_ns for call in sized], np.int64)
+    nbytes = np.array([call.nbytes for call in sized], np.int64)
     floor = np.minimum.accumulate(took) if len(took) else took
+    if len(took):
+        floor = np.minimum(floor, took.min() + 2 * nbytes * np.minimum.accumulate(took / nbytes))
     exposed = np.array([call.exposed_ns for call in sized], np.int64)
     return int(np.minimum(took - floor, exposed).sum())

@@ -88,6 +88,16 @@ def test_a_small_message_that_takes_longer_than_a_large_one_has_waited(tmp_path)
     assert any("at least 900 us are waiting" in each for each in found.undecided)
 
 
+def test_a_message_of_a_tenth_that_takes_as_long_has_waited(tmp_path):
+    """The shortest call takes 20 us; 2 MB take at most these, and twice a tenth of the 1,000 us of 20 MB."""
+    rec = Recording(world=2)
+    rec.kernel(0, 1_000, launch=-5)
+    rec.collective(1_000, 2_000, count=500_000, launch=1)
+    rec.collective(2_000, 3_000, count=5_000_000, launch=2)
+    rec.collective(3_000, 3_020, count=10, launch=3)
+    assert write(tmp_path, [rec]).traffic[0]["waits_at_least_ns"] == 1_000_000 - 220_000
+
+
 def test_bandwidth_is_that_of_the_fastest_large_call(tmp_path):
     rec = Recording(world=4)
     rec.kernel(0, 1_000, launch=-5)
