@@ -15,13 +15,12 @@ from statistics import median
 
 from ...units import format_bytes, format_ns
 from . import causes
-from .places import BACKWARD, Place, common
+from .places import BACKWARD, Place, common, operators_of, top_places
 from .rank import TINY_NS, RankReport
 from .ranks import Late, Traffic
 from .report import Advice
 
 MOST = 5
-PLACES = 3
 WORTH = 0.05
 """Part of a step: less is not worth a change."""
 FEW_STEPS = 2
@@ -117,38 +116,6 @@ def top_place(facts: Facts, cause: str) -> str:
     return next(iter(top_places(facts.places.get(cause, ()), facts.step_ns)), "")
 
 
-def top_places(
-    places: Sequence[tuple[Place, int, int]], step_ns: float, rank: str = "", *, by_function: bool = False
-) -> list[str]:
-    """Return the most expensive operators, each with its time and the module and function that have most of it.
-
-    `by_function` returns the most expensive functions instead, or modules where none is recorded.
-    """
-    groups: dict[str, list[tuple[Place, int]]] = {}
-    for place, ns, _ in places:
-        if str(place):
-            parts = (place.operator, place.module, place.frame, place.phase)
-            name = next(filter(None, (place.frame, place.module, *parts) if by_function else parts))
-            groups.setdefault(f"{place.phase == BACKWARD}{name}", []).append((place, ns))
-    sums = sorted(
-        ((sum(ns for _, ns in group), common(group), group) for group in groups.values()), key=lambda each: -each[0]
-    )
-    return [
-        f"{place} ({format_ns(ns)}{rank}{'' if place.operator else _operators_of(group, ': ')})"
-        for ns, place, group in sums[:PLACES]
-        if ns >= 0.01 * step_ns
-    ]
-
-
-def _operators_of(places: Sequence[tuple[Place, int]], lead: str = "") -> str:
-    """Return the most expensive operators of a function as text after a lead; "" if there are none."""
-    sums: Counter[str] = Counter()
-    for place, ns in places:
-        sums[place.operator] += ns
-    names = [name for name, _ in sums.most_common(4) if name]
-    return lead * bool(names) + ", ".join(names)
-
-
 def is_launch_bound(facts: Facts) -> bool:
     """Whether kernels are shorter than launches, and are launched one by one."""
     return facts.report.graph_share < 0.5 and 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
@@ -216,11 +183,37 @@ _CHANGES = {
 def _of_cause(facts: Facts) -> Found:
     for cause, (change, evidence) in _CHANGES.items():
         if _is_worth(facts, cause):
+            if cause == causes.DATA and facts.report.has_workers:
+                change, evidence = "more num_workers, or less work for each item", "its processes are too slow"
             yield _item(facts, [cause], change, top_place(facts, cause), evidence)
 
 
+def _optimizer(facts: Facts) -> Found:
+    """Advise on an optimizer that updates parameters one by one."""
+    parts = [
+        (cause, place, ns, count)
+        for cause in (causes.COMPUTE, causes.PYTHON, causes.LAUNCH)
+        for place, ns, count in facts.places.get(cause, ())
+        if place.phase.startswith("Optimizer.step")
+    ]
+    ns, calls = sum(ns for _, _, ns, _ in parts), sum(count for cause, *_, count in parts if cause == causes.COMPUTE)
+    if ns < 0.2 * facts.step_ns or calls < MANY_OPERATORS:
+        return
+    sums: Counter[str] = Counter()
+    for cause, _, of_it, _ in parts:
+        sums[cause] += of_it
+    yield ns, Advice(
+        cause=sums.most_common(1)[0][0], change="fused=True for the optimizer (or foreach=True)",
+        place=f"{parts[0][1].phase} ({format_ns(ns)})", evidence=f"it calls {calls} operators or kernels in each step",
+        gain_text="not decidable: a profile does not show how long a fused update would take",
+    )  # fmt: skip
+
+
 def _python(facts: Facts) -> Found:
-    if _is_worth(facts, causes.PYTHON):
+    updates = sum(
+        ns for place, ns, _ in facts.places.get(causes.PYTHON, ()) if place.phase.startswith("Optimizer.step")
+    )
+    if _is_worth(facts, causes.PYTHON) and 2 * updates < facts.cost_ns(causes.PYTHON):
         where = top_place(facts, causes.PYTHON)
         change = "take the work out of the loop, or do it in another process"
         if not any(place.frame for place, _, _ in facts.places.get(causes.PYTHON, ())):
@@ -311,7 +304,7 @@ def _communication(facts: Facts) -> Found:
         change = "join them: bucket_cap_mb of DDP, torch.distributed._coalescing_manager, or fewer, larger tensors"
     elif most.bus_gb_s is not None and _is_slow(most):
         change = "find out whether the wire is slow (NCCL_DEBUG=INFO shows the path) or a rank late (record all ranks)"
-    elif most.op in ("all_gather", "reduce_scatter"):
+    elif most.op in ("all_gather", "reduce_scatter") and (not most.nbytes or most.nbytes >= most.calls << 20):
         change = "prefetch: FSDP's set_modules_to_forward_prefetch, set_modules_to_backward_prefetch, larger units"
     elif most.op == "all_reduce":
         change = (
@@ -367,7 +360,7 @@ def _operators(facts: Facts) -> Found:
                 cause=causes.COMPUTE,
                 place=f"{where} ({format_ns(loop_ns)} with the Python between them)",
                 change="replace the loop by operators on the whole batch (or torch.vmap, torch.compile)",
-                evidence=f"{calls} calls of {_operators_of(sums)}, {format_ns(ns / calls)} each",
+                evidence=f"{calls} calls of {operators_of(sums)}, {format_ns(ns / calls)} each",
                 gain_text="not decidable: a profile does not show how long operators on the whole batch would take",
             ),
         )
@@ -395,5 +388,5 @@ def _kernels(facts: Facts) -> Found:
 
 
 _RULES: tuple[Rule, ...] = (
-    _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _operators, _kernels,
+    _optimizer, _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _operators, _kernels,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
 from ..measure.intervals import Merged, clip, covered_ns, inside, intersect, subtract, union
 from . import causes
-from .windows import ENQUEUE, GRAPH, Rows, Work, joined, lost_launches, merged, outermost
+from .windows import GRAPH, Rows, Work, joined, lost_launches, merged, outermost
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -297,9 +297,7 @@ def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -
     thread = int(took_ns.argmax()) if len(shown) else -1
     frames, shown = _on(profile, around, thread), _on(profile, shown, thread)
     names = profile.name[frames]
-    operators = profile.rows(OPERATOR)
     classes = [
-        (causes.LAUNCH, merged(profile, operators[profile.matching(ENQUEUE)[profile.name[operators]]])),
         (causes.DATA, loads),
         (causes.GC, merged(profile, frames[profile.matching(_GC)[names]])),
         (causes.COMPILE, merged(profile, frames[profile.matching(_COMPILE)[names]])),

@@ -10,8 +10,9 @@ from ...errors import UsageError
 from ...units import figure, figure_unit, format_bytes, format_ns
 from ..measure.intervals import clip, merge
 from ..ranklist import listed
-from .advice import FEW_STEPS, Facts, advice, is_launch_bound, top_places
+from .advice import FEW_STEPS, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
+from .places import top_places
 from .rank import RankReport
 from .ranks import Late, Ranks, link_gb_s, traffic
 from .report import Cause, Why, median_of, shares
@@ -115,7 +116,7 @@ def _causes(reports: Sequence[RankReport], facts: Facts, costs: Mapping[str, int
     for cause, ns in sorted(costs.items(), key=lambda each: -each[1]):
         rank = f" on rank {facts.report.rank}" * (len(reports) > 1)
         places = top_places(facts.places.get(cause, ()), facts.step_ns, rank, by_function=cause == COMPUTE)
-        if cause == UNKNOWN:
+        if cause == UNKNOWN or (cause == COMM and WIRE in costs):  # the calls are those on the wire
             places = []
         elif cause in (COMM, WAIT, WIRE):
             places = [

@@ -27,6 +27,7 @@ MOST_PIECES = 3_000
 TINY_NS = 20_000
 """A kernel that is shorter takes less time than its launch."""
 
+_WORKERS = re.compile(r"_MultiProcessingDataLoaderIter")
 _KERNEL_CLASSES = (
     ("softmax", re.compile(r"softmax", re.IGNORECASE)),
     ("elementwise", re.compile(r"elementwise|reduce_kernel|CatArray|layer_?norm|rms_?norm|index|vectorized", re.I)),
@@ -79,6 +80,7 @@ class RankReport:
     kernel_classes_ns: dict[str, int]
     notes: list[str] = field(default_factory=list)
     has_python: bool = False
+    has_workers: bool = False  # whether a data loader has processes
 
 
 def measure_file(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> RankReport:
@@ -94,7 +96,7 @@ def measure(profile: Profile) -> RankReport:
     """Measure a profile."""
     work = work_of(profile)
     windows = windows_of(profile, work)
-    comm, compute = merged(profile, work.comm), merged(profile, work.compute)
+    comm, compute = merged(profile, np.concatenate([work.comm, work.calls])), merged(profile, work.compute)
     copies = merged(profile, work.copies)
     loads = loading(profile)
     if not work.on_device:
@@ -111,6 +113,7 @@ def measure(profile: Profile) -> RankReport:
     places = Places(profile)
     report = _described(profile, work, windows)
     report.has_python = places.has_python
+    report.has_workers = bool(profile.matching(_WORKERS).any())
     report.calls = _calls(profile, work, windows, exposed, places)
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]

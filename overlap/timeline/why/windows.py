@@ -19,7 +19,7 @@ _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 _HOST_COMM = re.compile(r"^(gloo|overlap):\w+$")
 _PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
 """Copies between devices: collectives of copy engines have no kernel."""
-ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
+_ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
 _OURS, _CALL = re.compile(r"^overlap:"), re.compile(r"^c10d::")
 GRAPH = re.compile(r"GraphLaunch")
 _LAUNCH = re.compile(r"^(cuda|hip|cu)(ExtModule|Module|Ext)?Launch(Cooperative)?Kernel")
@@ -37,6 +37,7 @@ class Work:
     copies: Rows
     on_device: bool
     launch: Rows  # for each row of the profile: the row of its launch, or -1
+    calls: Rows  # of a host: calls of collectives and messages, which may block
 
     @property
     def rows(self) -> Rows:
@@ -60,7 +61,7 @@ def work_of(profile: Profile) -> Work:
     is_comm |= ~is_kernel & profile.matching(_PEER)[profile.name[device]]
     return Work(
         compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
-        on_device=True, launch=launch,
+        on_device=True, launch=launch, calls=device[:0],
     )  # fmt: skip
 
 
@@ -71,8 +72,9 @@ def _length(profile: Profile, rows: Rows) -> Wholes:
 def _host_work(profile: Profile, launch: Rows) -> Work:
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
     comm = notes[profile.matching(_HOST_COMM)[profile.name[notes]]]
-    compute = operators[~profile.matching(ENQUEUE)[profile.name[operators]]]
-    return Work(compute=compute, comm=comm, copies=np.empty(0, np.intp), on_device=False, launch=launch)
+    compute = operators[~profile.matching(_ENQUEUE)[profile.name[operators]]]
+    calls = operators[profile.matching(_CALL)[profile.name[operators]]]
+    return Work(compute=compute, comm=comm, copies=calls[:0], on_device=False, launch=launch, calls=calls)
 
 
 def _launches(profile: Profile, device: Rows) -> Rows:
@@ -206,9 +208,8 @@ def issues_of(profile: Profile, work: Work, messages: Sequence[Message]) -> Rows
 
     Threads of gloo do not name the call; the last events of an operation belong to its last calls, in their order.
     """
-    operators = profile.rows(OPERATOR)
     calls: dict[str, list[int]] = {}
-    for row in operators[profile.matching(_CALL)[profile.name[operators]]].tolist():
+    for row in work.calls.tolist():
         name = profile.names[profile.name[row]].removeprefix("c10d::")
         calls.setdefault(operation(name).strip("_"), []).append(row)
     found = np.full(len(messages), -1, np.intp)

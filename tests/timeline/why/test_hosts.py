@@ -46,8 +46,49 @@ def test_a_collective_of_gloo_has_the_line_of_its_call(tmp_path):
         rec.add("user_annotation", "gloo:all_reduce", start + 2_100, start + 10_000, tid=5)
 
     found = host(tmp_path, plant, world=2)
-    assert costs(found) == {"compute": 2_000, "launch": 100, "communication": 7_900}
+    assert costs(found) == {"compute": 2_000, "communication": 8_000}
     assert found.advice[0].place == "c10d::allreduce_ in train.py:30 (average)"
+
+
+def test_a_call_of_a_message_that_blocks_communicates(tmp_path):
+    def plant(rec, start):
+        rec.op("aten::mm", start, start + 2_000)
+        rec.op("c10d::recv_", start + 2_000, start + 10_000)
+        rec.add("user_annotation", "gloo:recv", start + 9_000, start + 9_900)
+
+    assert costs(host(tmp_path, plant, world=2)) == {"compute": 2_000, "communication": 8_000}
+
+
+def test_small_all_gathers_are_not_taken_for_fsdp(tmp_path):
+    def plant(rec, start):
+        rec.op("aten::mm", start, start + 2_000)
+        dims = {"Input Dims": [[1024]], "Input type": ["float"]}
+        rec.add("user_annotation", "gloo:all_gather", start + 2_000, start + 10_000, tid=5, **dims)
+
+    (item,) = host(tmp_path, plant, world=2).advice
+    assert "FSDP" not in item.change
+
+
+def test_an_optimizer_that_updates_parameters_one_by_one(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(12): step", start, start + 10_000)
+        rec.op("aten::mm", start, start + 2_000)
+        rec.note("Optimizer.step#AdamW.step", start + 2_000, start + 10_000)
+        for at in range(start + 2_000, start + 10_000, 16):
+            rec.op("aten::add_", at, at + 6)
+
+    found = host(tmp_path, plant)
+    assert found.advice[0].change.startswith("fused=True")
+    assert found.advice[0].place == "Optimizer.step#AdamW.step (8 ms)"
+    assert not [item for item in found.advice if "out of the loop" in item.change]
+
+
+def test_a_data_loader_with_processes_needs_more_of_them(tmp_path):
+    def plant(rec, start):
+        rec.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", start, start + 8_000)
+        rec.op("aten::mm", start + 8_000, start + 10_000)
+
+    assert host(tmp_path, plant).advice[0].change.startswith("more num_workers")
 
 
 def test_python_of_the_thread_with_frames_counts(tmp_path):
