@@ -7,7 +7,7 @@ shows what it did; from there on the device is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,10 +36,13 @@ _ALLOCATOR = re.compile(
     r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|ExtMalloc)|^cuMem(Alloc|Free|Create|Map|Release|Add)"
 )
 _LOADS = re.compile(r"ModuleLoad|LibraryLoad|ModuleGetFunction|LinkCreate|LinkComplete")
-_GC = re.compile(r"gc\.collect|built-in (function|method) collect|gc_callback|garbage", re.IGNORECASE)
+_GC = re.compile(
+    r"gc\.collect|built-in (function|method) collect|gc_callback|garbage|^gc( \(dynamo_timed\))?$", re.IGNORECASE
+)
 _COMPILE = re.compile(  # names of functions, for other functions of these files run at every call
     r"torch/_dynamo/convert_frame|torch/_inductor/\w+\.py\(\d+\): _?(compile|fx_codegen|codegen)|^_compile\.|"
-    r"dynamo_timed|triton/\S*\.py\(\d+\): (compile|_do_compile|make_\w+|_bench|do_bench\w*|_init_handles)$|"
+    r"dynamo_timed|^(dynamo|entire_frame_compile)$|"
+    r"triton/\S*\.py\(\d+\): (compile|_do_compile|make_\w+|_bench|do_bench\w*|_init_handles)$|"
     r"torch/_inductor/runtime/\S*\.py\(\d+\): (autotune|benchmark|bench)"
 )
 _DATA = re.compile(
@@ -275,35 +278,30 @@ def _classes(profile: Profile, thread: int, calls: Rows, syncs: Rows) -> Iterato
     yield causes.COPY, merged(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
 
 
-def loading(profile: Profile) -> Merged:
-    """Return when a data loader was asked for data, on any thread."""
+def delays(profile: Profile) -> list[tuple[str, Merged]]:
+    """Return causes that delay a host also while operators run, and when they held on any thread, by precedence."""
     around = profile.rows(OPERATOR, NOTE, PYTHON)
-    return merged(profile, around[profile.matching(_DATA)[profile.name[around]]])
+    names = profile.name[around]
+    patterns = ((causes.DATA, _DATA), (causes.GC, _GC), (causes.COMPILE, _COMPILE))
+    return [(cause, merged(profile, around[profile.matching(pattern)[names]])) for cause, pattern in patterns]
 
 
-def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -> Pieces:
+def host_gaps(profile: Profile, gaps: Merged, held: Sequence[tuple[str, Merged]], *, unknown: bool) -> Pieces:
     """Divide the time in which a host that has no device ran no operator.
 
     Args:
         profile: The events.
         gaps: Times without computes and communication.
-        loads: Times in a data loader.
+        held: Causes that hold while operators run, too, and when.
         unknown: Whether a device was at work whose events are not recorded.
     """
-    found, around = _Found(), profile.rows(OPERATOR, NOTE, PYTHON)
+    found, parts = _Found(), gaps
     shown = profile.rows(PYTHON)
     shown = shown if len(shown) else profile.rows(OPERATOR)
     took_ns = np.bincount(profile.thread[shown], (profile.end_ns - profile.start_ns)[shown])
     thread = int(took_ns.argmax()) if len(shown) else -1
-    frames, shown = _on(profile, around, thread), _on(profile, shown, thread)
-    names = profile.name[frames]
-    classes = [
-        (causes.DATA, loads),
-        (causes.GC, merged(profile, frames[profile.matching(_GC)[names]])),
-        (causes.COMPILE, merged(profile, frames[profile.matching(_COMPILE)[names]])),
-    ]
-    parts = gaps
-    for cause, cover in classes:
+    shown = _on(profile, shown, thread)
+    for cause, cover in held:
         where = intersect(parts, cover)
         found.add(cause, where, thread=thread)
         parts = subtract(parts, cover)

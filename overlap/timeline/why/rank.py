@@ -16,7 +16,7 @@ from ...units import format_ns
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
 from .causes import COMM, COPY, NAMES, UNKNOWN
-from .host import LATENCY_NS, Pieces, computing, device_gaps, host_gaps, loading
+from .host import LATENCY_NS, Pieces, computing, delays, device_gaps, host_gaps
 from .places import Place, Places, threads_of
 from .windows import GRAPH, Rows, Work, issues_of, joined, merged, messages_of, notes_of, windows_of, work_of
 
@@ -98,9 +98,9 @@ def measure(profile: Profile) -> RankReport:
     windows = windows_of(profile, work)
     comm, compute = merged(profile, np.concatenate([work.comm, work.calls])), merged(profile, work.compute)
     copies = merged(profile, work.copies)
-    loads = loading(profile)
-    if not work.on_device:
-        compute = subtract(compute, loads)
+    held = [] if work.on_device else delays(profile)
+    for _, cover in held:
+        compute = subtract(compute, cover)
     exposed = subtract(comm, compute)
     alone = subtract(subtract(copies, compute), comm)
     busy = joined(compute, comm, copies)
@@ -109,7 +109,7 @@ def measure(profile: Profile) -> RankReport:
     if work.on_device:
         pieces = device_gaps(profile, work, gaps, busy)
     else:
-        pieces = host_gaps(profile, gaps, loads, unknown=bool(profile.header.get("deviceProperties")))
+        pieces = host_gaps(profile, gaps, held, unknown=bool(profile.header.get("deviceProperties")))
     places = Places(profile)
     report = _described(profile, work, windows)
     report.has_python = places.has_python

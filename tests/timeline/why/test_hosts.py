@@ -91,6 +91,20 @@ def test_a_data_loader_with_processes_needs_more_of_them(tmp_path):
     assert host(tmp_path, plant).advice[0].change.startswith("more num_workers")
 
 
+def test_compiling_and_collecting_are_no_compute(tmp_path):
+    """Their events are operators of the host in files of PyTorch."""
+
+    def plant(rec, start):
+        rec.op("dynamo", start, start + 6_000)
+        rec.op("_compile.compile_inner (dynamo_timed)", start + 100, start + 5_900)
+        rec.op("gc (dynamo_timed)", start + 200, start + 1_200)
+        rec.op("aten::mm", start + 6_000, start + 10_000)
+
+    found = host(tmp_path, plant)
+    assert costs(found) == {"compile": 5_000, "gc": 1_000, "compute": 4_000}
+    assert "TORCH_LOGS" in found.advice[0].change
+
+
 def test_python_of_the_thread_with_frames_counts(tmp_path):
     """The thread of backward has more operators, and no Python."""
 
