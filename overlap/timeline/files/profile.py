@@ -60,7 +60,6 @@ class _Args(msgspec.Struct, gc=False):
     group_size: int | None = msgspec.field(default=None, name="Group size")
     dtype: str | None = None
     group: str | None = msgspec.field(default=None, name="Process Group Name")
-    group_text: str | None = msgspec.field(default=None, name="Process Group Description")
     ranks: str | list[int] | None = msgspec.field(default=None, name="Process Group Ranks")
     seq: int | None = msgspec.field(default=None, name="Seq")
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")

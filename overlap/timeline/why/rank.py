@@ -69,7 +69,6 @@ class RankReport:
     device: str
     windows: dict[int | None, Interval]
     costs_ns: dict[int | None, dict[str, int]]
-    comm_ns: dict[int | None, int]
     places: dict[int | None, dict[str, list[tuple[Place, int, int]]]]  # of a cause: the place, time and pieces
     calls: list[Call]
     exposed: list[Interval]
@@ -136,7 +135,6 @@ def measure(profile: Profile) -> RankReport:
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
         report.costs_ns[step] = {cause: ns for cause, ns in costs.items() if ns}
-        report.comm_ns[step] = length(clip(comm, window))
         found.setdefault(COPY, []).extend(_copy_places(profile, work, places, alone, window))
         report.places[step] = found
     report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
@@ -300,7 +298,7 @@ def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]
         path=profile.path, rank=profile.rank, world_size=profile.world_size,
         host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=profile.named_rank is not None,
         has_groups=profile.has_groups, begin_ns=profile.base_ns + int(profile.start_ns[0]),
-        device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={}, comm_ns={},
+        device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={},
         graph_share=float(graphs.mean()) if len(rows) else 0.0, places={}, calls=[], exposed=[], pieces=[],
         kernels=counts, kernel_median_ns=medians, kernel_classes_ns=classes,
     )  # fmt: skip

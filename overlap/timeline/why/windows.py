@@ -222,15 +222,25 @@ def issues_of(profile: Profile, work: Work, messages: Sequence[Message]) -> Rows
 
 
 def lost_launches(profile: Profile, work: Work, calls: Rows) -> Rows:
-    """Return which calls launched work that is not recorded; in a graph's capture a launch only records."""
+    """Return which calls launched work that is not recorded; in a graph's capture a launch only records.
+
+    A call of the driver inside one of the runtime launches the same work, which names one of them.
+    """
     names = profile.name[calls]
     launches = calls[profile.matching(GRAPH)[names] | profile.matching(_LAUNCH)[names]]
     recorded = profile.rows(KERNEL, COPY, SET)  # of other devices, too
     lost = launches[~np.isin(profile.correlation[launches], profile.correlation[recorded])]
     begins, ends = (calls[profile.matching(pattern)[names]] for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
     captures = np.searchsorted(begins, lost) > np.searchsorted(ends, lost)
-    found: Rows = lost[~captures]
-    return found
+    lost = lost[~captures]
+    named = launches[np.isin(profile.correlation[launches], profile.correlation[recorded])]
+    found = [lost[:0]]
+    for thread in np.unique(profile.thread[lost]).tolist():
+        mine, others = (rows[profile.thread[rows] == thread] for rows in (lost, named))
+        begins_ns = np.append(profile.start_ns[others], np.iinfo(np.int64).max)
+        after = np.searchsorted(profile.end_ns[others], profile.start_ns[mine], "right")
+        found.append(mine[begins_ns[after] >= profile.end_ns[mine]])
+    return np.concatenate(found)
 
 
 def notes_of(profile: Profile, work: Work) -> list[str]:

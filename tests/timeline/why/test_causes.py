@@ -482,6 +482,17 @@ def test_launches_whose_kernels_are_not_recorded_are_not_the_hosts_fault(tmp_pat
     assert "3 of 9 launches of kernels have no recorded kernels" in found.verdict
 
 
+def test_a_call_of_the_driver_inside_one_of_the_runtime_is_the_same_launch(tmp_path):
+    def plant(rec, start):
+        for at in range(start, start + 10_000, 1_000):
+            rec.call("cudaLaunchKernel", at + 80, at + 100)
+            rec.kernel(at + 110, at + 1_100, launch=at + 85, call="cuLaunchKernel")
+
+    found = recorded(tmp_path, plant)
+    assert "unrecorded" not in costs(found)
+    assert not [each for each in found.undecided if "launches" in each]
+
+
 def test_a_place_of_computing_is_a_function_with_its_operators(tmp_path):
     def plant(rec, start):
         rec.frame("train.py(12): step", start - 60, start - 40)
