@@ -135,7 +135,8 @@ def measure(profile: Profile) -> RankReport:
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
         report.costs_ns[step] = {cause: ns for cause, ns in costs.items() if ns}
-        found.setdefault(COPY, []).extend(_copy_places(profile, work, places, alone, window))
+        copied = [*found.get(COPY, ()), *_copy_places(profile, work, places, alone, window)]
+        found[COPY] = sorted(copied, key=lambda each: -each[1])
         report.places[step] = found
     report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
     return report

@@ -493,6 +493,16 @@ def test_a_call_of_the_driver_inside_one_of_the_runtime_is_the_same_launch(tmp_p
     assert not [each for each in found.undecided if "launches" in each]
 
 
+def test_a_copy_that_holds_the_host_before_it_begins_is_advised_by_its_memory(tmp_path):
+    def plant(rec, start):
+        rec.op("aten::to", start, start + 4_000)
+        rec.copy(start + 100, start + 3_900, launch=start + 50, length=3_900)
+        rec.op("aten::mm", start + 4_000, start + 4_100)
+        rec.kernel(start + 4_100, start + 10_000, launch=start + 4_050)
+
+    assert recorded(tmp_path, plant).advice[0].change == "pin_memory() and non_blocking=True"
+
+
 def test_a_place_of_computing_is_a_function_with_its_operators(tmp_path):
     def plant(rec, start):
         rec.frame("train.py(12): step", start - 60, start - 40)
