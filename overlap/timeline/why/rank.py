@@ -177,7 +177,8 @@ def _places_of(profile: Profile, places: Places, pieces: Pieces, rows: Rows | No
 
 def _short(kernel: str) -> str:
     """Return the name of a kernel without its return type, template parameters and arguments."""
-    return re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0] or kernel[:80]
+    name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return re.split(r"[<(]", name, maxsplit=1)[0] or kernel[:80]
 
 
 class _Costs:

@@ -21,6 +21,7 @@ _PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
 """Copies between devices: collectives of copy engines have no kernel."""
 _ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
 _OURS, _CALL = re.compile(r"^overlap:"), re.compile(r"^c10d::")
+_ALL_TO_ALL, _SEND_RECV = re.compile(r"all_?to_?all", re.IGNORECASE), re.compile(r"send_?recv", re.IGNORECASE)
 GRAPH = re.compile(r"GraphLaunch")
 _LAUNCH = re.compile(r"^(cuda|hip|cu)(ExtModule|Module|Ext)?Launch(Cooperative)?Kernel")
 _BEGIN_CAPTURE, _END_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
@@ -189,6 +190,7 @@ def messages_of(profile: Profile, comm: Rows) -> list[Message]:
             calls.setdefault(int(profile.thread[row]), []).append(row)
     numbers: dict[tuple[str, str], int] = {}
     found = []
+    sends = not profile.matching(_ALL_TO_ALL).any()  # NCCL has one kernel for messages and all-to-alls
     for row in comm.tolist():
         name, message = profile.names[profile.name[row]], profile.messages.get(row)
         if message is None:
@@ -196,7 +198,8 @@ def messages_of(profile: Profile, comm: Rows) -> list[Message]:
             at = bisect_right(around, profile.start_ns[row], key=lambda call: profile.start_ns[call]) - 1
             inside = at >= 0 and profile.start_ns[row] <= profile.end_ns[around[at]]
             call = profile.messages.get(around[at]) if inside else None
-            message = replace(call or Message(op=""), op=operation(name))
+            op = "send_recv" if sends and _SEND_RECV.search(name) else operation(name)
+            message = replace(call or Message(op=""), op=op)
         key = message.op, message.group
         numbers[key] = numbers.get(key, -1) + 1
         found.append(message if message.seq is not None else replace(message, seq=numbers[key]))

@@ -173,6 +173,20 @@ def test_kernels_of_communication_libraries_are_no_compute(tmp_path, name):
     assert by_rank(write(tmp_path, [rec]), None)[0] == {"compute": 100, "communication": 100}
 
 
+@pytest.mark.parametrize(("host", "op"), [("c10d::send", "send_recv"), ("c10d::alltoall_base_", "all_to_all")])
+def test_kernels_of_messages_are_all_to_alls_only_where_the_host_calls_these(tmp_path, host, op):
+    rec = Recording(world=2)
+    rec.op(host, -5, 0)
+    rec.kernel(0, 100, launch=-4, name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
+    assert write(tmp_path, [rec]).traffic[0]["op"] == op
+
+
+def test_a_kernel_without_an_operator_has_its_own_name_as_place(tmp_path):
+    rec = Recording()
+    rec.kernel(0, 100, launch=-3, name="void at::native::(anonymous namespace)::softmax<float>(float*)")
+    assert write(tmp_path, [rec]).causes[0].places == ("at::native::softmax (100 us)",)
+
+
 def test_copies_between_devices_are_communication(tmp_path):
     rec = Recording()
     rec.kernel(0, 100, launch=-5)
