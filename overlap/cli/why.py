@@ -6,11 +6,12 @@ import argparse
 import sys
 
 from ..errors import UsageError
-from ..explanation import explanation
+from ..explanation import explanation, why
 from ..notice import notify
 from ..timeline.measure.verdict import Limit, parse_limit
 from ..timeline.why.against import Comparison, compare
 from ..timeline.why.causes import WORDING
+from ..timeline.why.mcp import serve
 from ..timeline.why.page import markdown, text
 from ..timeline.why.report import SCHEMA_VERSION, Why
 from .output import as_json
@@ -52,6 +53,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the report as JSON, of a versioned schema")
     form.add_argument("--markdown", action="store_true", help="print it as Markdown, for a pull request")
+    form.add_argument("--mcp", action="store_true", help="serve agents: one tool, `why`, of the Model Context Protocol")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -60,6 +62,9 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: A file cannot be read, files are not of one job, or a test is none.
     """
+    if args.mcp:
+        serve(sys.stdin, sys.stdout, why)
+        return 0
     tests = [_parsed(test, against=args.against is not None) for test in args.fail_if or ()]
     found = explanation(args.paths, step=args.step, progress=_progress, whole=args.all)
     comparison = None if args.against is None else compare(found, explanation([args.against], progress=_progress))

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import get_ident
-from time import perf_counter_ns
+from threading import get_ident, get_native_id
+from time import perf_counter_ns, thread_time_ns
 from types import FrameType
 from typing import TypeVar, cast
 
@@ -16,6 +16,7 @@ import trio
 
 from ..collectives.reduce import Array
 from ..errors import FutureCancelledError, PeerFailedError, UsageError, shown
+from ..kernel_facts import queued_ns
 from ..timeline.recording import RawCompute
 from .arguments import check_unwritten
 from .context import RankContext
@@ -33,6 +34,8 @@ from .waits import wait_in_thread
 T_co = TypeVar("T_co", covariant=True)
 
 DEFAULT_LANE = "compute"
+STARVED_SHARE = 0.05
+"""Part of computing without a processor that is worth a word."""
 
 
 class ComputeFuture(OwnCode[T_co]):
@@ -195,6 +198,7 @@ class ComputeStream(ABC):
     Attributes:
         lane: Its name, also in the timeline.
         current: The function that a thread runs now.
+        busy_ns: Time of all functions that have ended.
     """
 
     context: RankContext
@@ -203,6 +207,12 @@ class ComputeStream(ABC):
     def __init__(self, context: RankContext, lane: str = DEFAULT_LANE) -> None:
         self.context, self.lane = context, lane
         self.current: ComputeFuture[object] | None = None
+        self.busy_ns: int = 0
+
+    @property
+    def starved_ns(self) -> int:
+        """Time in which functions could run and had no processor, as far as the kernel counts it."""
+        return 0
 
     def price(
         self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
@@ -239,6 +249,8 @@ class ThreadedCompute(ComputeStream):
         self._thread: threading.Thread | None = None
         self._exited = trio.Event()
         self._stopped = False
+        self._idle_ns = 0  # of functions, in which the thread had no processor
+        self._queued_ns = 0  # in which it could have run then, and at other times
 
     def submit(self, operation: ComputeFuture[object]) -> None:
         """Append a function; it runs when all before it have run and the futures among its arguments are settled."""
@@ -255,6 +267,13 @@ class ThreadedCompute(ComputeStream):
                 ) from error
             self._thread = thread
         self._queue.put(operation)
+
+    @property
+    def starved_ns(self) -> int:
+        """Time in which functions could run and had no processor, as far as the kernel counts it."""
+        thread = self._thread
+        waited_ns = queued_ns(thread.native_id or 0) if thread is not None and thread.is_alive() else self._queued_ns
+        return max(min(self._idle_ns, waited_ns), 0)
 
     def stop(self) -> None:
         """Let the function that is running finish, and no other start; any thread."""
@@ -273,6 +292,7 @@ class ThreadedCompute(ComputeStream):
                 self._run(operation)
                 del operation
         finally:
+            self._queued_ns = queued_ns(get_native_id())
             self.context.handover.post(self._exited.set)
 
     def _run(self, operation: ComputeFuture[object]) -> None:
@@ -300,12 +320,15 @@ class ThreadedCompute(ComputeStream):
         function = operation.function
         if failure is not None or self._stopped or function is None or not advance(operation, RUNNING):
             return None, failure
+        ran_ns = thread_time_ns()
         started_ns = operation.started_ns = perf_counter_ns()
         self.context.flight.started(operation.record, started_ns)
         try:
             return function(*args), None
         finally:
             end_ns = perf_counter_ns()
+            self.busy_ns += end_ns - started_ns
+            self._idle_ns += end_ns - started_ns - (thread_time_ns() - ran_ns)
             self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, operation.describe()))
             del operation, function, args  # as in `_run`
 
@@ -326,6 +349,12 @@ class ComputeStreams:
     def current(self) -> ComputeFuture[object] | None:
         """The function that a thread runs now."""
         return next((each.current for each in self._streams.values() if each.current is not None), None)
+
+    @property
+    def starved_share(self) -> float:
+        """Part of the time of functions in which they could run and had no processor."""
+        streams = self._streams.values()
+        return sum(stream.starved_ns for stream in streams) / (sum(stream.busy_ns for stream in streams) or 1)
 
     def find(self, name: str | None) -> ComputeStream:
         """Return the stream of that name, or the default one; the loop's thread only."""

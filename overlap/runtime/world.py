@@ -20,7 +20,7 @@ from ..flight.recorder import NOT_RECORDED, Writer
 from ..hints import hint_of
 from ..timeline.ranklist import listed
 from ..timeline.recording import KeptSteps, Recorder
-from ..timeline.spans import ENDED, Timeline
+from ..timeline.spans import ENDED, STARVED, Timeline
 from .backend import Backend, RealBackend
 from .blame.loop import place_in
 from .blame.reports import Member, Reports, begun, world_watch
@@ -29,7 +29,7 @@ from .blame.standing import Standing
 from .checking import CheckingIssuer
 from .communicator import BaseEngine
 from .communicators import Communicators
-from .compute import ComputeStreams
+from .compute import STARVED_SHARE, ComputeStreams
 from .context import RankContext
 from .ending import RANK, Ending, ending_forks, kept, stop_loop
 from .event_loop import InTurn
@@ -461,6 +461,9 @@ class World:
         meta |= self.described
         if self.ending.failure is not None or self._scope.cancel_called:
             meta[ENDED] = "failed" if self.ending.failure is not None else "was stopped"
+        starved = {member.rank.rank: member.compute.starved_share for member in self._members}
+        if shares := " ".join(f"{rank}:{share:.2f}" for rank, share in starved.items() if share >= STARVED_SHARE):
+            meta[STARVED] = shares
         return Timeline.collect(self.recorders(), world_size=self.size, clock=self.backend.name, meta=meta)
 
 

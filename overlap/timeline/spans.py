@@ -20,6 +20,8 @@ LEFT_OUT = "left_out"
 """Key in `meta`: which spans of a file were not taken."""
 ORIGIN = "origin"
 """Key in `meta` of a timeline that another tool recorded: its name."""
+STARVED = "starved"
+"""Key in `meta`: the part of its computing in which a rank could run and had no processor, such as "0:0.31 2:0.5"."""
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...collectives.kinds import Collective
 from ...errors import UsageError
 from ..columnar import Group, SpanColumns, Table, runs
-from ..spans import CUT, Timeline
+from ..spans import CUT, STARVED, Timeline
 from .parts import Header, Part
 
 _ERROR = "clock_error_ns"
@@ -75,6 +75,8 @@ def merged_header(headers: Sequence[Header]) -> Header:
     errors = [int(header.meta[_ERROR]) for header in headers if _ERROR in header.meta]
     cut = [header.meta[CUT] for header in headers if CUT in header.meta]
     meta = first.meta | ({CUT: cut[0]} if cut else {}) | ({_ERROR: str(max(errors))} if errors else {})
+    if starved := [header.meta[STARVED] for header in headers if STARVED in header.meta]:
+        meta[STARVED] = " ".join(starved)
     dropped = sum(header.dropped for header in headers)
     return msgspec.structs.replace(first, ranks=tuple(ranks), dropped=dropped, meta=meta, offset_ns=0)
 

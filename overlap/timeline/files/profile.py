@@ -60,7 +60,6 @@ class _Args(msgspec.Struct, gc=False):
     group_size: int | None = msgspec.field(default=None, name="Group size")
     dtype: str | None = None
     group: str | None = msgspec.field(default=None, name="Process Group Name")
-    group_text: str | None = msgspec.field(default=None, name="Process Group Description")
     ranks: str | list[int] | None = msgspec.field(default=None, name="Process Group Ranks")
     seq: int | None = msgspec.field(default=None, name="Seq")
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Dims")
@@ -124,6 +123,13 @@ class Profile:
         """Number of ranks of the run, as far as the file shows it."""
         world = self._distributed.get("world_size")
         return max(world if isinstance(world, int) and world < MOST_RANKS else 1, self.rank + 1)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the job has groups of several, but not all, of its ranks."""
+        groups = self._distributed.get("pg_config")
+        sizes = [each.get("pg_size") for each in groups if isinstance(each, dict)] if isinstance(groups, list) else []
+        return any(isinstance(size, int) and 1 < size < self.world_size for size in sizes)
 
     @property
     def _distributed(self) -> Mapping[str, Any]:

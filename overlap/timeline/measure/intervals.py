@@ -76,6 +76,8 @@ def union(start_ns: Instants, end_ns: Instants) -> Merged:
 
 def intersect(left: Merged, right: Merged) -> Merged:
     """Return the intersection of two unions. O(n log m)."""
+    if not len(left) or not len(right):
+        return Merged(left.start_ns[:0], left.end_ns[:0])
     _, start_ns, end_ns = inside(left.start_ns, left.end_ns, right)
     return Merged(start_ns, end_ns)
 
@@ -114,7 +116,7 @@ def counted(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np
 
 def subtract(left: Merged, right: Merged) -> Merged:
     """Return the instants that `left` covers and `right` does not. O(n log m)."""
-    return intersect(left, outside(right))
+    return intersect(left, outside(right)) if len(left) and len(right) else left
 
 
 def outside(merged: Merged) -> Merged:

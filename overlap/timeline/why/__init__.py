@@ -1,7 +1,7 @@
 """Causes of slow steps: every nanosecond of a step of a rank has one cause, and the largest loss has a place.
 
 In the order data flows: `rank` measures one profile (`windows`, `host`, `places` are its parts), in a process of its
-own; `ranks` matches the collectives of several; `advice` and `report` judge; `page` and `against` show. `recorded`
-says the same of our own traces. `folder` finds the files of a job,
-and `children` reads large ones.
+own; `ranks` matches the collectives of several; `advice` and `report` judge; `page` and `against` show, and `mcp`
+serves agents. `recorded` says the same of our own traces. `folder` finds the files of a job, and `children` reads large
+ones.
 """

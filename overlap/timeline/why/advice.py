@@ -8,12 +8,14 @@ anyway.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from ...units import format_bytes, format_ns
 from . import causes
-from .places import BACKWARD, Place, common
+from .places import BACKWARD, Place, common, operators_of, top_places
 from .rank import TINY_NS, RankReport
 from .ranks import Late, Traffic
 from .report import Advice
@@ -26,6 +28,9 @@ FEW_STEPS = 2
 SMALL_BYTES = 64 * 1024
 SMALL_NS = 15_000
 LARGE_BYTES, SLOW = 16 << 20, 0.1
+_UPDATE = re.compile(r"AccumulateGrad|^Optimizer\.| Optimizer\.|_foreach_")
+SHORT_NS, MANY_OPERATORS = 50_000, 500
+"""Operators of a host that are shorter, and that many in one function, are called in a loop."""
 MANY_CALLS = 50
 """Collectives of a step that are so many and small should be joined."""
 
@@ -40,6 +45,7 @@ class Facts:
     ranks: Mapping[int | None, Sequence[Mapping[str, int]]]  # causes of each step, of each rank
     places: Mapping[str, Sequence[tuple[Place, int, int]]]
     late: Sequence[Late]
+    last: Mapping[int | None, Late]  # rank that others waited for most, of each step
     traffic: Sequence[Traffic]
 
     @property
@@ -110,27 +116,16 @@ def top_place(facts: Facts, cause: str) -> str:
     return next(iter(top_places(facts.places.get(cause, ()), facts.step_ns)), "")
 
 
-def top_places(places: Sequence[tuple[Place, int, int]], step_ns: float, most: int = 3) -> list[str]:
-    """Return the most expensive operators, each with its time and the module and function that have most of it."""
-    groups: dict[str, list[tuple[Place, int]]] = {}
-    for place, ns, _ in places:
-        if str(place):
-            key = f"{place.phase == BACKWARD}{place.operator or place.module or place.frame or place.phase}"
-            groups.setdefault(key, []).append((place, ns))
-    sums = sorted(((sum(ns for _, ns in group), common(group)) for group in groups.values()), key=lambda each: -each[0])
-    return [f"{place} ({format_ns(ns)})" for ns, place in sums[:most] if ns >= 0.01 * step_ns]
-
-
 def is_launch_bound(facts: Facts) -> bool:
     """Whether kernels are shorter than launches, and are launched one by one."""
     return facts.report.graph_share < 0.5 and 0 < facts.report.kernel_median_ns[facts.step] < TINY_NS
 
 
 def _launch(facts: Facts) -> Found:
-    if not _is_worth(facts, causes.LAUNCH):
+    if not facts.report.on_device or not _is_worth(facts, causes.LAUNCH):
         return
     count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
-    evidence = f"{count} kernels, half of them shorter than {format_ns(median_ns)}; the queue of the device is empty"
+    evidence = f"{count} kernels of {format_ns(median_ns)} (median); the queue of the device is empty"
     if facts.report.graph_share >= 0.5:
         change = "let graphs hold more of the step, and do less on the host between them (in serving: plan ahead)"
     elif not is_launch_bound(facts):
@@ -188,11 +183,37 @@ _CHANGES = {
 def _of_cause(facts: Facts) -> Found:
     for cause, (change, evidence) in _CHANGES.items():
         if _is_worth(facts, cause):
+            if cause == causes.DATA and facts.report.has_workers:
+                change, evidence = "more num_workers, or less work for each item", "its processes are too slow"
             yield _item(facts, [cause], change, top_place(facts, cause), evidence)
 
 
+def _optimizer(facts: Facts) -> Found:
+    """Advise on an optimizer that updates parameters one by one."""
+    parts = [
+        (cause, place, ns, count)
+        for cause in (causes.COMPUTE, causes.PYTHON, causes.LAUNCH)
+        for place, ns, count in facts.places.get(cause, ())
+        if place.phase.startswith("Optimizer.step")
+    ]
+    ns, calls = sum(ns for _, _, ns, _ in parts), sum(count for cause, *_, count in parts if cause == causes.COMPUTE)
+    if ns < 0.2 * facts.step_ns or calls < MANY_OPERATORS:
+        return
+    sums: Counter[str] = Counter()
+    for cause, _, of_it, _ in parts:
+        sums[cause] += of_it
+    yield ns, Advice(
+        cause=sums.most_common(1)[0][0], change="fused=True for the optimizer (or foreach=True)",
+        place=f"{parts[0][1].phase} ({format_ns(ns)})", evidence=f"it calls {calls} operators or kernels in each step",
+        gain_text="not decidable: a profile does not show how long a fused update would take",
+    )  # fmt: skip
+
+
 def _python(facts: Facts) -> Found:
-    if _is_worth(facts, causes.PYTHON):
+    updates = sum(
+        ns for place, ns, _ in facts.places.get(causes.PYTHON, ()) if place.phase.startswith("Optimizer.step")
+    )
+    if _is_worth(facts, causes.PYTHON) and 2 * updates < facts.cost_ns(causes.PYTHON):
         where = top_place(facts, causes.PYTHON)
         change = "take the work out of the loop, or do it in another process"
         if not any(place.frame for place, _, _ in facts.places.get(causes.PYTHON, ())):
@@ -241,10 +262,31 @@ def _copies(facts: Facts) -> Found:
 def _waiting(facts: Facts) -> Found:
     if _is_worth(facts, causes.WAIT) and facts.late:
         worst = max(facts.late, key=lambda late: late.waited_ns)
-        doing = worst.did.most_common(1)[0][0] if worst.did else "unknown"
-        change = f"look at rank {worst.rank}: it comes last to {worst.ops.most_common(1)[0][0]}, and was {doing} before"
+        alike = [one for one in facts.last.values() if (one.rank, one.cause) == (worst.rank, worst.cause)]
+        mine_ns, others_ns = (
+            round(median(each.get(worst.cause, 0) for each in costs))
+            for costs in ([one.costs_ns for one in alike], [one.others_ns for one in alike])
+        )
+        varies = 2 * len(alike) <= len(facts.last)
         evidence = f"other ranks wait {format_ns(worst.waited_ns)} for it in this step, added up"
-        yield _item(facts, [causes.WAIT], change, f"rank {worst.rank}", evidence)
+        if worst.cause in causes.WORDING:
+            what = causes.WORDING[worst.cause]
+            evidence += f"; {what}: {format_ns(mine_ns)} on it, {format_ns(others_ns)} on others (medians)"
+        if "not yet recorded" in worst.cause:
+            change = "record three steps or more: recordings do not begin together, and this wait may be due to that"
+        elif varies:
+            often = f"rank {worst.rank} is the last, for this reason, in {len(alike)} of {len(facts.last)} steps"
+            change = f"look for what varies, such as shapes or other programs: {often}"
+        elif worst.cause == causes.COMPUTE and mine_ns > 1.5 * others_ns:
+            change = f"give rank {worst.rank} as much work as others: compare shapes, then what else its device runs"
+        elif worst.cause in causes.HOST and mine_ns > 1.5 * others_ns:
+            change = f"take that work from rank {worst.rank}, or divide it among the ranks"
+        else:
+            change = f"look at rank {worst.rank}, which comes last to {next(iter(worst.ops), 'collectives')}"
+        ns, item = _item(facts, [causes.WAIT], change, f"rank {worst.rank}, which was {worst.doing}", evidence)
+        if varies and item.gain_least_ns is None:
+            return
+        yield ns, item
 
 
 def _communication(facts: Facts) -> Found:
@@ -262,10 +304,15 @@ def _communication(facts: Facts) -> Found:
         change = "join them: bucket_cap_mb of DDP, torch.distributed._coalescing_manager, or fewer, larger tensors"
     elif most.bus_gb_s is not None and _is_slow(most):
         change = "find out whether the wire is slow (NCCL_DEBUG=INFO shows the path) or a rank late (record all ranks)"
-    elif most.op in ("all_gather", "reduce_scatter"):
+    elif most.op in ("all_gather", "reduce_scatter") and (not most.nbytes or most.nbytes >= most.calls << 20):
         change = "prefetch: FSDP's set_modules_to_forward_prefetch, set_modules_to_backward_prefetch, larger units"
     elif most.op == "all_reduce":
-        change = "begin it earlier: DDP with smaller bucket_cap_mb and gradient_as_bucket_view; or no_sync() for some"
+        change = (
+            "begin it earlier, while backward computes: DistributedDataParallel, with smaller bucket_cap_mb if it is "
+            "used already; or less often: no_sync() for some steps"
+            if any(place.phase == BACKWARD for places in facts.places.values() for place, _, _ in places)
+            else "begin it earlier, with async_op=True, and wait where its result is used, or compute two half batches"
+        )
     else:
         change = "issue it earlier with async_op=True, and wait where its result is used"
     calls = [
@@ -290,6 +337,35 @@ def _is_small(each: Traffic) -> bool:
     return each.total_ns // each.calls < SMALL_NS
 
 
+def _operators(facts: Facts) -> Found:
+    """Advise on a loop that calls an operator on a host for each of many small parts."""
+    if facts.report.on_device:
+        return
+    tiny: dict[str, list[tuple[Place, int, int]]] = {}
+    for place, ns, count in facts.places.get(causes.COMPUTE, ()):
+        if ns < SHORT_NS * count and not _UPDATE.search(f"{place.operator} {place.phase}"):
+            at = place.frame or place.module or ("" if facts.report.has_python else place.operator)
+            tiny.setdefault(at, []).append((place, ns, count))
+    between = [(place, ns) for place, ns, _ in facts.places.get(causes.PYTHON, ())]
+    for at, places in tiny.items():
+        calls, ns = sum(count for _, _, count in places), sum(part_ns for _, part_ns, _ in places)
+        loop_ns = ns + sum(of_it for place, of_it in between if at == (place.frame or place.module))
+        if not at or calls < MANY_OPERATORS or loop_ns < 0.2 * facts.step_ns:
+            continue
+        sums = [(place, part_ns) for place, part_ns, _ in places]
+        where = common(sums)
+        yield (
+            loop_ns,
+            Advice(
+                cause=causes.COMPUTE,
+                place=f"{where} ({format_ns(loop_ns)} with the Python between them)",
+                change="replace the loop by operators on the whole batch (or torch.vmap, torch.compile)",
+                evidence=f"{calls} calls of {operators_of(sums)}, {format_ns(ns / calls)} each",
+                gain_text="not decidable: a profile does not show how long operators on the whole batch would take",
+            ),
+        )
+
+
 def _kernels(facts: Facts) -> Found:
     """Advise on kernels where the device is busy; a profile does not show how fast others would be."""
     classes = facts.report.kernel_classes_ns
@@ -312,5 +388,5 @@ def _kernels(facts: Facts) -> Found:
 
 
 _RULES: tuple[Rule, ...] = (
-    _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _kernels,
+    _optimizer, _launch, _sync, _of_cause, _python, _start, _copies, _waiting, _communication, _operators, _kernels,
 )  # fmt: skip

@@ -29,5 +29,6 @@ WORDING = {
 }
 """Causes, and how a page words them. `COMM` is what cannot be divided into `WAIT` and `WIRE`."""
 
+NAMES = tuple(WORDING)
 HOST = (LAUNCH, SYNC, DATA, PYTHON, GC, ALLOCATOR, STARTUP, COMPILE, CAPTURE)
 """Causes of an idle device that are the host's."""

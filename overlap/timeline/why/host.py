@@ -7,16 +7,16 @@ shows what it did; from there on the device is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..files.profile import NOTE, OPERATOR, PYTHON, RUNTIME, Profile, Wholes
-from ..measure.intervals import Merged, covered_ns, intersect, subtract, union
+from ..measure.intervals import Merged, clip, covered_ns, inside, intersect, subtract, union
 from . import causes
-from .windows import GRAPH, Rows, Work, joined, merged, outermost
+from .windows import GRAPH, Rows, Work, joined, lost_launches, merged, outermost
 
 QUEUED_NS = 20_000
 """A device begins queued work within this time of the end of the last."""
@@ -36,10 +36,13 @@ _ALLOCATOR = re.compile(
     r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|ExtMalloc)|^cuMem(Alloc|Free|Create|Map|Release|Add)"
 )
 _LOADS = re.compile(r"ModuleLoad|LibraryLoad|ModuleGetFunction|LinkCreate|LinkComplete")
-_GC = re.compile(r"gc\.collect|built-in (function|method) collect|gc_callback|garbage", re.IGNORECASE)
+_GC = re.compile(
+    r"gc\.collect|built-in (function|method) collect|gc_callback|garbage|^gc( \(dynamo_timed\))?$", re.IGNORECASE
+)
 _COMPILE = re.compile(  # names of functions, for other functions of these files run at every call
     r"torch/_dynamo/convert_frame|torch/_inductor/\w+\.py\(\d+\): _?(compile|fx_codegen|codegen)|^_compile\.|"
-    r"dynamo_timed|triton/\S*\.py\(\d+\): (compile|_do_compile|make_\w+|_bench|do_bench\w*|_init_handles)$|"
+    r"dynamo_timed|^(dynamo|entire_frame_compile)$|"
+    r"triton/\S*\.py\(\d+\): (compile|_do_compile|make_\w+|_bench|do_bench\w*|_init_handles)$|"
     r"torch/_inductor/runtime/\S*\.py\(\d+\): (autotune|benchmark|bench)"
 )
 _DATA = re.compile(
@@ -57,25 +60,26 @@ class Pieces:
 
     start_ns: Wholes
     end_ns: Wholes
-    cause: list[str]
+    cause: NDArray[np.int8]  # index in `causes.NAMES`
     thread: Wholes  # -1 without one
     instant_ns: Wholes
 
     def order(self) -> Pieces:
         """Return the pieces in order of start."""
+        if (self.start_ns[1:] >= self.start_ns[:-1]).all():
+            return self
         order = np.argsort(self.start_ns, kind="stable")
-        return Pieces(
-            start_ns=self.start_ns[order], end_ns=self.end_ns[order], cause=[self.cause[at] for at in order.tolist()],
-            thread=self.thread[order], instant_ns=self.instant_ns[order],
-        )  # fmt: skip
+        return Pieces(**{name: getattr(self, name)[order] for name in _COLUMNS})
+
+
+_COLUMNS = ("start_ns", "end_ns", "cause", "thread", "instant_ns")
 
 
 class _Found:
     """Pieces as they are found."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Wholes, Wholes, Wholes, Wholes]] = []
-        self._codes: list[str] = []
+        self._parts: list[Pieces] = []
 
     def add(
         self,
@@ -86,19 +90,22 @@ class _Found:
         instant_ns: Wholes | None = None,
     ) -> None:
         """Append pieces with one cause."""
-        middle_ns = (where.start_ns + where.end_ns) // 2
-        self._parts.append((
-            where.start_ns, where.end_ns, np.broadcast_to(thread, len(where)).astype(np.int64),
-            middle_ns if instant_ns is None else instant_ns,
-        ))  # fmt: skip
-        self._codes += [cause] * len(where)
+        if len(where):
+            self._parts.append(Pieces(
+                start_ns=where.start_ns, end_ns=where.end_ns,
+                cause=np.full(len(where), causes.NAMES.index(cause), np.int8),
+                thread=np.broadcast_to(thread, len(where)).astype(np.int64),
+                instant_ns=(where.start_ns + where.end_ns) // 2 if instant_ns is None else instant_ns,
+            ))  # fmt: skip
 
     def pieces(self) -> Pieces:
         """Return them in order."""
-        empty = np.empty(0, np.int64)
-        joined = [np.concatenate(each) for each in zip(*self._parts, strict=True)] or [empty] * 4
-        start_ns, end_ns, thread, instant_ns = joined
-        return Pieces(start_ns=start_ns, end_ns=end_ns, cause=self._codes, thread=thread, instant_ns=instant_ns).order()
+        parts, self._parts = [_NO_PIECES, *self._parts], []
+        return Pieces(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}).order()
+
+
+_EVER, _NONE = np.iinfo(np.int64), np.empty(0, np.int64)
+_NO_PIECES = Pieces(start_ns=_NONE, end_ns=_NONE, cause=_NONE.astype(np.int8), thread=_NONE, instant_ns=_NONE)
 
 
 def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pieces:
@@ -143,6 +150,28 @@ def device_gaps(profile: Profile, work: Work, gaps: Merged, busy: Merged) -> Pie
     return found.pieces()
 
 
+def computing(profile: Profile, work: Work, compute: Merged) -> tuple[Pieces, Rows]:
+    """Divide the time of computing among kernels, or operators of a host, and return the row of each piece.
+
+    An instant at which several run belongs to the one that began first.
+    """
+    rows = work.compute if work.on_device else np.sort(outermost(profile, work.compute))
+    reach_ns = np.maximum.accumulate(profile.end_ns[rows])
+    low_ns = profile.start_ns[rows]
+    low_ns = np.concatenate([low_ns[:1], np.maximum(low_ns[1:], reach_ns[:-1])])
+    is_first = low_ns < profile.end_ns[rows]
+    rows, low_ns = rows[is_first], low_ns[is_first]
+    at, start_ns, end_ns = inside(low_ns, profile.end_ns[rows], compute)
+    rows = rows[at]
+    source = work.launch[rows] if work.on_device else rows
+    thread = np.where(source >= 0, profile.thread[source], -1).astype(np.int64)
+    return Pieces(
+        start_ns=start_ns, end_ns=end_ns, thread=thread,
+        cause=np.full(len(rows), causes.NAMES.index(causes.COMPUTE), np.int8),
+        instant_ns=profile.start_ns[source],
+    ), rows  # fmt: skip
+
+
 def _follows_event_wait(profile: Profile, launch: Rows) -> NDArray[np.bool_]:
     """Return which launches have a wait of their stream for an event as the call before them on their thread."""
     calls = profile.rows(RUNTIME)
@@ -160,7 +189,7 @@ def _divide(
 ) -> None:  # fmt: skip
     """Divide the host's parts of gaps that a thread ended; what comes first in the list of classes has precedence."""
     calls = _on(profile, profile.rows(RUNTIME), thread)
-    lost = _lost_graphs(profile, work, calls)
+    lost = _lost(profile, work, calls)
     found.add(causes.UNKNOWN, intersect(parts, lost))
     parts = subtract(parts, lost)
     syncs = calls[_waits(profile, work, calls)]
@@ -194,10 +223,10 @@ def _cut(profile: Profile, parts: Merged, rows: Rows) -> Merged:
     return Merged(*(np.sort(np.concatenate([each, bounds_ns])) for each in (parts.start_ns, parts.end_ns)))
 
 
-def _lost_graphs(profile: Profile, work: Work, calls: Rows) -> Merged:
-    """Return from the launches of graphs whose nodes are not recorded to the next launches: the device may be busy."""
+def _lost(profile: Profile, work: Work, calls: Rows) -> Merged:
+    """Return from launches whose work is not recorded to the next launches: the device may be busy."""
     known = np.isin(calls, work.launch[work.rows])
-    lost = calls[profile.matching(GRAPH)[profile.name[calls]] & ~known]
+    lost = lost_launches(profile, work, calls)
     begins_ns = np.append(profile.start_ns[calls[known]], profile.end_ns.max())
     return union(profile.start_ns[lost], begins_ns[np.searchsorted(begins_ns[:-1], profile.start_ns[lost], "right")])
 
@@ -249,38 +278,37 @@ def _classes(profile: Profile, thread: int, calls: Rows, syncs: Rows) -> Iterato
     yield causes.COPY, merged(profile, calls[other & copies & (took_ns >= BLOCKING_COPY_NS)])
 
 
-def loading(profile: Profile) -> Merged:
-    """Return when a data loader was asked for data, on any thread."""
+def delays(profile: Profile) -> list[tuple[str, Merged]]:
+    """Return causes that delay a host also while operators run, and when they held on any thread, by precedence."""
     around = profile.rows(OPERATOR, NOTE, PYTHON)
-    return merged(profile, around[profile.matching(_DATA)[profile.name[around]]])
+    names = profile.name[around]
+    patterns = ((causes.DATA, _DATA), (causes.GC, _GC), (causes.COMPILE, _COMPILE))
+    return [(cause, merged(profile, around[profile.matching(pattern)[names]])) for cause, pattern in patterns]
 
 
-def host_gaps(profile: Profile, gaps: Merged, loads: Merged, *, unknown: bool) -> Pieces:
+def host_gaps(profile: Profile, gaps: Merged, held: Sequence[tuple[str, Merged]], *, unknown: bool) -> Pieces:
     """Divide the time in which a host that has no device ran no operator.
 
     Args:
         profile: The events.
         gaps: Times without computes and communication.
-        loads: Times in a data loader.
+        held: Causes that hold while operators run, too, and when.
         unknown: Whether a device was at work whose events are not recorded.
     """
-    found, around = _Found(), profile.rows(OPERATOR, NOTE, PYTHON)
-    operators = profile.rows(OPERATOR)
-    took_ns = np.bincount(profile.thread[operators], (profile.end_ns - profile.start_ns)[operators])
-    thread = int(took_ns.argmax()) if len(operators) else -1
-    frames = _on(profile, around, thread)
-    names = profile.name[frames]
-    has_frames = bool((profile.kind[frames] == PYTHON).any() or (profile.kind[frames] == OPERATOR).any())
-    classes = [
-        (causes.DATA, loads),
-        (causes.GC, merged(profile, frames[profile.matching(_GC)[names]])),
-        (causes.COMPILE, merged(profile, frames[profile.matching(_COMPILE)[names]])),
-    ]
-    parts = gaps
-    for cause, cover in classes:
+    found, parts = _Found(), gaps
+    shown = profile.rows(PYTHON)
+    shown = shown if len(shown) else profile.rows(OPERATOR)
+    took_ns = np.bincount(profile.thread[shown], (profile.end_ns - profile.start_ns)[shown])
+    thread = int(took_ns.argmax()) if len(shown) else -1
+    shown = _on(profile, shown, thread)
+    for cause, cover in held:
         where = intersect(parts, cover)
         found.add(cause, where, thread=thread)
         parts = subtract(parts, cover)
-    rest = causes.UNKNOWN if unknown or not has_frames else causes.PYTHON
-    found.add(rest, parts, thread=thread)
+    low_ns = high_ns = _EVER.max  # of the thread's events
+    if len(shown) and not unknown:
+        low_ns, high_ns = int(profile.start_ns[shown[0]]), int(profile.end_ns[shown].max())
+    found.add(causes.UNKNOWN, clip(parts, (_EVER.min, low_ns)), thread=thread)
+    found.add(causes.PYTHON, clip(parts, (low_ns, high_ns)), thread=thread)
+    found.add(causes.UNKNOWN, clip(parts, (high_ns, _EVER.max)), thread=thread)
     return found.pieces()

@@ -10,8 +10,9 @@ from ...errors import UsageError
 from ...units import figure, figure_unit, format_bytes, format_ns
 from ..measure.intervals import clip, merge
 from ..ranklist import listed
-from .advice import FEW_STEPS, Facts, advice, is_launch_bound, top_places
+from .advice import FEW_STEPS, Facts, advice, is_launch_bound
 from .causes import ALLOCATOR, COMM, COMPUTE, DATA, LAUNCH, PYTHON, STARTUP, SYNC, UNKNOWN, WAIT, WIRE, WORDING
+from .places import top_places
 from .rank import RankReport
 from .ranks import Late, Ranks, link_gb_s, traffic
 from .report import Cause, Why, median_of, shares
@@ -90,9 +91,13 @@ def _facts(reports: Sequence[RankReport], ranks: Ranks, shown: int | None, steps
     worst = max(having, key=lambda report: _lost(report, shown))
     exposed = clip(merge(worst.exposed), worst.windows[shown])
     late = [late for late in ranks.late.values() if late.step == shown]
+    last = {
+        at: max((each for each in ranks.late.values() if each.step == at), key=lambda each: each.waited_ns)
+        for at in {each.step for each in ranks.late.values()}
+    }
     of_ranks = {step: [report.costs_ns[step] for report in reports if step in report.costs_ns] for step in steps}
     return Facts(
-        report=worst, step=shown, places=worst.places[shown], late=late,
+        report=worst, step=shown, places=worst.places[shown], late=late, last=last,
         steps={step: shares(costs) for step, costs in of_ranks.items()}, ranks=of_ranks,
         traffic=traffic(
             [call for call in worst.calls if call.step == shown], exposed, link_gb_s(worst.device, worst.world_size)
@@ -109,8 +114,11 @@ def _causes(reports: Sequence[RankReport], facts: Facts, costs: Mapping[str, int
     total_ns = sum(costs.values()) or 1
     found = []
     for cause, ns in sorted(costs.items(), key=lambda each: -each[1]):
-        places = top_places(facts.places.get(cause, ()), facts.step_ns)
-        if cause in (COMM, WAIT, WIRE):
+        rank = f" on rank {facts.report.rank}" * (len(reports) > 1)
+        places = top_places(facts.places.get(cause, ()), facts.step_ns, rank, by_function=cause == COMPUTE)
+        if cause == UNKNOWN or (cause == COMM and WIRE in costs):  # the calls are those on the wire
+            places = []
+        elif cause in (COMM, WAIT, WIRE):
             places = [
                 f"{each.calls} {each.op}" + (f", {format_bytes(each.nbytes)}" if each.nbytes else "")
                 + f" ({format_ns(each.exposed_ns)} exposed)"
@@ -135,19 +143,25 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
     what += " of a file that was cut off" * any("cut off" in note for note in facts.report.notes)
     loss = next((cause for cause in causes if cause.cause != COMPUTE), None)
     compute_ns, total_ns = facts.cost_ns(COMPUTE), facts.step_ns
+    count = len(facts.ranks[facts.step])
     mean = "" if total_ns > 0.99 * wall_ns else f" on the longest rank, {figure(total_ns, unit_ns)} on average"
     head = f"{what} takes {figure(wall_ns, unit_ns)} {name}{mean}: "
     if loss is None or compute_ns >= BUSY * total_ns:
         return head + _busy(facts, unit_ns, name)
-    lost = f"{figure(loss.duration_ns, unit_ns)} {name} ({loss.share:.0%})"
+    found = advice(facts)
+    if found and found[0].cause == COMPUTE and not facts.report.on_device:
+        return head + f"for many small operators: {found[0].evidence}, at {found[0].place}; try: {found[0].change}"
+    lost = f"{figure(loss.duration_ns, unit_ns)} {name} ({loss.share:.0%}{f', mean of {count} ranks' * (count > 1)})"
     where = f", the largest part at {loss.places[0]}" if loss.places else ""
-    change = next((f"; try: {item.change}" for item in advice(facts) if item.cause == loss.cause), "")
+    change = next((f"; try: {item.change}" for item in found if item.cause == loss.cause), "")
     if loss.cause == UNKNOWN:
-        return head + f"it cannot be told why {lost} of it are lost: {_why_unknown(facts)}"
+        rest_ns = total_ns - loss.duration_ns
+        rest = f"; of the other {figure(rest_ns, unit_ns)} {name}, {compute_ns / max(rest_ns, 1):.0%} are computing"
+        return head + f"it cannot be told why {lost} of it are lost: {_why_unknown(facts)}{rest}"
     if loss.cause == LAUNCH and is_launch_bound(facts):
         count, median_ns = facts.report.kernels[facts.step], facts.report.kernel_median_ns[facts.step]
-        reason = f"launch-bound: for {lost} the device is idle, as the host launches its {count} kernels (half of them "
-        return head + f"{reason}below {format_ns(median_ns)}) too slowly{where}{change}"
+        reason = f"launch-bound: for {lost} the device is idle, as the host launches its {count} kernels (median "
+        return head + f"{reason}{format_ns(median_ns)}) too slowly{where}{change}"
     if loss.cause == COMM:
         of = f": {loss.places[0]}" if loss.places else ""
         unfit = any("clocks do" in note for note in notes)
@@ -157,7 +171,7 @@ def _sentence(facts: Facts, causes: Sequence[Cause], wall_ns: int, missing: Sequ
     if loss.cause == WAIT and facts.late:
         late = _worst(facts.late)[0]
         op = f"; it comes last to {late.ops.most_common(1)[0][0]}" if late.ops else ""
-        return head + f"{lost} are waiting for {late}{op}"
+        return head + f"{lost} are waiting for {late}{op}{change}"
     if loss.cause in (LAUNCH, SYNC, DATA, PYTHON):
         idle = f"for {lost} the device is idle: " if facts.report.on_device else f"{lost} are "
         return head + f"{idle}{loss.text}{where}{change}"
@@ -173,8 +187,11 @@ def _busy(facts: Facts, unit_ns: int, name: str) -> str:
     kind = max((kind for kind in classes if kind != "other"), key=lambda kind: classes[kind], default="")
     if facts.report.on_device and kind and (share := classes[kind] / sum(classes.values())) > 0.3:
         text += f", {share:.0%} of its kernels' time in {_CLASSES[kind]}"
+    places = top_places(facts.places.get(COMPUTE, ()), facts.step_ns, by_function=True)
+    if places:
+        text += f", the largest part at {places[0]}"
     change = next((f"; try: {item.change}" for item in advice(facts) if item.cause == COMPUTE), "")
-    return text + (change or f"; nothing but its {'kernels' if facts.report.on_device else 'operators'} takes long")
+    return text + (change or f"; nothing but {'kernels' if facts.report.on_device else 'operators'} takes long")
 
 
 _CLASSES = {
@@ -200,7 +217,7 @@ def _undecided(facts: Facts, missing: Sequence[int]) -> list[str]:
     found = []
     if missing and (ns := facts.cost_ns(COMM)):
         least_ns = sum(each.waits_at_least_ns for each in facts.traffic)
-        more = f"; at least {format_ns(least_ns)} are waiting: smaller messages took longer than larger ones"
+        more = f"; at least {format_ns(least_ns)} are waiting: some messages took longer than their bytes can explain"
         found.append(
             f"whether {format_ns(ns)} of communication are waiting or wire: of "
             f"{facts.report.world_size} ranks, {listed(missing)} {'is' if len(missing) == 1 else 'are'} not recorded"

@@ -10,6 +10,8 @@ from ...units import figure, figure_unit
 from .report import Advice, Why
 
 LINES = 24
+WHOLE = 3
+"""Causes whose places are wrapped to a second line; those of others are cut."""
 _SMALL = 0.01
 """Part of a step: causes with less share a line."""
 
@@ -21,7 +23,9 @@ def text(why: Why, width: int = 100) -> list[str]:
     head = textwrap.wrap(printable(why.verdict), width, max_lines=4, placeholder=" ...")
     tail = [_cut(f"cannot be told: {each}", width) for each in why.undecided]
     notes = [_cut(each, width) for each in why.notes]
-    lines = [*head, "", *[_cut(line, width) for line in _causes(why)][:8]]
+    lines = [*head, ""]
+    for number, line in enumerate(_causes(why)):
+        lines += _wrapped(line, width, indent=21) if number < WHOLE else [_cut(line, width)]
     room = LINES - len(lines) - min(len(tail), 2) - 1
     for number, item in enumerate(why.advice, 1):
         found = _advice(number, item, width)
@@ -52,12 +56,15 @@ def _causes(why: Why) -> Iterator[str]:
 
 def _advice(number: int, item: Advice, width: int) -> list[str]:
     where = f" (at {item.place})" if item.place else ""
-    found = []
-    for begin, text in ((f"{number}. ", f"{item.change}{where}"), ("   ", f"{item.evidence}; gain {item.gain_text}")):
-        found += textwrap.wrap(
-            printable(text), width, max_lines=2, placeholder=" ...", initial_indent=begin, subsequent_indent="   "
-        )
-    return found
+    return [
+        *_wrapped(f"{number}. {item.change}{where}", width, indent=3),
+        *_wrapped(f"   {item.evidence}; gain {item.gain_text}", width, indent=3),
+    ]
+
+
+def _wrapped(line: str, width: int, *, indent: int) -> list[str]:
+    """Return a line as at most two."""
+    return textwrap.wrap(printable(line), width, max_lines=2, placeholder=" ...", subsequent_indent=" " * indent)
 
 
 def markdown(why: Why) -> str:

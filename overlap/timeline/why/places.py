@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ...units import format_ns
 from ..files.profile import NOTE, OPERATOR, PYTHON, Profile, Wholes
 from ..measure.intervals import counted
 from .windows import Rows, is_outermost
@@ -18,6 +20,8 @@ from .windows import Rows, is_outermost
 BACKWARD = "backward"
 """Phase of operators of the backward pass; their places are those of their forward."""
 _DEPTH, _PRIME = 200, np.uint64(0x100000001B3)
+PLACES = 3
+"""Places of a cause that are named."""
 _NAME = 80
 """Characters of an operator, module or note that are shown."""
 _DUNDER = re.compile(r"^__(?!init__|next__|iter__|getitem__)\w+__$|^<")
@@ -76,6 +80,38 @@ def common(places: Sequence[tuple[Place, int]]) -> Place:
     )
 
 
+def top_places(
+    places: Sequence[tuple[Place, int, int]], step_ns: float, rank: str = "", *, by_function: bool = False
+) -> list[str]:
+    """Return the most expensive operators, each with its time and the module and function that have most of it.
+
+    `by_function` returns the most expensive functions instead, or modules where none is recorded.
+    """
+    groups: dict[str, list[tuple[Place, int]]] = {}
+    for place, ns, _ in places:
+        if str(place):
+            parts = (place.operator, place.module, place.frame, place.phase)
+            name = next(filter(None, (place.frame, place.module, *parts) if by_function else parts))
+            groups.setdefault(f"{place.phase == BACKWARD}{name}", []).append((place, ns))
+    sums = sorted(
+        ((sum(ns for _, ns in group), common(group), group) for group in groups.values()), key=lambda each: -each[0]
+    )
+    return [
+        f"{place} ({format_ns(ns)}{rank}{'' if place.operator else operators_of(group, ': ')})"
+        for ns, place, group in sums[:PLACES]
+        if ns >= 0.01 * step_ns
+    ]
+
+
+def operators_of(places: Sequence[tuple[Place, int]], lead: str = "") -> str:
+    """Return the most expensive operators of a function as text after a lead; "" if there are none."""
+    sums: Counter[str] = Counter()
+    for place, ns in places:
+        sums[place.operator] += ns
+    names = [name for name, _ in sums.most_common(4) if name]
+    return lead * bool(names) + ", ".join(names)
+
+
 class Places:
     """Places of instants of the threads of a profile."""
 
@@ -85,16 +121,16 @@ class Places:
         self._backward = profile.matching(_BACKWARD)
         self._no_place = profile.matching(_NOT_A_PLACE)
         self._forward = self._forwards()
-        self.has_python = bool((profile.kind[self._rows] == PYTHON).any())
+        self.has_python: bool = bool((profile.kind[self._rows] == PYTHON).any())
 
     def _forwards(self) -> dict[int, int]:
-        """Return the row of the outermost forward operator of each sequence number."""
+        """Return the row of the last forward operator of each sequence number: operators without a node share it."""
         profile = self._profile
         found: dict[int, int] = {}
         rows = self._rows[(profile.sequence[self._rows] >= 0) & (profile.kind[self._rows] == OPERATOR)]
         backward = re.compile(r"Backward\d*$|^autograd::")
         is_backward = profile.matching(backward)
-        for row in rows[~is_backward[profile.name[rows]]][::-1].tolist():
+        for row in rows[~is_backward[profile.name[rows]]].tolist():
             found[int(profile.sequence[row])] = row
         return found
 

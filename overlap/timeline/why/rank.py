@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...units import format_ns
-from ..columnar import Table
 from ..files.profile import Profile, read_profile
 from ..measure.intervals import Interval, Merged, clip, covered_ns, length, subtract, union
-from .causes import COMM, COMPUTE, COPY, UNKNOWN
-from .host import LATENCY_NS, Pieces, device_gaps, host_gaps, loading
+from .causes import COMM, COPY, NAMES, UNKNOWN
+from .host import LATENCY_NS, Pieces, computing, delays, device_gaps, host_gaps
 from .places import Place, Places, threads_of
-from .windows import GRAPH, Rows, Work, joined, merged, messages_of, notes_of, windows_of, work_of
+from .windows import GRAPH, Rows, Work, issues_of, joined, merged, messages_of, notes_of, windows_of, work_of
 
 EARLY_NS = 1_000_000
 """A launch within this time of the first event was perhaps not the first of its step."""
@@ -28,6 +27,7 @@ MOST_PIECES = 3_000
 TINY_NS = 20_000
 """A kernel that is shorter takes less time than its launch."""
 
+_WORKERS = re.compile(r"_MultiProcessingDataLoaderIter")
 _KERNEL_CLASSES = (
     ("softmax", re.compile(r"softmax", re.IGNORECASE)),
     ("elementwise", re.compile(r"elementwise|reduce_kernel|CatArray|layer_?norm|rms_?norm|index|vectorized", re.I)),
@@ -63,11 +63,12 @@ class RankReport:
     world_size: int
     host: str
     has_rank: bool  # whether the file names its rank
+    has_groups: bool  # whether the job has groups of some of its ranks
+    begin_ns: int  # the first event
     on_device: bool
     device: str
     windows: dict[int | None, Interval]
     costs_ns: dict[int | None, dict[str, int]]
-    comm_ns: dict[int | None, int]
     places: dict[int | None, dict[str, list[tuple[Place, int, int]]]]  # of a cause: the place, time and pieces
     calls: list[Call]
     exposed: list[Interval]
@@ -78,6 +79,7 @@ class RankReport:
     kernel_classes_ns: dict[str, int]
     notes: list[str] = field(default_factory=list)
     has_python: bool = False
+    has_workers: bool = False  # whether a data loader has processes
 
 
 def measure_file(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> RankReport:
@@ -93,11 +95,11 @@ def measure(profile: Profile) -> RankReport:
     """Measure a profile."""
     work = work_of(profile)
     windows = windows_of(profile, work)
-    comm, compute = merged(profile, work.comm), merged(profile, work.compute)
+    comm, compute = merged(profile, np.concatenate([work.comm, work.calls])), merged(profile, work.compute)
     copies = merged(profile, work.copies)
-    loads = loading(profile)
-    if not work.on_device:
-        compute = subtract(compute, loads)
+    held = [] if work.on_device else delays(profile)
+    for _, cover in held:
+        compute = subtract(compute, cover)
     exposed = subtract(comm, compute)
     alone = subtract(subtract(copies, compute), comm)
     busy = joined(compute, comm, copies)
@@ -106,30 +108,36 @@ def measure(profile: Profile) -> RankReport:
     if work.on_device:
         pieces = device_gaps(profile, work, gaps, busy)
     else:
-        pieces = host_gaps(profile, gaps, loads, unknown=bool(profile.header.get("deviceProperties")))
+        pieces = host_gaps(profile, gaps, held, unknown=bool(profile.header.get("deviceProperties")))
     places = Places(profile)
-    shown, number = _places_of(places, pieces)
     report = _described(profile, work, windows)
     report.has_python = places.has_python
+    report.has_workers = bool(profile.matching(_WORKERS).any())
     report.calls = _calls(profile, work, windows, exposed, places)
     base_ns = profile.base_ns
     report.exposed = [(base_ns + low, base_ns + high) for low, high in exposed]
-    longest = np.argsort(pieces.start_ns - pieces.end_ns, kind="stable")[:MOST_PIECES].tolist()
-    report.pieces = [
-        (base_ns + int(pieces.start_ns[at]), base_ns + int(pieces.end_ns[at]), pieces.cause[at], shown[number[at]])
-        for at in longest
-    ]
-    sums = _Costs(pieces, shown, number)
+    report.notes += [*_middle(profile, pieces), *notes_of(profile, work)]
+    sums = []
+    for some, rows in ((pieces, None), computing(profile, work, compute)):
+        shown, number = _places_of(profile, places, some, rows)
+        sums.append(_Costs(some, shown, number))
+        longest = np.argsort(some.start_ns - some.end_ns, kind="stable")[:MOST_PIECES].tolist()
+        instants = ((base_ns + int(some.start_ns[at]), base_ns + int(some.end_ns[at])) for at in longest)
+        report.pieces += [
+            (*span, NAMES[some.cause[at]], shown[number[at]]) for at, span in zip(longest, instants, strict=True)
+        ]
     for step, window in windows.items():
-        costs, found = sums.within(window)
-        fixed = {COMPUTE: compute, COMM: exposed, COPY: alone}
+        costs: dict[str, int] = {}
+        found: dict[str, list[tuple[Place, int, int]]] = {}
+        for each in sums:
+            each.add(window, costs, found)
+        fixed = {COMM: exposed, COPY: alone}
         for cause, cover in fixed.items():
             costs[cause] = costs.get(cause, 0) + length(clip(cover, window))
         report.costs_ns[step] = {cause: ns for cause, ns in costs.items() if ns}
-        report.comm_ns[step] = length(clip(comm, window))
-        found.setdefault(COPY, []).extend(_copy_places(profile, work, places, alone, window))
+        copied = [*found.get(COPY, ()), *_copy_places(profile, work, places, alone, window)]
+        found[COPY] = sorted(copied, key=lambda each: -each[1])
         report.places[step] = found
-    report.notes += [*_middle(profile, pieces), *notes_of(profile, work)]
     report.windows = {step: (base_ns + low, base_ns + high) for step, (low, high) in windows.items()}
     return report
 
@@ -137,7 +145,7 @@ def measure(profile: Profile) -> RankReport:
 def _middle(profile: Profile, pieces: Pieces) -> list[str]:
     """Return that recording began in the middle, where gaps end with work that was launched as it began."""
     early = (pieces.thread >= 0) & (pieces.instant_ns < profile.start_ns.min() + EARLY_NS)
-    early &= np.array([cause == UNKNOWN for cause in pieces.cause], bool)
+    early &= pieces.cause == NAMES.index(UNKNOWN)
     if (ns := int((pieces.end_ns - pieces.start_ns)[early].sum())) < EARLY_NS:
         return []
     return [
@@ -146,41 +154,55 @@ def _middle(profile: Profile, pieces: Pieces) -> list[str]:
     ]
 
 
-def _places_of(places: Places, pieces: Pieces) -> tuple[list[Place], Rows]:
-    """Return places, and for each piece the index of its own."""
+def _places_of(profile: Profile, places: Places, pieces: Pieces, rows: Rows | None) -> tuple[list[Place], Rows]:
+    """Return places, and for each piece the index of its own; without one, a kernel is its own place.
+
+    Args:
+        profile: The events.
+        places: Their places.
+        pieces: Pieces of time.
+        rows: Kernels or operators of the pieces; None for gaps.
+    """
     known = np.flatnonzero(pieces.thread >= 0)
     found, of_known = places.numbered(pieces.thread[known].astype(np.int32), pieces.instant_ns[known])
-    number = np.full(len(pieces.cause), len(found), np.intp)
+    number, shown = np.full(len(pieces.thread), len(found), np.intp), [*found, _NOWHERE]
     number[known] = of_known
-    return [*found, _NOWHERE], number
+    if rows is not None:
+        is_empty = np.array([not str(place) for place in shown])[number]
+        names, index = np.unique(profile.name[rows[is_empty]], return_inverse=True)
+        number[is_empty] = len(shown) + index
+        shown += [Place(operator=_short(profile.names[each])) for each in names.tolist()]
+    return shown, number
+
+
+def _short(kernel: str) -> str:
+    """Return the name of a kernel without its return type, template parameters and arguments."""
+    name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return re.split(r"[<(]", name, maxsplit=1)[0] or kernel[:80]
 
 
 class _Costs:
     """Sums of pieces by cause and place."""
 
     def __init__(self, pieces: Pieces, places: list[Place], number: Rows) -> None:
-        self._pieces, causes = pieces, Table[str]()
-        cause = np.array([causes[each] for each in pieces.cause], np.intp)
-        kinds, self._kind = np.unique(cause * len(places) + number, return_inverse=True)
-        names = list(causes)
-        self._kinds = [(names[kind // len(places)], places[kind % len(places)]) for kind in kinds.tolist()]
+        self._start_ns, self._end_ns = pieces.start_ns, pieces.end_ns
+        kinds, kind = np.unique(pieces.cause * np.int64(len(places)) + number, return_inverse=True)
+        self._kind = kind.astype(np.int32)
+        self._kinds = [(NAMES[each // len(places)], places[each % len(places)]) for each in kinds.tolist()]
 
-    def within(self, window: Interval) -> tuple[dict[str, int], dict[str, list[tuple[Place, int, int]]]]:
-        """Return the costs of a window by cause, and by place, the most expensive first."""
+    def add(self, window: Interval, costs: dict[str, int], found: dict[str, list[tuple[Place, int, int]]]) -> None:
+        """Add the costs of a window by cause, and by place, the most expensive first."""
         low, high = window
-        start_ns, end_ns = self._pieces.start_ns, self._pieces.end_ns
+        start_ns, end_ns = self._start_ns, self._end_ns
         part = slice(np.searchsorted(end_ns, low, "right"), np.searchsorted(start_ns, high, "left"))
         ns = np.minimum(end_ns[part], high) - np.maximum(start_ns[part], low)
         sums_ns = np.bincount(self._kind[part], ns, len(self._kinds)).astype(np.int64)
         counts = np.bincount(self._kind[part], minlength=len(self._kinds))
-        costs: dict[str, int] = {}
-        found: dict[str, list[tuple[Place, int, int]]] = {}
         for at in np.argsort(-sums_ns, kind="stable").tolist():
             if counts[at]:
                 cause, place = self._kinds[at]
                 costs[cause] = costs.get(cause, 0) + int(sums_ns[at])
                 found.setdefault(cause, []).append((place, int(sums_ns[at]), int(counts[at])))
-        return costs, found
 
 
 _NOWHERE = Place()
@@ -216,11 +238,18 @@ def _calls(
     """Return the collectives of all steps; with a step, those that began in its window."""
     rows, base_ns = work.comm, profile.base_ns
     exposed_ns = covered_ns(profile.start_ns[rows], profile.end_ns[rows], exposed)
-    where = _launch_places(profile, work, places, rows) if work.on_device else [_NOWHERE] * len(rows)
+    messages = messages_of(profile, rows)
+    where = _launch_places(profile, work, places, rows)
+    if not work.on_device:
+        calls = issues_of(profile, work, messages)
+        known = np.flatnonzero(calls >= 0)
+        around = places.of(threads_of(profile, calls[known]), profile.start_ns[calls[known]])
+        for at, place in zip(known.tolist(), around, strict=True):
+            where[at] = place
     waiters = _launch_places(profile, work, places, _waiters(profile, work, rows))
     found = []
     for row, ns, place, waiter, message in zip(
-        rows.tolist(), exposed_ns.tolist(), where, waiters, messages_of(profile, rows), strict=True
+        rows.tolist(), exposed_ns.tolist(), where, waiters, messages, strict=True
     ):
         at_ns = int(profile.start_ns[row])
         found.append(Call(
@@ -270,7 +299,8 @@ def _described(profile: Profile, work: Work, windows: dict[int | None, Interval]
     return RankReport(
         path=profile.path, rank=profile.rank, world_size=profile.world_size,
         host=str(header.get("host_name", "")), on_device=work.on_device, has_rank=profile.named_rank is not None,
-        device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={}, comm_ns={},
+        has_groups=profile.has_groups, begin_ns=profile.base_ns + int(profile.start_ns[0]),
+        device=str(first.get("name", "")) if isinstance(first, dict) else "", windows={}, costs_ns={},
         graph_share=float(graphs.mean()) if len(rows) else 0.0, places={}, calls=[], exposed=[], pieces=[],
         kernels=counts, kernel_median_ns=medians, kernel_classes_ns=classes,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -28,12 +28,28 @@ class Late:
     rank: int
     step: int | None
     waited_ns: int = 0  # of all other ranks, added up
-    did: Counter[str] = field(default_factory=Counter)  # what it did in that time, in nanoseconds
+    did: Counter[str] = field(default_factory=Counter)  # in that time: nanoseconds of each cause, or of other states
+    places: dict[str, Counter[str]] = field(default_factory=dict)  # of each cause
     ops: Counter[str] = field(default_factory=Counter)
+    costs_ns: Mapping[str, int] = field(default_factory=dict)  # of its step, by cause
+    others_ns: Mapping[str, int] = field(default_factory=dict)  # the same of the other ranks, medians
+
+    @property
+    def cause(self) -> str:
+        """What it did for most of the time."""
+        return self.did.most_common(1)[0][0] if self.did else ""
+
+    @property
+    def doing(self) -> str:
+        """What it did for most of the time, with the place."""
+        if self.cause not in WORDING:
+            return self.cause or "doing something that is not recorded"
+        place = next((text for text, _ in self.places.get(self.cause, Counter()).most_common(1)), "")
+        where = f" ({place})" if place else ""
+        return f"{'idle: ' * (self.cause != COMPUTE)}{WORDING[self.cause]}{where}"
 
     def __str__(self) -> str:
-        doing = self.did.most_common(1)[0][0] if self.did else "something that is not recorded"
-        return f"rank {self.rank}, which was {doing}"
+        return f"rank {self.rank}, which was {self.doing}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,15 +99,18 @@ class Ranks:
             return
         for report in self.reports:
             self._divide_rank(report, waits[report.rank], merge(judged[report.rank]))
-        self._describe_late(found)
+        self._describe_late(found, offsets)
 
     def _matches(self) -> list[dict[int, Call]]:
         """Return synchronising collectives with all members of their group recorded."""
         world = max(report.world_size for report in self.reports)
         by_key: dict[tuple[str, str, int], dict[int, Call]] = {}
+        several = any(report.has_groups for report in self.reports)
+        if several and any(not call.group for report in self.reports for call in report.calls):
+            self.notes.append("collectives that do not name their group, of which the job has several: not matched")
         for report in self.reports:
             for call in report.calls:
-                if call.op in SYNCHRONISING:
+                if call.op in SYNCHRONISING and (call.group or not several):
                     by_key.setdefault((call.group, call.op, call.number), {})[report.rank] = call
         whole = [
             calls
@@ -146,7 +165,7 @@ class Ranks:
                 if ns:
                     costs[cause] = ns
 
-    def _describe_late(self, found: Sequence[tuple[int, str, int, int]]) -> None:
+    def _describe_late(self, found: Sequence[tuple[int, str, int, int]], offsets: Mapping[int, int]) -> None:
         """Add what late ranks did between the first rank's arrival and their own."""
         reports = {report.rank: report for report in self.reports}
         for late, op, first_ns, met_ns in found:
@@ -158,18 +177,26 @@ class Ranks:
             entry.ops[op] += met_ns - first_ns
             low_ns = report.windows[step][0]
             if first_ns < low_ns:
-                entry.did["not yet at work on its device in this step"] += low_ns - first_ns
+                lag_ns = (
+                    report.begin_ns - offsets[late] - min(each.begin_ns - offsets[each.rank] for each in self.reports)
+                )
+                unseen_ns = max(min(report.begin_ns, low_ns) - first_ns, 0)
+                entry.did[f"not yet recorded (its recording begins {format_ns(lag_ns)} after the first)"] += unseen_ns
+                entry.did["not yet at work on its device in this step"] += low_ns - first_ns - unseen_ns
                 first_ns = low_ns
             rest_ns = met_ns - first_ns
             for start_ns, end_ns, cause, place in report.pieces:
                 ns = min(end_ns, met_ns) - max(start_ns, first_ns)
                 if ns > 0:
-                    where = f" ({place})" if str(place) else ""
-                    entry.did[f"idle: {WORDING[cause]}{where}"] += ns
+                    entry.did[cause] += ns
+                    entry.places.setdefault(cause, Counter())[str(place)] += ns * bool(str(place))
                     rest_ns -= ns
             comm = clip(merge(report.exposed), (first_ns, met_ns))
             entry.did["in other communication"] += length(comm)
-            entry.did[WORDING[COMPUTE]] += max(rest_ns - length(comm), 0)
+            entry.did[COMPUTE] += max(rest_ns - length(comm), 0)
+            others = [each.costs_ns[step] for each in self.reports if each is not report and step in each.costs_ns]
+            entry.costs_ns = report.costs_ns[step]
+            entry.others_ns = {cause: round(median(each.get(cause, 0) for each in others)) for cause in entry.costs_ns}
 
 
 def _is_uneven(calls: dict[int, Call]) -> bool:
@@ -238,11 +265,18 @@ def traffic(calls: Sequence[Call], exposed: Merged, link: float | None = None) -
 
 
 def _least_wait(calls: Sequence[Call]) -> int:
-    """Return by how much calls were longer than the fastest that carries as much or more: that was not the wire."""
+    """Return by how much calls were longer than the wire can explain: others that carry as much or more were faster.
+
+    A call takes a start, at most as long as the shortest call, and its bytes, at most twice as long for each as in a
+    larger call: that is the share of bandwidth of NCCL's protocol for small messages (nccl, src/graph/tuning.cc).
+    """
     sized = sorted((call for call in calls if call.nbytes), key=lambda call: -call.nbytes)
     if len({call.nbytes for call in sized}) < 2 and len(sized) < 4:
         return 0
     took = np.array([call.end_ns - call.start_ns for call in sized], np.int64)
+    nbytes = np.array([call.nbytes for call in sized], np.int64)
     floor = np.minimum.accumulate(took) if len(took) else took
+    if len(took):
+        floor = np.minimum(floor, took.min() + 2 * nbytes * np.minimum.accumulate(took / nbytes))
     exposed = np.array([call.exposed_ns for call in sized], np.int64)
     return int(np.minimum(took - floor, exposed).sum())

@@ -13,8 +13,9 @@ from ..files.tracefile import read_trace
 from ..measure.metrics import Breakdown, breakdowns, median_step
 from ..measure.oddities import oddities
 from ..measure.verdict import Verdict, verdict_of
+from ..ranklist import listed
 from ..replay.prediction import Prediction, advise, neighbours, predict
-from ..spans import ORIGIN, Timeline
+from ..spans import ORIGIN, STARVED, Timeline
 from .advice import FEW_STEPS, MOST, WORTH, bounds
 from .causes import COMM, COMPUTE, COPY, LOOP, QUEUE, UNKNOWN, WAIT, WIRE, WORDING
 from .report import Advice, Cause, Why, shares
@@ -60,8 +61,10 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
     shown = shares([cost for _, cost in costs.get(step, [])])
     total_ns = sum(shown.values()) or 1
     wording = _WORDING | ({UNKNOWN: WORDING[UNKNOWN]} if verdict.foreign else {})
+    starved = _starved(timeline)
+    first = "" if starved is None else f"{starved.evidence}: {starved.change}; "
     return Why(
-        verdict=str(verdict), origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
+        verdict=f"{first}{verdict}", origin=timeline.meta.get(ORIGIN, "overlap"), ranks=tuple(timeline.ranks()),
         world_size=timeline.world_size, step=step, step_ns=verdict.wall_ns,
         steps_ns={
             "all" if at is None else str(at): max((row.wall_ns for row in found), default=0)
@@ -73,11 +76,27 @@ def report_of(timeline: Timeline, *, step: int | None) -> Why:
             )
             for cause, ns in sorted(shown.items(), key=lambda each: -each[1]) if ns
         ),
-        advice=tuple(_advice(timeline, verdict)),
+        advice=tuple([*([starved] if starved else []), *_advice(timeline, verdict)][:MOST]),
         undecided=tuple(filter(None, [oddities(timeline)])),
         costs=tuple(
             (rank, at, cause, ns) for at, found in costs.items() for rank, cost in found for cause, ns in cost.items()
         ),
+    )  # fmt: skip
+
+
+def _starved(timeline: Timeline) -> Advice | None:
+    """Return the advice for ranks whose computes had less than a core; None if all had one, as far as is known."""
+    shares = dict(each.split(":", 1) for each in timeline.meta.get(STARVED, "").split())
+    if not shares:
+        return None
+    ranks, most = sorted(map(int, shares)), max(map(float, shares.values()))
+    evidence = (
+        f"computes of rank{'s' * (len(ranks) > 1)} {listed(ranks)} had less than a core: for up to {most:.0%} of their "
+        "time they could run and had no processor"
+    )
+    return Advice(
+        cause=COMPUTE, change="first run fewer ranks, threads or other programs on this machine", place="",
+        evidence=evidence, gain_text="not decidable: times with a core for each rank are not recorded",
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,10 @@ _PEER = re.compile(r"^Memcpy.*(PtoP|Peer)")
 """Copies between devices: collectives of copy engines have no kernel."""
 _ENQUEUE = re.compile(r"^(c10d::|record_param_comms|nccl:)")
 _OURS, _CALL = re.compile(r"^overlap:"), re.compile(r"^c10d::")
+_ALL_TO_ALL, _SEND_RECV = re.compile(r"all_?to_?all", re.IGNORECASE), re.compile(r"send_?recv", re.IGNORECASE)
 GRAPH = re.compile(r"GraphLaunch")
+_LAUNCH = re.compile(r"^(cuda|hip|cu)(ExtModule|Module|Ext)?Launch(Cooperative)?Kernel")
+_BEGIN_CAPTURE, _END_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
 _LONG_LEAD = 0.5
 """Without steps: the host's work before the first work of the device counts from this part of the latter's length."""
 
@@ -35,6 +38,7 @@ class Work:
     copies: Rows
     on_device: bool
     launch: Rows  # for each row of the profile: the row of its launch, or -1
+    calls: Rows  # of a host: calls of collectives and messages, which may block
 
     @property
     def rows(self) -> Rows:
@@ -58,7 +62,7 @@ def work_of(profile: Profile) -> Work:
     is_comm |= ~is_kernel & profile.matching(_PEER)[profile.name[device]]
     return Work(
         compute=device[is_kernel & ~is_comm], comm=device[is_comm], copies=device[~is_kernel & ~is_comm],
-        on_device=True, launch=launch,
+        on_device=True, launch=launch, calls=device[:0],
     )  # fmt: skip
 
 
@@ -70,7 +74,8 @@ def _host_work(profile: Profile, launch: Rows) -> Work:
     operators, notes = profile.rows(OPERATOR), profile.rows(NOTE)
     comm = notes[profile.matching(_HOST_COMM)[profile.name[notes]]]
     compute = operators[~profile.matching(_ENQUEUE)[profile.name[operators]]]
-    return Work(compute=compute, comm=comm, copies=np.empty(0, np.intp), on_device=False, launch=launch)
+    calls = operators[profile.matching(_CALL)[profile.name[operators]]]
+    return Work(compute=compute, comm=comm, copies=calls[:0], on_device=False, launch=launch, calls=calls)
 
 
 def _launches(profile: Profile, device: Rows) -> Rows:
@@ -185,6 +190,7 @@ def messages_of(profile: Profile, comm: Rows) -> list[Message]:
             calls.setdefault(int(profile.thread[row]), []).append(row)
     numbers: dict[tuple[str, str], int] = {}
     found = []
+    sends = not profile.matching(_ALL_TO_ALL).any()  # NCCL has one kernel for messages and all-to-alls
     for row in comm.tolist():
         name, message = profile.names[profile.name[row]], profile.messages.get(row)
         if message is None:
@@ -192,11 +198,52 @@ def messages_of(profile: Profile, comm: Rows) -> list[Message]:
             at = bisect_right(around, profile.start_ns[row], key=lambda call: profile.start_ns[call]) - 1
             inside = at >= 0 and profile.start_ns[row] <= profile.end_ns[around[at]]
             call = profile.messages.get(around[at]) if inside else None
-            message = replace(call or Message(op=""), op=operation(name))
+            op = "send_recv" if sends and _SEND_RECV.search(name) else operation(name)
+            message = replace(call or Message(op=""), op=op)
         key = message.op, message.group
         numbers[key] = numbers.get(key, -1) + 1
         found.append(message if message.seq is not None else replace(message, seq=numbers[key]))
     return found
+
+
+def issues_of(profile: Profile, work: Work, messages: Sequence[Message]) -> Rows:
+    """Return for each row of a host's communication the call of c10d that issued it, or -1.
+
+    Threads of gloo do not name the call; the last events of an operation belong to its last calls, in their order.
+    """
+    calls: dict[str, list[int]] = {}
+    for row in work.calls.tolist():
+        name = profile.names[profile.name[row]].removeprefix("c10d::")
+        calls.setdefault(operation(name).strip("_"), []).append(row)
+    found = np.full(len(messages), -1, np.intp)
+    for op, of_op in calls.items():
+        events = np.array([at for at, message in enumerate(messages) if message.op == op][-len(of_op) :], np.intp)
+        issued = np.array(of_op[-len(events) :], np.intp)
+        if len(events) and (profile.start_ns[issued] <= profile.start_ns[work.comm[events]]).all():
+            found[events] = issued
+    return found
+
+
+def lost_launches(profile: Profile, work: Work, calls: Rows) -> Rows:
+    """Return which calls launched work that is not recorded; in a graph's capture a launch only records.
+
+    A call of the driver inside one of the runtime launches the same work, which names one of them.
+    """
+    names = profile.name[calls]
+    launches = calls[profile.matching(GRAPH)[names] | profile.matching(_LAUNCH)[names]]
+    recorded = profile.rows(KERNEL, COPY, SET)  # of other devices, too
+    lost = launches[~np.isin(profile.correlation[launches], profile.correlation[recorded])]
+    begins, ends = (calls[profile.matching(pattern)[names]] for pattern in (_BEGIN_CAPTURE, _END_CAPTURE))
+    captures = np.searchsorted(begins, lost) > np.searchsorted(ends, lost)
+    lost = lost[~captures]
+    named = launches[np.isin(profile.correlation[launches], profile.correlation[recorded])]
+    found = [lost[:0]]
+    for thread in np.unique(profile.thread[lost]).tolist():
+        mine, others = (rows[profile.thread[rows] == thread] for rows in (lost, named))
+        begins_ns = np.append(profile.start_ns[others], np.iinfo(np.int64).max)
+        after = np.searchsorted(profile.end_ns[others], profile.start_ns[mine], "right")
+        found.append(mine[begins_ns[after] >= profile.end_ns[mine]])
+    return np.concatenate(found)
 
 
 def notes_of(profile: Profile, work: Work) -> list[str]:
@@ -213,10 +260,12 @@ def notes_of(profile: Profile, work: Work) -> list[str]:
     threads = np.unique(profile.thread[profile.rows(KERNEL, COPY, SET)]).tolist()
     if (devices := len({profile.threads[thread][0] for thread in threads})) > 1:
         notes.append(f"the file has {devices} devices: only the one that did most counts")
-    graphs = profile.rows(RUNTIME)
-    graphs = graphs[profile.matching(GRAPH)[profile.name[graphs]]]
-    if work.on_device and (lost := int((~np.isin(graphs, work.launch[work.rows])).sum())):
-        notes.append(f"{lost} of {len(graphs)} launches of CUDA graphs have no recorded kernels: they look idle")
+    calls = profile.rows(RUNTIME)
+    lost = lost_launches(profile, work, calls) if work.on_device else calls[:0]
+    for kind, pattern in (("CUDA graphs", GRAPH), ("kernels", _LAUNCH)):
+        count, every = (int(profile.matching(pattern)[profile.name[rows]].sum()) for rows in (lost, calls))
+        if count:
+            notes.append(f"{count} of {every} launches of {kind} have no recorded kernels: they look idle")
     if work.on_device and len(rows := work.rows):
         orphans = int((work.launch[rows] < 0).sum())
         if orphans > len(rows) // 2:

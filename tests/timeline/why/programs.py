@@ -47,6 +47,12 @@ def collector(model):
         gc.collect()
 
 
+def rows(model):
+    whole = torch.ones(600, 8)
+    for row in whole:
+        model(row)
+
+
 def nothing(model):
     wide = torch.ones(1200, 1200)
     for _ in range(4):
@@ -65,5 +71,5 @@ def record(path, program):
 
 
 if __name__ == "__main__":
-    for each in (data, python, collector, nothing):
+    for each in (data, python, collector, rows, nothing):
         record(Path(sys.argv[1]) / f"{each.__name__}.json.gz", each)

@@ -369,7 +369,7 @@ def test_work_from_before_the_recording_is_not_blamed_on_the_host(tmp_path):
     assert found.verdict == (
         "the recording takes 465.0 ms: it cannot be told why 460.0 ms (99%) of it are lost: recording began in the "
         "middle: the work after 460 ms of it had been launched as it began, and what the device did before that work "
-        "is not recorded"
+        "is not recorded; of the other 5.0 ms, 100% are computing"
     )
 
 
@@ -380,7 +380,7 @@ def test_queued_work_that_nothing_explains_is_not_explained(tmp_path):
     rec.kernel(5_000, 6_000, launch=4_990)
     rec.kernel(46_000, 47_000, launch=5_000)
     found = overlap.why(rec.write(tmp_path / "t.json"))
-    assert found.verdict.endswith("nothing shows what the device waited for")
+    assert "nothing shows what the device waited for; of the other 7.0 ms, 29% are computing" in found.verdict
 
 
 def test_operators_of_the_host_are_no_compute_of_a_device_without_kernels(tmp_path):
@@ -468,6 +468,68 @@ def test_advice_names_the_most_exposed_call_and_what_waits_for_it(tmp_path):
     item = recorded(tmp_path, plant, device="").advice[0]
     assert item.place == "c10d::second"
     assert item.evidence.endswith("; for the longest waits aten::mm")
+
+
+def test_launches_whose_kernels_are_not_recorded_are_not_the_hosts_fault(tmp_path):
+    def plant(rec, start):
+        busy(rec, start, start + 2_000)
+        rec.op("aten::mm", start + 1_000, start + 9_100)
+        rec.call("cudaLaunchKernel", start + 2_500, start + 2_510)  # its kernel runs until 8,900
+        busy(rec, start + 9_000, start + 10_000)
+
+    found = recorded(tmp_path, plant)
+    assert costs(found) == {"compute": 3_000, "unrecorded": 6_495, "launch": 505}
+    assert "3 of 9 launches of kernels have no recorded kernels" in found.verdict
+
+
+def test_a_call_of_the_driver_inside_one_of_the_runtime_is_the_same_launch(tmp_path):
+    def plant(rec, start):
+        for at in range(start, start + 10_000, 1_000):
+            rec.call("cudaLaunchKernel", at + 80, at + 100)
+            rec.kernel(at + 110, at + 1_100, launch=at + 85, call="cuLaunchKernel")
+
+    found = recorded(tmp_path, plant)
+    assert "unrecorded" not in costs(found)
+    assert not [each for each in found.undecided if "launches" in each]
+
+
+def test_a_copy_that_holds_the_host_before_it_begins_is_advised_by_its_memory(tmp_path):
+    def plant(rec, start):
+        rec.op("aten::to", start, start + 4_000)
+        rec.copy(start + 100, start + 3_900, launch=start + 50, length=3_900)
+        rec.op("aten::mm", start + 4_000, start + 4_100)
+        rec.kernel(start + 4_100, start + 10_000, launch=start + 4_050)
+
+    assert recorded(tmp_path, plant).advice[0].change == "pin_memory() and non_blocking=True"
+
+
+def test_a_place_of_computing_is_a_function_with_its_operators(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(12): step", start - 60, start - 40)
+        rec.frame("mask.py(3): positions", start - 58, start - 42)
+        for number, op in enumerate(("aten::sin", "aten::cos", "aten::where")):
+            rec.op(op, start - 57 + 5 * number, start - 53 + 5 * number)
+            at = start + 3_000 * number
+            rec.kernel(at, at + 3_000 + 1_000 * (number == 2), launch=start - 56 + 5 * number)
+
+    found = recorded(tmp_path, plant)
+    (cause,) = found.causes
+    assert cause.places == ("mask.py:3 (positions) (10 ms: aten::where, aten::sin, aten::cos)",)
+    assert "the largest part at mask.py:3 (positions)" in found.verdict
+
+
+def test_a_backward_belongs_to_the_last_operator_with_its_number(tmp_path):
+    """An operator without a node has the number of the next one that has."""
+
+    def plant(rec, start):
+        number = start // 1_000
+        rec.op("aten::view", start - 90, start - 85, **{"Sequence number": number})
+        rec.op("aten::mm", start - 80, start - 60, **{"Sequence number": number})
+        name = "autograd::engine::evaluate_function: MmBackward0"
+        rec.op(name, start - 50, start - 40, tid=AUTOGRAD, **{"Sequence number": number})
+        rec.kernel(start, start + 10_000, launch=start - 45, tid=AUTOGRAD)
+
+    assert recorded(tmp_path, plant).causes[0].places == ("the backward of aten::mm (10 ms)",)
 
 
 def test_graphs_whose_kernels_are_not_recorded_are_not_the_hosts_fault(tmp_path):

@@ -33,6 +33,13 @@ def test_a_planted_loss_is_the_largest_and_has_its_line(recordings, name, cause,
     assert found.advice[0].cause == cause
 
 
+def test_a_loop_over_rows_is_named_first(recordings):
+    found = overlap.why(recordings / "rows.json.gz")
+    assert "for many small operators" in found.verdict
+    assert "(rows)" in found.advice[0].place
+    assert "aten::linear" in found.advice[0].evidence
+
+
 def test_a_program_that_computes_gets_no_advice(recordings):
     found = overlap.why(recordings / "nothing.json.gz")
     assert found.causes[0].cause == "compute"

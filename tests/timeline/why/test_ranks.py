@@ -51,8 +51,9 @@ def test_waiting_is_charged_to_the_late_rank_and_what_it_did(tmp_path):
     assert waiting.places[0].startswith("rank 1, which was idle: the data loader (data.py:9 (decode))")
     assert "clocks: one host, one clock" in found.notes
     assert found.verdict == (
-        "step 1 takes 10.0 ms: 1.5 ms (15%) are waiting for rank 1, which was idle: the data loader "
-        "(data.py:9 (decode)); it comes last to all_reduce"
+        "step 1 takes 10.0 ms: 1.5 ms (15%, mean of 2 ranks) are waiting for rank 1, which was idle: the data loader "
+        "(data.py:9 (decode)); it comes last to all_reduce; try: take that work from rank 1, or divide it among the "
+        "ranks"
     )
 
 
@@ -87,12 +88,61 @@ def test_a_small_message_that_takes_longer_than_a_large_one_has_waited(tmp_path)
     assert any("at least 900 us are waiting" in each for each in found.undecided)
 
 
+def test_a_message_of_a_tenth_that_takes_as_long_has_waited(tmp_path):
+    """The shortest call takes 20 us; 2 MB take at most these, and twice a tenth of the 1,000 us of 20 MB."""
+    rec = Recording(world=2)
+    rec.kernel(0, 1_000, launch=-5)
+    rec.collective(1_000, 2_000, count=500_000, launch=1)
+    rec.collective(2_000, 3_000, count=5_000_000, launch=2)
+    rec.collective(3_000, 3_020, count=10, launch=3)
+    assert write(tmp_path, [rec]).traffic[0]["waits_at_least_ns"] == 1_000_000 - 220_000
+
+
 def test_bandwidth_is_that_of_the_fastest_large_call(tmp_path):
     rec = Recording(world=4)
     rec.kernel(0, 1_000, launch=-5)
     rec.collective(1_000, 2_000, count=250_000_000, size=4, launch=1)  # 1 GB in 1 ms
     found = write(tmp_path, [rec])
     assert (found.traffic[0]["algorithm_gb_s"], found.traffic[0]["bus_gb_s"]) == (1_000, 1_500)
+
+
+def test_a_rank_whose_recording_begins_later_is_not_blamed(tmp_path):
+    """Both have one recorded step; rank 1 begins to record 4 ms later, and begins that step then."""
+    recordings = [Recording(rank=rank, world=2) for rank in range(2)]
+    for rank, rec in enumerate(recordings):
+        start = 4_000 * rank
+        rec.op("aten::mm", start, start + 20)
+        rec.kernel(start + 10, start + 500, launch=start + 5)
+        rec.collective(start + 500, 5_000, launch=start + 8)
+    found = write(tmp_path, recordings)
+    waiting = next(cause for cause in found.causes if cause.cause == "waiting")
+    assert "rank 1, which was not yet recorded (its recording begins 4 ms after the first)" in waiting.places[0]
+    assert any(item.change.startswith("record three steps or more") for item in found.advice)
+
+
+def test_ranks_that_are_late_in_turn_are_not_blamed(tmp_path):
+    recordings = [Recording(rank=rank, world=3) for rank in range(3)]
+    for rank, rec in enumerate(recordings):
+        for number in range(3):
+            start = 1_000 + 10_000 * number
+            rec.step(number, start, start + 10_000)
+            arrives = start + (8_000 if rank == number else 5_000)
+            rec.kernel(start, arrives)
+            rec.collective(arrives, start + 10_000, launch=start - 3, size=3)
+    (item,) = [item for item in write(tmp_path, recordings).advice if item.cause == "waiting"]
+    assert item.change.endswith("other programs: rank 1 is the last, for this reason, in 1 of 3 steps")
+
+
+def test_collectives_without_a_group_are_not_matched_if_the_job_has_several(tmp_path):
+    """gloo does not name groups: the n-th call of a rank may be of another group than that of the next rank."""
+    recordings = [Recording(rank=rank, world=4, device="") for rank in range(4)]
+    for rank, rec in enumerate(recordings):
+        rec.header["distributedInfo"]["pg_config"] = [{"pg_name": "0", "pg_size": 4}, {"pg_name": "1", "pg_size": 2}]
+        rec.op("aten::mm", 0, 1_000)
+        rec.add("user_annotation", "gloo:all_reduce", 1_000 + 100 * (rank // 2), 2_000, tid=5)
+    found = write(tmp_path, recordings)
+    assert {cause.cause for cause in found.causes} >= {"communication"}
+    assert any("do not name their group" in note for note in found.notes)
 
 
 def test_clocks_that_do_not_fit_divide_nothing(tmp_path):
@@ -121,6 +171,20 @@ def test_kernels_of_communication_libraries_are_no_compute(tmp_path, name):
     rec.kernel(0, 100, launch=-5)
     rec.kernel(100, 200, launch=-4, name=name)
     assert by_rank(write(tmp_path, [rec]), None)[0] == {"compute": 100, "communication": 100}
+
+
+@pytest.mark.parametrize(("host", "op"), [("c10d::send", "send_recv"), ("c10d::alltoall_base_", "all_to_all")])
+def test_kernels_of_messages_are_all_to_alls_only_where_the_host_calls_these(tmp_path, host, op):
+    rec = Recording(world=2)
+    rec.op(host, -5, 0)
+    rec.kernel(0, 100, launch=-4, name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
+    assert write(tmp_path, [rec]).traffic[0]["op"] == op
+
+
+def test_a_kernel_without_an_operator_has_its_own_name_as_place(tmp_path):
+    rec = Recording()
+    rec.kernel(0, 100, launch=-3, name="void at::native::(anonymous namespace)::softmax<float>(float*)")
+    assert write(tmp_path, [rec]).causes[0].places == ("at::native::softmax (100 us)",)
 
 
 def test_copies_between_devices_are_communication(tmp_path):

@@ -62,17 +62,16 @@ def test_the_page_of_a_profile(tmp_path):
     found = overlap.why(profile(tmp_path, [10_000] * 3))
     assert text(found) == [
         "step 1 takes 10.0 ms: launch-bound: for 9.0 ms (90%) the device is idle, as the host launches its",
-        "100 kernels (half of them below 10 us) too slowly, the largest part at aten::add in train.py:12",
-        '(step) (9 ms); try: torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger',
-        "batch",
+        "100 kernels (median 10 us) too slowly, the largest part at aten::add in train.py:12 (step) (9 ms);",
+        'try: torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch',
         "",
         "      9.0 ms  90%  the host launches too slowly: aten::add in train.py:12 (step) (9 ms)",
-        "      1.0 ms  10%  computing",
+        "      1.0 ms  10%  computing: aten::add in train.py:12 (step) (1 ms)",
         "",
         '1. torch.compile(model, mode="reduce-overhead") or torch.cuda.graph; or a larger batch (at aten::add',
         "   in train.py:12 (step) (9 ms))",
-        "   100 kernels, half of them shorter than 10 us; the queue of the device is empty; gain at most 9 ms",
-        "   to 9 ms a step (over 3 steps)",
+        "   100 kernels of 10 us (median); the queue of the device is empty; gain at most 9 ms to 9 ms a step",
+        "   (over 3 steps)",
     ]
     assert str(found) in found._repr_html_().replace("&quot;", '"')
 

@@ -1,0 +1,145 @@
+"""Programs without a device: places of collectives and loops, and times that nothing shows."""
+
+import pytest
+
+import overlap
+from overlap.errors import UsageError
+from tests.timeline.why.profiles import AUTOGRAD, Recording
+from tests.timeline.why.test_causes import LINE, costs, recorded
+
+
+def host(tmp_path, plant, **more):
+    return recorded(tmp_path, plant, device="", **more)
+
+
+def in_a_loop(rec, start):
+    """500 operators of 10 us, with 6 us of Python between them."""
+    rec.frame("train.py(12): step", start, start + 10_000)
+    for at in range(start, start + 8_000, 16):
+        rec.op("aten::item", at, at + 10)
+    rec.op("aten::mm", start + 8_000, start + 10_000)
+
+
+def test_a_loop_over_small_operators_comes_first(tmp_path):
+    found = host(tmp_path, in_a_loop)
+    assert found.verdict == (
+        "step 1 takes 10.0 ms: for many small operators: 500 calls of aten::item, 10 us each, at aten::item in "
+        f"{LINE} (8 ms with the Python between them); try: replace the loop by operators on the whole batch (or "
+        "torch.vmap, torch.compile)"
+    )
+
+
+def test_few_or_long_operators_are_no_loop(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(12): step", start, start + 10_000)
+        for at in range(start, start + 10_000, 100):
+            rec.op("aten::mm", at, at + 100)
+
+    assert not host(tmp_path, plant).advice
+
+
+def test_a_collective_of_gloo_has_the_line_of_its_call(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(30): average", start, start + 10_000)
+        rec.op("aten::mm", start, start + 2_000)
+        rec.op("c10d::allreduce_", start + 2_000, start + 2_100)
+        rec.add("user_annotation", "gloo:all_reduce", start + 2_100, start + 10_000, tid=5)
+
+    found = host(tmp_path, plant, world=2)
+    assert costs(found) == {"compute": 2_000, "communication": 8_000}
+    assert found.advice[0].place == "c10d::allreduce_ in train.py:30 (average)"
+
+
+def test_a_call_of_a_message_that_blocks_communicates(tmp_path):
+    def plant(rec, start):
+        rec.op("aten::mm", start, start + 2_000)
+        rec.op("c10d::recv_", start + 2_000, start + 10_000)
+        rec.add("user_annotation", "gloo:recv", start + 9_000, start + 9_900)
+
+    assert costs(host(tmp_path, plant, world=2)) == {"compute": 2_000, "communication": 8_000}
+
+
+def test_small_all_gathers_are_not_taken_for_fsdp(tmp_path):
+    def plant(rec, start):
+        rec.op("aten::mm", start, start + 2_000)
+        dims = {"Input Dims": [[1024]], "Input type": ["float"]}
+        rec.add("user_annotation", "gloo:all_gather", start + 2_000, start + 10_000, tid=5, **dims)
+
+    (item,) = host(tmp_path, plant, world=2).advice
+    assert "FSDP" not in item.change
+
+
+def test_an_optimizer_that_updates_parameters_one_by_one(tmp_path):
+    def plant(rec, start):
+        rec.frame("train.py(12): step", start, start + 10_000)
+        rec.op("aten::mm", start, start + 2_000)
+        rec.note("Optimizer.step#AdamW.step", start + 2_000, start + 10_000)
+        for at in range(start + 2_000, start + 10_000, 16):
+            rec.op("aten::add_", at, at + 6)
+
+    found = host(tmp_path, plant)
+    assert found.advice[0].change.startswith("fused=True")
+    assert found.advice[0].place == "Optimizer.step#AdamW.step (8 ms)"
+    assert not [item for item in found.advice if "out of the loop" in item.change]
+
+
+def test_a_data_loader_with_processes_needs_more_of_them(tmp_path):
+    def plant(rec, start):
+        rec.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", start, start + 8_000)
+        rec.op("aten::mm", start + 8_000, start + 10_000)
+
+    assert host(tmp_path, plant).advice[0].change.startswith("more num_workers")
+
+
+def test_compiling_and_collecting_are_no_compute(tmp_path):
+    """Their events are operators of the host in files of PyTorch."""
+
+    def plant(rec, start):
+        rec.op("dynamo", start, start + 6_000)
+        rec.op("_compile.compile_inner (dynamo_timed)", start + 100, start + 5_900)
+        rec.op("gc (dynamo_timed)", start + 200, start + 1_200)
+        rec.op("aten::mm", start + 6_000, start + 10_000)
+
+    found = host(tmp_path, plant)
+    assert costs(found) == {"compile": 5_000, "gc": 1_000, "compute": 4_000}
+    assert "TORCH_LOGS" in found.advice[0].change
+
+
+def test_python_of_the_thread_with_frames_counts(tmp_path):
+    """The thread of backward has more operators, and no Python."""
+
+    def plant(rec, start):
+        rec.frame("train.py(40): log", start, start + 10_000)
+        rec.op("aten::mm", start, start + 1_000)
+        rec.op("aten::mm", start + 1_000, start + 4_000, tid=AUTOGRAD)
+
+    found = host(tmp_path, plant)
+    assert costs(found) == {"compute": 4_000, "python": 6_000}
+    assert "train.py:40 (log)" in found.advice[0].place
+
+
+def test_without_operators_and_functions_python_cannot_be_told(tmp_path):
+    rec = Recording(device="")
+    rec.note("ProfilerStep#1", 0, 10_000)
+    rec.add("user_annotation", "gloo:all_reduce", 4_000, 10_000, tid=5)
+    rec.op("aten::empty", 20_000, 20_001)
+    assert costs(overlap.why(rec.write(tmp_path / "t.json"))) == {"communication": 6_000, "unrecorded": 4_000}
+
+
+def test_a_folder_in_a_folder_is_read(tmp_path):
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    rec = Recording()
+    rec.kernel(0, 1_000, launch=-5)
+    rec.write(folder / "rank0.json")
+    assert overlap.why(tmp_path).step_ns == 1_000_000
+
+
+def test_other_files_of_a_folder_are_left_out_and_named(tmp_path):
+    rec = Recording()
+    rec.kernel(0, 1_000, launch=-5)
+    rec.write(tmp_path / "rank0.json")
+    (tmp_path / "config.json").write_text('{"layers": 12}')
+    assert overlap.why(tmp_path).notes == ("left out, as they are no traces of PyTorch's profiler: config.json",)
+    with pytest.raises(UsageError, match="name files of one kind"):
+        overlap.why(tmp_path / "rank0.json", tmp_path / "config.json")
