@@ -14,7 +14,7 @@ from itertools import product
 from ..collectives.generators import generate
 from ..collectives.generators.composed import PHASES, Level, Phase, starts
 from ..collectives.generators.families import READINGS, SPREADING
-from ..collectives.generators.scattered import SCATTERS, handing_steps
+from ..collectives.generators.scattered import SCATTERS, scatter_steps
 from ..collectives.placement import Placement
 from ..collectives.schedule import ROOTED, Schedule
 from ..collectives.slicing import pipelined
@@ -268,7 +268,7 @@ class _Levels:
         rings = rings_of(scatter, self.inside)
         make: Callable[..., Schedule] = partial(generate, collective, _ON_ONE_LEVEL[collective], size, root=root)
         whole = make(gather=gather, scatter=scatter, gather_options=fitted(gather, self.inside)[1], rings=rings)
-        handing = handing_steps(size, scatter, root, rings)
+        handing = scatter_steps(size, scatter, root, rings)
         steps = {Level.HOME: (handing,), Level.INSIDE: (whole.steps - handing,)}
         return pipelined(whole, starts(collective, steps), slices)
 

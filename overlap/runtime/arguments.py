@@ -8,7 +8,18 @@ from typing import Any, cast
 import numpy as np
 
 from ..collectives.call import Call, call, uneven_call
-from ..collectives.kinds import ALL_REDUCE, BARRIER, BROADCAST, GATHER, P2P, PERMUTE, REDUCE, SCATTER, Counts, normal
+from ..collectives.kinds import (
+    ALL_REDUCE,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    P2P,
+    PERMUTE,
+    REDUCE,
+    SCATTER,
+    Counts,
+    agreed_shape,
+)
 from ..collectives.reduce import OPS, Array, check_dtype
 from ..errors import UsageError, shown
 from .context import Arrays
@@ -86,7 +97,7 @@ def _call_with(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Ca
     kind, shape, size = operation.kind, x.shape, operation.member.size
     counts: Counts = ()
     if operation.counts is not None:
-        shape, counts = normal(kind, shape, cast(Counts, operation.counts), size, operation.member.rank)
+        shape, counts = agreed_shape(kind, shape, cast(Counts, operation.counts), size, operation.member.rank)
     try:
         return (uneven_call if counts else call)(
             kind.text, operation.reduction, x.dtype, shape, size, operation.root, operation.pairs, counts,
