@@ -52,21 +52,22 @@ class Batch:
 
     def runs(self) -> list[list[CellRun]]:
         """Return the runs of each phase, or none at all if there are too many."""
-        phases, first = len(self.ends) - 1, self.breaks
-        if len(first) > _MAX_RUNS * phases:
+        phases, cut = len(self.ends) - 1, self.breaks
+        if len(cut) > _MAX_RUNS * phases:
             return [[]] * phases
-        cells = np.diff(first, append=self.ends[-1])
+        cells = np.diff(cut, append=self.ends[-1])
+        read, write, add, lower = self.read[cut], self.write[cut], self.add[cut], self.lower[cut]
         columns = (
-            self.read[first],
-            self.write[first],
+            self.read[cut],
+            self.write[cut],
             cells,
-            self.sbuf[first],
-            self.dbuf[first],
-            self.add[first],
-            self.lower[first],
+            self.sbuf[cut],
+            self.dbuf[cut],
+            self.add[cut],
+            self.lower[cut],
         )
         runs = [CellRun(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-        return [runs[start:stop] for start, stop in pairwise(np.searchsorted(first, self.ends).tolist())]
+        return [runs[start:stop] for start, stop in pairwise(np.searchsorted(cut, self.ends).tolist())]
 
 
 def pieces(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
