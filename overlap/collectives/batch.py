@@ -56,17 +56,9 @@ class Batch:
         if len(cut) > _MAX_RUNS * phases:
             return [[]] * phases
         cells = np.diff(cut, append=self.ends[-1])
-        read, write, add, lower = self.read[cut], self.write[cut], self.add[cut], self.lower[cut]
-        columns = (
-            self.read[cut],
-            self.write[cut],
-            cells,
-            self.sbuf[cut],
-            self.dbuf[cut],
-            self.add[cut],
-            self.lower[cut],
-        )
-        runs = [CellRun(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        columns = (self.read, self.write, None, self.sbuf, self.dbuf, self.add, self.lower)
+        lists = [(cells if column is None else column[cut]).tolist() for column in columns]
+        runs = [CellRun(*row) for row in zip(*lists, strict=True)]
         return [runs[start:stop] for start, stop in pairwise(np.searchsorted(cut, self.ends).tolist())]
 
 
