@@ -13,7 +13,7 @@ import numpy as np
 from ..collectives.placement import Floats, Ints, place
 from ..collectives.schedule import Schedule
 from ..cost import cost, on, rounds
-from ..cost.option import Option, Part, Price
+from ..cost.option import AlgorithmOption, Price, PricedPhase
 from .conditions import SlowWires
 from .flow import Flow, Section, quantised
 from .loads import Loads, Resources
@@ -120,7 +120,7 @@ class Pricing:
 
     def __init__(
         self,
-        phases: Callable[[int], Sequence[Part]],
+        phases: Callable[[int], Sequence[PricedPhase]],
         priced: Callable[[float], Price],
         ranks: Ints,
         resources: Resources,
@@ -131,13 +131,13 @@ class Pricing:
         self.ranks, self._resources, self._slow, self._in_slices_s = ranks, resources, slow, in_slices_s
         self._schedule = schedule
         self._phases, self._priced = phases, priced
-        self._parts: dict[int, tuple[Part, ...]] = {}  # by slices
+        self._parts: dict[int, tuple[PricedPhase, ...]] = {}  # by slices
         self._known: dict[tuple[float, bytes], Demand] = {}
         self._loads: Loads | None = None
         self._plans: dict[float, Plan | None] = {}
 
     @classmethod
-    def of_option(cls, option: Option, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
+    def of_option(cls, option: AlgorithmOption, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
         """Price a collective that has become an algorithm."""
         of = np.asarray(ranks, np.int64)
         return cls(option.phases, option.price, of, resources, slow, option.in_slices_s, option.schedule)
@@ -191,14 +191,14 @@ class Pricing:
             return None
         return found._replace(taken_ns=taken_ns)
 
-    def _in_slices(self, parts: Sequence[Part], slices: int) -> tuple[Part, ...]:
+    def _in_slices(self, parts: Sequence[PricedPhase], slices: int) -> tuple[PricedPhase, ...]:
         """Return phases in slices as the one table that they are carried out by; none if it has too many messages."""
         messages = slices * sum(one.round.repeat * len(one.round.src) for part in parts for one in part.placed.each)
         if self._schedule is None or messages > MOST_MESSAGES:
             return ()
         placement = self._slow.under(place(self._resources.cluster, self.ranks.tolist()))
         figures = parts[0].model.parameters
-        return (Part(on(placement, rounds(self._schedule(slices)), parameters=figures)),)
+        return (PricedPhase(on(placement, rounds(self._schedule(slices)), parameters=figures)),)
 
     def _computed(self, nbytes: float, late_ns: Ints) -> Demand:
         left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)
@@ -232,7 +232,7 @@ class Pricing:
             finish_s = late_s if len(parts) == 1 else finish_s
         return _ns(np.array(total_s)) - _ns(finish_s.max() - finish_s)
 
-    def _under_way(self, slices: int) -> tuple[Part, ...]:
+    def _under_way(self, slices: int) -> tuple[PricedPhase, ...]:
         """Return the phases on wires as they are."""
         if slices not in self._parts:
             healthy = self._phases(slices)
@@ -248,7 +248,7 @@ class Pricing:
         return self._in_slices_s(now_s, slices) - self._in_slices_s(before_s, slices)
 
 
-def _finish_s(part: Part, nbytes: float, arrivals_s: Floats | None = None) -> Floats:
+def _finish_s(part: PricedPhase, nbytes: float, arrivals_s: Floats | None = None) -> Floats:
     return cost(part.placed, part.share * nbytes, arrivals_s=arrivals_s).finish_s
 
 
@@ -256,9 +256,9 @@ def _ns(duration_s: Floats) -> Ints:
     return np.rint(duration_s * 1e9).astype(np.int64)
 
 
-def _under(slow: SlowWires, part: Part) -> Part:
+def _under(slow: SlowWires, part: PricedPhase) -> PricedPhase:
     placed = part.placed
     placement = slow.under(placed.placement)
     if placement is placed.placement:
         return part
-    return Part(on(placement, placed.rounds, parameters=placed.parameters), part.share)
+    return PricedPhase(on(placement, placed.rounds, parameters=placed.parameters), part.share)

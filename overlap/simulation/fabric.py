@@ -17,7 +17,7 @@ from topology import Cluster
 
 from ..collectives.placement import Ints
 from ..cost import parameters
-from ..cost.option import Option
+from ..cost.option import AlgorithmOption
 from .conditions import CALM, NO_INTERFERENCE, Conditions, Interference, SlowWires
 from .demand import Demand, Pricing
 from .flow import Flow
@@ -121,7 +121,7 @@ class Fabric:
         self.cluster, self.interference = cluster, interference
         self.resources, self._slow = Resources(cluster), SlowWires(conditions)
         figures = parameters(cluster, peer_direct=peer_direct)
-        self._collectives: dict[Option, Pricing] = {}
+        self._collectives: dict[AlgorithmOption, Pricing] = {}
         self._messages = Messages(figures, self.resources, self._slow)
         self._fluid, self._interfering = Fluid(), not interference.off
         self._wires: dict[Transfer, list[int]] = {}  # of the collectives in flight
@@ -141,7 +141,7 @@ class Fabric:
         self,
         key: tuple[object, ...],
         kind: str,
-        option: Option,
+        option: AlgorithmOption,
         nbytes: float,
         ranks: Sequence[int],
         arrivals_ns: Ints,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from topology import Cluster
 
 from ..collectives.placement import Floats, Ints, numbering
-from ..cost.option import Part
+from ..cost.option import PricedPhase
 from ..cost.placed import PlacedRound
 
 
@@ -166,7 +166,7 @@ class Loads:
         resources: (needs,) What it keeps busy at any time.
     """
 
-    def __init__(self, parts: Sequence[Part], ranks: Ints, resources: Resources) -> None:
+    def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
         """Look at every round of every phase.
 
         Args:
@@ -209,7 +209,7 @@ class Loads:
         took_s, busy_s, messages = zip(*sections, strict=True)
         return np.array(took_s), np.array(busy_s), np.array(messages)
 
-    def _load(self, part: Part, one: PlacedRound) -> _Load:
+    def _load(self, part: PricedPhase, one: PlacedRound) -> _Load:
         wires_s = np.zeros(int(self._wires.max(initial=-1)) + 1)
         known = one.load_s_per_byte[: len(wires_s)]  # wires get their numbers at their first use
         wires_s[: len(known)] = _times(part, one) * known
@@ -231,13 +231,13 @@ class Loads:
 class _Memories:
     """The memories of the devices that some ranks have, where it is known how fast they are."""
 
-    def __init__(self, parts: Sequence[Part], ranks: Ints, resources: Resources) -> None:
+    def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
         self._rate = parts[0].placed.placement.memory_bytes_per_s if parts else None
         self.numbers, self._which = np.unique(resources.memories(ranks), return_inverse=True)
         if self._rate is None:
             self.numbers = self.numbers[:0]
 
-    def busy_s(self, part: Part, one: PlacedRound) -> Floats:
+    def busy_s(self, part: PricedPhase, one: PlacedRound) -> Floats:
         """Return how long a round keeps each of them busy, for each byte of the vector."""
         if self._rate is None:
             return np.zeros(0)
@@ -257,7 +257,7 @@ class _Memories:
 class _WaysOut:
     """The ways out of the blocks of a fabric's levels that an operation takes."""
 
-    def __init__(self, parts: Sequence[Part], ranks: Ints, resources: Resources) -> None:
+    def __init__(self, parts: Sequence[PricedPhase], ranks: Ints, resources: Resources) -> None:
         self._ranks, self._resources = ranks, resources
         crossed = [
             way[way >= 0]
@@ -267,7 +267,7 @@ class _WaysOut:
         ]
         self.numbers: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *crossed]))
 
-    def busy_s(self, part: Part, one: PlacedRound) -> tuple[Floats, Floats]:
+    def busy_s(self, part: PricedPhase, one: PlacedRound) -> tuple[Floats, Floats]:
         """Return how long a round keeps each of them busy, for each byte of the vector, and with how many messages."""
         busy_s, messages = np.zeros(len(self.numbers)), np.zeros(len(self.numbers))
         if not len(self.numbers):
@@ -282,13 +282,13 @@ class _WaysOut:
         return busy_s, messages
 
 
-def _on_wires(part: Part, one: PlacedRound, wires: int) -> Floats:
+def _on_wires(part: PricedPhase, one: PlacedRound, wires: int) -> Floats:
     """Return how many messages of a round cross each wire."""
     way = part.placed.placement.routes(one.round.src, one.round.dst, one.round.far)
     each = None if one.round.count is None else np.repeat(one.round.count, np.diff(way.first))
     return np.bincount(way.wire, each, wires)[:wires].astype(np.float64)
 
 
-def _times(part: Part, one: PlacedRound) -> float:
+def _times(part: PricedPhase, one: PlacedRound) -> float:
     """Return how many bytes of a slot there are for each byte of the vector, with all repetitions."""
     return one.round.repeat * part.share / part.placed.rounds.slots

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from ..collectives.placement import Ints, place
-from ..cost import Parameters, Round, Rounds, cost, on
-from ..cost.option import Part, Price
+from ..cost import CostParameters, Round, Rounds, cost, on
+from ..cost.option import Price, PricedPhase
 from .conditions import SlowWires
 from .demand import Demand, Pricing
 from .loads import Resources
@@ -42,7 +42,7 @@ class Messages:
         slow: The jitter of its wires.
     """
 
-    def __init__(self, figures: Parameters, resources: Resources, slow: SlowWires) -> None:
+    def __init__(self, figures: CostParameters, resources: Resources, slow: SlowWires) -> None:
         self._figures, self._resources, self._slow = figures, resources, slow
         self._alike: dict[object, tuple[Pricing, list[int]]] = {}
         self._pairs: dict[tuple[int, int], _Pair] = {}
@@ -97,7 +97,7 @@ class Messages:
 
     def _pricing(self, ranks: Ints) -> Pricing:
         rounds = _message(len(ranks))
-        part = Part(on(place(self._resources.cluster, ranks.tolist()), rounds, parameters=self._figures))
+        part = PricedPhase(on(place(self._resources.cluster, ranks.tolist()), rounds, parameters=self._figures))
 
         def priced(nbytes: float) -> Price:
             # Without the bounds of a collective, in which many messages share processors and memories.

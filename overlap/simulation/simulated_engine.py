@@ -13,7 +13,7 @@ from ..collectives.uneven import UnevenSchedule, slots_moved, uneven
 from ..cost import Placed, Rounds, cost, rounds
 from ..cost.candidates import placed_on
 from ..cost.choice import Choices
-from ..cost.option import Flat, Option
+from ..cost.option import AlgorithmOption, Flat
 from ..cost.parameters import Startup
 from ..cost.select import DIRECT
 from ..runtime.communicator import BaseEngine, Communicator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from topology import Cluster
 
     from ..collectives.call import Call
-    from ..cost.option import Option
+    from ..cost.option import AlgorithmOption
 
 
 class Modelled(Executor):
@@ -159,11 +159,11 @@ class SimulatedEngine(BaseEngine):
             key, pattern.kind.value, option, nbytes, communicator.members, met_ns, priority=priority, lane=name
         )
 
-    def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> Option:
+    def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> AlgorithmOption:
         """Return the option that a call becomes; `like` is the algorithm of groups that behave alike."""
         return self._choices.plan(pattern, members, like=like).option
 
-    def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[Option, float]:
+    def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[AlgorithmOption, float]:
         """Return the option of an operation, and the bytes to price; blocks that differ are priced one by one."""
         option = self._option(members, pattern)
         if not pattern.counts or option.algorithm == DIRECT:
@@ -192,18 +192,18 @@ _MOST_RANKS = 512
 # Calls with other counts, as those of experts are in every step, that are remembered.
 _REMEMBERED = 256
 
-_Priced: TypeAlias = tuple[Option, float]
+_Priced: TypeAlias = tuple[AlgorithmOption, float]
 
 
 class UnevenCosts:
     """Prices the calls of one world whose blocks differ."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[Option, int], UnevenSchedule] = {}
+        self._tables: dict[tuple[AlgorithmOption, int], UnevenSchedule] = {}
         self._known: dict[tuple[Call, tuple[int, ...]], _Priced] = {}
 
     def priced(
-        self, even: Option, asked: Call, members: tuple[int, ...], placed: Callable[[Rounds], Placed]
+        self, even: AlgorithmOption, asked: Call, members: tuple[int, ...], placed: Callable[[Rounds], Placed]
     ) -> _Priced:
         """Return an option, and for how many bytes it is to be priced.
 
@@ -222,7 +222,7 @@ class UnevenCosts:
             found = self._known[asked, members] = self._computed(even, asked, placed)
         return found
 
-    def _computed(self, even: Option, asked: Call, placed: Callable[[Rounds], Placed]) -> _Priced:
+    def _computed(self, even: AlgorithmOption, asked: Call, placed: Callable[[Rounds], Placed]) -> _Priced:
         # Slices that are pipelined through phases have no price as one table; for how much more there is to carry, the
         # table in one piece tells.
         phased = len(even.parts) > 1
@@ -235,7 +235,7 @@ class UnevenCosts:
         differing_s = cost(differing, nbytes).total_s
         return even, nbytes * (differing_s - without_s) / (equal_s - without_s) if equal_s > without_s else nbytes
 
-    def _table(self, even: Option, slices: int) -> UnevenSchedule:
+    def _table(self, even: AlgorithmOption, slices: int) -> UnevenSchedule:
         found = self._tables.get((even, slices))
         if found is None:
             if len(self._tables) >= _REMEMBERED:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..collectives.placement import Ints
-from ..cost.option import Part
+from ..cost.option import PricedPhase
 from ..cost.placed import PlacedRound
 from .flow import Section, quantised
 from .loads import Resources
@@ -58,7 +58,9 @@ class Step:
 Phase: TypeAlias = tuple[Step, ...]
 
 
-def unfolding(parts: Sequence[Part], nbytes: float, ranks: Ints, resources: Resources) -> tuple[Phase, ...] | None:
+def unfolding(
+    parts: Sequence[PricedPhase], nbytes: float, ranks: Ints, resources: Resources
+) -> tuple[Phase, ...] | None:
     """Lay out phases that follow one another; None if there are too many messages.
 
     Args:
@@ -74,7 +76,7 @@ def unfolding(parts: Sequence[Part], nbytes: float, ranks: Ints, resources: Reso
     return tuple(tuple(_steps(part, nbytes, ranks, resources)) for part in parts)
 
 
-def _steps(part: Part, nbytes: float, ranks: Ints, resources: Resources) -> list[Step]:
+def _steps(part: PricedPhase, nbytes: float, ranks: Ints, resources: Resources) -> list[Step]:
     slot_bytes = part.share * nbytes / part.placed.rounds.slots
     found: list[Step] = []
     for one, times, hidden in part.placed.runs():
@@ -82,7 +84,9 @@ def _steps(part: Part, nbytes: float, ranks: Ints, resources: Resources) -> list
     return found
 
 
-def _step(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources, *, hidden: bool) -> Step:
+def _step(
+    part: PricedPhase, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources, *, hidden: bool
+) -> Step:
     size, lanes, messages = len(ranks), part.placed.lanes, len(one.round.src)
     apart = size * (np.zeros(messages, np.int64) if one.round.lane is None else one.round.lane)
     memory_s, memory = _memory(part, one, slot_bytes, ranks, resources)
@@ -117,7 +121,7 @@ def _step(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resource
 
 
 def _on_wires(
-    part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources
+    part: PricedPhase, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources
 ) -> tuple[list[dict[int, float]], list[int]]:
     """Return for how long each message alone keeps each wire and way out of a block busy, and the wire it leaves on."""
     way, wires = part.placed.placement.routes(one.round.src, one.round.dst), part.placed.placement.wires()
@@ -135,7 +139,7 @@ def _on_wires(
 
 
 def _memory(
-    part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources
+    part: PricedPhase, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources
 ) -> tuple[list[float], list[int]]:
     """Return (ranks,) for how long a message keeps a rank's memory busy, nothing if that is not known, and its number.
 
