@@ -25,7 +25,7 @@ from ..errors import UsageError, shown
 from .context import Arrays
 from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_input, as_output, changes
-from .operation import CollectiveFuture, Members
+from .operation import CollectiveFuture, GroupLike
 from .received import NO_ROOM, Received, new_array, room_for
 from .tree_operation import TreeOperation
 from .trees import is_tree, message_of
@@ -55,7 +55,7 @@ def prepare(operation: CollectiveFuture[Any]) -> None:
             if isinstance(operation, TreeOperation):
                 operation.pack(x, _call_with)
                 return
-        operation.changed = changes(x)
+        operation.input_changed = changes(x)
         x = as_input(x)
     operation.call = asked = call(kind.text, None, x.dtype, x.shape, 2) if kind is P2P else _call_with(operation, x)
     operation.source = x if x.flags.carray else _readable(operation, x)
@@ -101,7 +101,7 @@ def _call_with(operation: CollectiveFuture[Any], x: Array, form: str = "") -> Ca
     try:
         return (uneven_call if counts else call)(
             kind.text, operation.reduction, x.dtype, shape, size, operation.root, operation.pairs, counts,
-            operation.exact, operation.shared, operation.insisted, form,
+            operation.exact, operation.shared, operation.requested_algorithm, form,
         )  # fmt: skip
     except TypeError as error:  # not hashable
         raise UsageError(f"op: {shown(operation.reduction)} is unknown; known are {', '.join(OPS)}") from error
@@ -119,7 +119,7 @@ def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
         raise UsageError(f"x: {operation.op} needs an array, got None")
     return call(
         kind.text, None, None, None, operation.member.size, operation.root, operation.pairs, (), operation.exact,
-        operation.shared, operation.insisted,
+        operation.shared, operation.requested_algorithm,
     )  # fmt: skip
 
 
@@ -159,9 +159,9 @@ def take_output(operation: CollectiveFuture[Any]) -> None:
         return  # there is nothing to write
     target = as_output(out, "out" if operation.kind is not P2P else "like")
     if target is not out:
-        operation.given, operation.out = out, target
+        operation.caller_out, operation.out = out, target
         if operation.input is out:
-            operation.input, operation.changed = target, changes(out)
+            operation.input, operation.input_changed = target, changes(out)
 
 
 # -- arrays ----------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def receive_like(like: object, arrays: Arrays) -> object:
 # -- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def check_rank(group: Members, argument: str, rank: int | None) -> None:
+def check_rank(group: GroupLike, argument: str, rank: int | None) -> None:
     """Raise `UsageError` unless it is a rank of the group."""
     if not isinstance(rank, _INTEGERS) or not 0 <= rank < group.size:
         raise UsageError(
@@ -252,14 +252,14 @@ def check_rank(group: Members, argument: str, rank: int | None) -> None:
         )
 
 
-def check_peer(group: Members, argument: str, peer: int | None, tag: int) -> None:
+def check_peer(group: GroupLike, argument: str, peer: int | None, tag: int) -> None:
     """Raise `UsageError` unless a message may go there, or come from there."""
     check_rank(group, argument, peer)
     if not isinstance(tag, int) or not 0 <= tag < _TAGS:
         raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {shown(tag)}")
 
 
-def check_root(group: Members, operation: CollectiveFuture[Any]) -> None:
+def check_root(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
     """Raise `UsageError` unless there is such a root, and arrays are given where they must be, and only there."""
     kind, root, mine = operation.kind, operation.root, group.rank
     check_rank(group, "root", root)
@@ -270,7 +270,7 @@ def check_root(group: Members, operation: CollectiveFuture[Any]) -> None:
         raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {mine}")
 
 
-def check_options(group: Members, operation: CollectiveFuture[Any]) -> None:
+def check_options(group: GroupLike, operation: CollectiveFuture[Any]) -> None:
     """Check `exact`, `shared` and `algorithm`, which few calls pass."""
     if type(operation.exact) is not bool:
         raise UsageError(f"exact: expected True or False, got {shown(operation.exact)}")
@@ -278,14 +278,16 @@ def check_options(group: Members, operation: CollectiveFuture[Any]) -> None:
         raise UsageError(f"shared: expected True or False, got {shown(operation.shared)}")
     if operation.shared and operation.out is not None:
         raise UsageError("out: a result that ranks share lies where all of them find it; pass out= or shared=True")
-    if operation.insisted is not None:
+    if operation.requested_algorithm is not None:
         from ..cost.select import check_algorithm_for  # and with it the generators
 
-        check_algorithm_for(operation.op, operation.insisted, group.size, exact=operation.exact)
-        operation.insisted = operation.insisted if group.size > 1 else None  # a rank that is alone needs none
+        check_algorithm_for(operation.op, operation.requested_algorithm, group.size, exact=operation.exact)
+        operation.requested_algorithm = (
+            operation.requested_algorithm if group.size > 1 else None
+        )  # a rank that is alone needs none
 
 
-def check_pairs(group: Members, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def check_pairs(group: GroupLike, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return pairs of ranks as numbers; raise `UsageError` unless each rank sends once at most, and receives once."""
     try:
         checked = tuple((src, dst) for src, dst in pairs)
@@ -301,7 +303,7 @@ def check_pairs(group: Members, pairs: Sequence[tuple[int, int]]) -> tuple[tuple
     return tuple((int(src), int(dst)) for src, dst in checked)
 
 
-def check_one_a_rank(group: Members, argument: str, values: object) -> None:
+def check_one_a_rank(group: GroupLike, argument: str, values: object) -> None:
     """Raise `UsageError` unless there is one for each rank."""
     if not isinstance(values, (list, tuple)) or len(values) != group.size:
         got = f"{len(values)} of them" if isinstance(values, (list, tuple)) else type(values).__name__

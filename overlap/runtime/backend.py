@@ -21,7 +21,7 @@ from .communicators import KEPT, Communicators
 from .compute import ComputeStream, ThreadedCompute
 from .context import RankContext
 from .engine.real_engine import RealEngine
-from .event_loop import Turns
+from .event_loop import CallbackTurns
 from .handover import Handover
 from .interpreter import BlasLimit
 from .memory.buffer_pool import BufferPool
@@ -113,7 +113,7 @@ class RealBackend(Backend):
     def __init__(self) -> None:
         super().__init__()
         self._blas = BlasLimit()
-        self.pause: Callable[[], Coroutine[object, object, None]] = Turns().pause
+        self.pause: Callable[[], Coroutine[object, object, None]] = CallbackTurns().pause
 
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a stream with a thread of its own."""

@@ -20,7 +20,7 @@ from ..collectives.reduce import Array
 from ..errors import NonFiniteError
 from .failure import Failure
 from .issue import Issuer
-from .operation import CollectiveFuture, Matching, Operation, Port
+from .operation import CollectiveFuture, Matching, Operation, OperationPort
 
 # Elements looked at at once: what this takes stays in the caches of a core, and 64 MiB of float32 take 12 ms, not 40.
 _BLOCK = 1 << 15
@@ -29,7 +29,7 @@ _BLOCK = 1 << 15
 class CheckingIssuer(Issuer):
     """Issues operations whose inputs are checked once they exist."""
 
-    def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
+    def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
         if not isinstance(port.communicator, _Checked):
             port.communicator = _Checked(port.communicator)
         super()._enqueue(operation, port)
@@ -83,12 +83,12 @@ def sends(operation: Operation) -> bool:
 def _watch(operation: Operation) -> None:
     """Let an operation fail if its input is written to from now on, by anything but its own result."""
     source, out = operation.source, operation.out
-    if source is None or operation.changed is not None or operation.context.arrays.shapes_only:
+    if source is None or operation.input_changed is not None or operation.context.arrays.shapes_only:
         return
     if isinstance(out, np.ndarray) and np.may_share_memory(source, out):
         return
     before = _digest(source)
-    operation.changed = lambda: _digest(source) != before
+    operation.input_changed = lambda: _digest(source) != before
 
 
 def _digest(array: Array) -> int:

@@ -2,7 +2,7 @@
 
 A `Communicator` is shared by the ranks of this process that are in one group, for one stream, or by the two ends of
 messages with one tag. The ends of one operation come together in a `Match`, by sequence number; what has matched goes
-to the engine. A `Port` is one rank's end of a communicator.
+to the engine. A `OperationPort` is one rank's end of a communicator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .context import RankContext
 from .executor import Executor
 from .failure import Failure
 from .match import Key, Match, Unfit
-from .operation import Lane, Operation, Port
+from .operation import Operation, OperationPort, StreamLike
 from .put_back import PutBack
 from .stream import MessageLane, Stream
 
@@ -31,7 +31,7 @@ _EXECUTORS = 256
 class BaseEngine(ABC):
     """Engine that runs the operations of one process's ranks once they have matched."""
 
-    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+    def loan(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that other processes of this host map, and what gives it back; None: there is none."""
         return None
 
@@ -117,7 +117,7 @@ class Communicator(PutBack):
         self.key, self.name, self.members = key, name, members
         self.size = self.here = len(members)
         self.direct: bool = shared.engine.direct(members) or len(set(members)) == 1  # a rank with itself needs no wire
-        self.ports: dict[int, Port] = {}
+        self.ports: dict[int, OperationPort] = {}
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
@@ -125,21 +125,21 @@ class Communicator(PutBack):
         self._moving: dict[int, Match] = {}  # matches whose ends are all here and not all over
         self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
 
-    def port(self, context: RankContext, stream: Lane, position: int) -> Port:
+    def port(self, context: RankContext, stream: StreamLike, position: int) -> OperationPort:
         """Make the end of a rank that has a position in the group."""
-        return Port(self, stream, position=position, place=self.place(position, context.rank))
+        return OperationPort(self, stream, position=position, place=self.place(position, context.rank))
 
-    def message_port(self, context: RankContext, stream: Stream, position: int, towards: str) -> Port:
+    def message_port(self, context: RankContext, stream: Stream, position: int, towards: str) -> OperationPort:
         """Return the sender's (0) or receiver's (1) end of messages, which lasts as long as any are under way."""
         place = self.place(position, context.rank)
         port = self.ports.get(place)
         if port is None:
             lane = MessageLane(context, stream)
-            port = self.ports[place] = Port(self, lane, position=position, place=place, towards=towards)
-            port.next_seq, lane.rests = self.first_seq, self._rest
+            port = self.ports[place] = OperationPort(self, lane, position=position, place=place, towards=towards)
+            port.next_seq, lane.on_idle = self.first_seq, self._rest
         elif port.stream.idle and not (isinstance(port.stream, MessageLane) and port.stream.within is stream):
             port.stream = lane = MessageLane(context, stream)
-            lane.rests = self._rest
+            lane.on_idle = self._rest
         return port
 
     def place(self, position: int, rank: int) -> int:
@@ -175,7 +175,7 @@ class Communicator(PutBack):
         self.closed = True
         for port in self.ports.values():
             if isinstance(port.stream, MessageLane):
-                port.stream.rests = None
+                port.stream.on_idle = None
         self.ports.clear()
         self._executors.clear()
 

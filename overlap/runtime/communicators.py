@@ -15,8 +15,8 @@ from .communicator import BaseEngine, Communicator
 from .context import RankContext
 from .failure import Failure
 from .match import Key
-from .operation import CollectiveFuture, Operation, Port, ReturnedMessage
-from .outstanding import Issued
+from .operation import CollectiveFuture, Operation, OperationPort, ReturnedMessage
+from .outstanding import IssuedFuture
 from .put_back import RETURNED_NS
 from .stream import MessageLane, Stream
 from .waits import call_when_done
@@ -216,7 +216,7 @@ class Communicators:
 
     def any_port(
         self, context: RankContext, stream: Stream, keys: Sequence[Key], take: Callable[[Operation, int], None]
-    ) -> Port:
+    ) -> OperationPort:
         """Return the receiver's end of the messages of one tag from any source.
 
         Args:
@@ -229,7 +229,7 @@ class Communicators:
         waiting = self._any.get(anyone)
         if waiting is None:
             lane = MessageLane(context, stream)
-            lane.rests = partial(self._forget_any, anyone)
+            lane.on_idle = partial(self._forget_any, anyone)
             waiting = self._any[anyone] = AnySource(self, context, lane, keys, take)
         return waiting.port
 
@@ -299,7 +299,7 @@ class Communicators:
         return len(self._open)
 
 
-def _is_of(operation: Issued[object], group: Key) -> bool:
+def _is_of(operation: IssuedFuture[object], group: Key) -> bool:
     return isinstance(operation, CollectiveFuture) and operation.member.key == group
 
 
@@ -334,7 +334,7 @@ class AnySource:
         tag = keys[0].tag
         towards = f" from any rank{f' with tag {tag}' if tag else ''}"
         self._lane, self._anyone = lane, keys[0].from_any()
-        self.port: Port = Port(self, lane, position=1, place=0, towards=towards)
+        self.port: OperationPort = OperationPort(self, lane, position=1, place=0, towards=towards)
         self.port.group = "", ()
         self._communicators, self._context, self._keys, self._take = communicators, context, keys, take
         self._others = [key for key in keys if key.src != key.dst]
@@ -376,14 +376,14 @@ class AnySource:
         """Never asked for: no transport has the receive."""
         raise AssertionError("a receive from any source is with no transport")
 
-    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
+    def put_back(self, port: OperationPort, message: ReturnedMessage, giver: Operation) -> None:
         """Never asked for: a receive that has met a message belongs to its sender's port."""
         raise AssertionError("a message comes from one sender")
 
     def offer_again(self) -> None:
         """Say nothing: the next receive looks for messages when its turn comes."""
 
-    def has_message(self, port: Port) -> bool:
+    def has_message(self, port: OperationPort) -> bool:
         """Whether a receive would meet a message at once, as far as that is known."""
         here = self._communicators
         offered = any(here.offered_ns(key) is not None for key in self._keys)
@@ -499,8 +499,8 @@ class AnySource:
         self._communicators.drop(message)
         if self._receive is not None:
             self.look_soon()
-        elif self._lane.rests is not None:
-            self._lane.rests()
+        elif self._lane.on_idle is not None:
+            self._lane.on_idle()
 
     def _choose(self, receive: Operation, src: int) -> None:
         """Let a receive go on as one from a group rank."""

@@ -24,7 +24,7 @@ from .ending import leave
 from .failure import Failure
 from .future import Future, outcome, source_of
 from .memory.buffer_locks import arrays_in, explain
-from .outstanding import CallSite, arose_here, place_told, seconds_since
+from .outstanding import CallSite, arose_here, code_place, seconds_since
 from .own_code import OwnCode
 from .settling import advance, deliver, settle
 from .state import BLOCKED, DONE, QUEUED, RUNNING
@@ -75,7 +75,7 @@ class ComputeFuture(OwnCode[T_co]):
         self.started_ns: int | None = None
         self.cost: tuple[int, str] | None = None
         self.stream: str | None = None
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
 
     def describe(self) -> RawCompute:
         """Return its entry in the timeline besides name and instants."""
@@ -86,7 +86,7 @@ class ComputeFuture(OwnCode[T_co]):
         """Its name in messages."""
         return f"compute '{self.name}'"
 
-    def told(self) -> dict[str, str]:
+    def flight_fields(self) -> dict[str, str]:
         """Return the words of all computes of this name at this place, for the flight record."""
         return {"name": self.name, "what": self.name, "kind": "compute", "site": self.call_site}
 

@@ -19,11 +19,11 @@ from ..collectives.reduce import Array
 from ..errors import PeerFailedError, in_one_line
 from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.recording import RawSpan
-from .ending import Ending
+from .ending import WorldEnding
 from .failure import Failure
 from .handover import Handover
 from .memory.buffer_locks import BufferLocks
-from .outstanding import Deadlines, Issued, Outstanding
+from .outstanding import Deadlines, IssuedFuture, Outstanding
 from .state import TransitionError
 
 STEP_OF_TASK: ContextVar[tuple[RankContext | None, int | None]] = ContextVar("STEP_OF_TASK", default=(None, None))
@@ -58,7 +58,7 @@ class RankContext:
     arrays: Arrays  # Where results come from
     locks: BufferLocks  # Which arrays are in flight
     outstanding: Outstanding  # What is unfinished
-    ending: Ending  # How the world ends, once it does
+    ending: WorldEnding  # How the world ends, once it does
     handover: Handover  # To the event loop, for other threads
     thread: int  # Ident of the event loop's thread
     flight: RankFlight = NOT_RECORDED  # Writes the flight record
@@ -83,7 +83,7 @@ class RankContext:
         """
         return self.elsewhere is None and get_ident() == self.thread
 
-    def end_program(self, operation: Issued[Any], failure: Failure) -> None:
+    def end_program(self, operation: IssuedFuture[Any], failure: Failure) -> None:
         """Cancel the rank's program because its own code has raised where nobody awaits it; the loop's thread only.
 
         A program that has returned hears of it at the end of the rank.
@@ -159,7 +159,7 @@ class RankContext:
             return False
         return answer.get()
 
-    def expire(self, operation: Issued[object], timeout_s: float) -> None:
+    def expire(self, operation: IssuedFuture[object], timeout_s: float) -> None:
         """Let an operation of this rank expire when so much time has gone by."""
         self.deadlines.add(operation, timeout_s, self.spawn, self.now_ns)
 

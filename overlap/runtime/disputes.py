@@ -9,7 +9,7 @@ import trio
 from ..errors import CollectiveMismatchError, PeerFailedError, UsageError, in_one_line
 from .arguments import check_result
 from .failure import Failure
-from .match import Match, Voice, few_and_many, mismatch
+from .match import Match, RankCall, minority_and_majority, mismatch
 from .operation import Operation
 
 # How long two that differ wait for a third to tell which of them is the odd one out.
@@ -68,7 +68,7 @@ class Disputes:
         if match.error is not None:
             return
         voices = self._voices(match)
-        few, many = few_and_many(voices)
+        few, many = minority_and_majority(voices)
         if final or not self.direct or len(few) < len(many) or len(voices) == len(self.members):
             self._fail_dispute(match, operation.seq, mismatch(self.name, operation.seq, few[0], many[0]))
         elif not match.disputed:
@@ -79,9 +79,9 @@ class Disputes:
         await trio.sleep(_DISPUTE_S)
         self._dispute(match, operation, final=True)
 
-    def _voices(self, match: Match) -> list[Voice]:
+    def _voices(self, match: Match) -> list[RankCall]:
         """Return the calls of all ranks that are known to have come."""
-        return [Voice(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
+        return [RankCall(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
         self._fail(match, error)

@@ -31,7 +31,7 @@ _FORKED = (
 )
 
 
-class Ending:
+class WorldEnding:
     """The verdict on a world.
 
     Attributes:
@@ -153,7 +153,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager
-def ending_forks(ending: Ending) -> Iterator[None]:
+def ending_forks(ending: WorldEnding) -> Iterator[None]:
     """End a fork of this process where it leaves the block, as a program of its own would end."""
     try:
         yield

@@ -58,8 +58,8 @@ class InTurn:
 _EVERY_S = 0.5e-3
 
 
-class Turns:
-    """Turns of the tasks of one loop.
+class CallbackTurns:
+    """CallbackTurns of the tasks of one loop.
 
     Args:
         every_s: Other tasks run after so long.

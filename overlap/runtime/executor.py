@@ -11,7 +11,7 @@ from .operation import Operation
 class Executor(ABC):
     """Carries out one rank's operations with one call; chosen once. Its text names it.
 
-    An end under way is the operation's `scope` (see `moves`); `Communicator.settle` ends it. To choose an executor is
+    An end under way is the operation's `scope` (see `start_moving`); `Communicator.settle` ends it. A choice is
     quick and starts nothing: compiling, for instance, waits for the first operation.
 
     Attributes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 
-class Cause:
-    """Cause of failed operations: one failed compute, or one loss that many operations met.
+class FailureCause:
+    """FailureCause of failed operations: one failed compute, or one loss that many operations met.
 
     Attributes:
         seen: Whether any task or thread was given the error of an operation that failed of it.
@@ -14,9 +14,9 @@ class Cause:
 
     def __init__(self, *, seen: bool = False) -> None:
         self.seen: bool = seen
-        self._unseen: dict[Cause, Failure] | None = None
+        self._unseen: dict[FailureCause, Failure] | None = None
 
-    def keep_in(self, unseen: dict[Cause, Failure], failure: Failure) -> None:
+    def keep_in(self, unseen: dict[FailureCause, Failure], failure: Failure) -> None:
         """Keep one of its failures among the unseen ones of a rank, until it is seen."""
         self._unseen = unseen
         unseen.setdefault(self, failure)
@@ -44,7 +44,7 @@ class Failure:
     def __init__(self, error: BaseException, *, seen: bool = False, prompt: bool = False) -> None:
         self.error: BaseException = error
         self.awaiters: int = 0
-        self.cause: Cause = Cause(seen=seen)
+        self.cause: FailureCause = FailureCause(seen=seen)
         self.prompt: bool = prompt
 
     @property

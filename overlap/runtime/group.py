@@ -22,14 +22,14 @@ import numpy as np
 from ..collectives.kinds import ALL_GATHER
 from ..errors import UsageError, shown
 from .arguments import check_rank
-from .calls import Calls
+from .calls import GroupCalls
 from .communicators import Communicators
 from .context import RankContext
 from .issue import Issuer
 from .match import Key
 from .memory.arrays import metadata
-from .operation import Members
-from .outstanding import name_told
+from .operation import GroupLike
+from .outstanding import checked_name
 from .stream import Stream, Streams
 
 _MOST = 1 << 63  # integers that travel as int64
@@ -76,7 +76,7 @@ class GroupRank:
         self.size: int = group.size
 
     @property
-    def group(self) -> Members:
+    def group(self) -> GroupLike:
         """The group, as long as the program has it; then this object."""
         return self._group() or self
 
@@ -106,7 +106,7 @@ class GroupUse:
             self._communicators.later(partial(self._communicators.end_use, self._context, self.key))
 
 
-class Group(Calls):
+class Group(GroupCalls):
     """One rank's view of an ordered set of ranks.
 
     Make one with `rank.group(ranks)`, which needs no communication, or `await group.split(color)`.
@@ -176,7 +176,7 @@ class Group(Calls):
         for member in asked:
             check_rank(self, "ranks", member)
         if name is not None:
-            name = name_told(name, "")
+            name = checked_name(name, "")
         members = tuple(self.ranks[member] for member in asked)
         return Group(self._context, self._around, self._streams, self._occurrences, members, name)
 

@@ -9,7 +9,7 @@ operation takes. So one thread at a time may take the place of the loop. Why not
   (`Handover.in_place`).
 * **Only what wakes no task.** Tasks belong to Trio's own thread. An operation is issued in place if nothing of that
   starts or wakes one: `Issuer._enqueue_in_place` asks for all of it in one expression, and its executor answers for
-  itself (`Executor.takes_threads`). It ends in place unless somebody on the loop is told (`CollectiveFuture.heard`);
+  itself (`Executor.takes_threads`). It ends in place unless its end wakes the loop (`CollectiveFuture.end_wakes_loop`);
   else the end is handed over.
 * **Order.** What threads have handed over (`post`) runs before what they do in place, which is refused while any of it
   waits. Ends of pieces of work that only their own operation waits for go by the loop's token, out of this order.

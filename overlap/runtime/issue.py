@@ -22,7 +22,7 @@ from .derived import check_here
 from .failure import Failure
 from .future import Future
 from .match import Key
-from .operation import NOWHERE, CollectiveFuture, Lane, Member, Port
+from .operation import NOWHERE, CollectiveFuture, Member, OperationPort, StreamLike
 from .outstanding import CallSite, check_timeout
 from .receive import ReceiveFuture
 from .received import Received, Room
@@ -81,10 +81,12 @@ class Issuer:
         self._communicators, self._streams = communicators, streams
         self._ranks, self._occurrence = ranks, occurrence
         # The ports of earlier calls, by stream as called, and the lanes that they had.
-        self._ports: dict[Stream | str | None, tuple[Port, Lane]] = {}
-        self._message_ports: dict[tuple[Ends, Stream | str | None], tuple[Port, Lane]] = {}
-        self._opened: dict[Stream, Port] = {}
-        self._part_ports: dict[tuple[Port, int], Port] = {}  # of parts, by port of the whole and place
+        self._ports: dict[Stream | str | None, tuple[OperationPort, StreamLike]] = {}
+        self._message_ports: dict[tuple[Ends, Stream | str | None], tuple[OperationPort, StreamLike]] = {}
+        self._opened: dict[Stream, OperationPort] = {}
+        self._part_ports: dict[
+            tuple[OperationPort, int], OperationPort
+        ] = {}  # of parts, by port of the whole and place
         self._messages: dict[Ends, Known] = {}  # the calls that the flight record has words for
 
     def preferring(self, stream: Stream, group: Member) -> Self:
@@ -176,7 +178,7 @@ class Issuer:
             operation.counts = check_counts(kind, operation.counts, group.size)
         if type(operation.priority) is not int and not isinstance(operation.priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
-        if operation.exact is not False or operation.shared is not False or operation.insisted is not None:
+        if operation.exact is not False or operation.shared is not False or operation.requested_algorithm is not None:
             check_options(group, operation)
         if timeout_s is not None:
             check_timeout(timeout_s)
@@ -192,7 +194,7 @@ class Issuer:
             try:
                 operation.call = call(
                     kind.text, operation.reduction, x.dtype, x.shape, group.size, operation.root, operation.pairs, (),
-                    operation.exact, operation.shared, operation.insisted, "",
+                    operation.exact, operation.shared, operation.requested_algorithm, "",
                 )  # fmt: skip
             except TypeError:  # not hashable
                 prepare(operation)  # says so
@@ -214,7 +216,7 @@ class Issuer:
         self._enqueue(operation, port if known else self._open_port(ends, stream))
         return operation
 
-    def _issue_part(self, part: CollectiveFuture[Any], place: int, whole: Port, seq: int) -> None:
+    def _issue_part(self, part: CollectiveFuture[Any], place: int, whole: OperationPort, seq: int) -> None:
         """Issue a part of a tree, with the number of its operation."""
         port = self._part_ports.get((whole, place))
         if port is None:
@@ -226,7 +228,7 @@ class Issuer:
         port.next_seq = seq
         self._enqueue(part, port)
 
-    def _open_port(self, ends: Ends | None, stream: Stream | str | None) -> Port:
+    def _open_port(self, ends: Ends | None, stream: Stream | str | None) -> OperationPort:
         """Return the port of a call: of a stream, or of the messages to or from a peer.
 
         Raises:
@@ -311,7 +313,7 @@ class Issuer:
             operation = ReceiveFuture(out, caller, priority, name, (self, src, tag, stream))
         return self.start(operation, stream, timeout_s, (True, src, tag))
 
-    def receivers_port(self, operation: ReceiveFuture[object]) -> Port:
+    def receivers_port(self, operation: ReceiveFuture[object]) -> OperationPort:
         """Return the port of the messages from the source of a receive, which may have been closed since."""
         assert operation.request is not None, "nobody has taken the message"
         _, _, tag, asked = operation.request
@@ -331,7 +333,7 @@ class Issuer:
         check_peer(self.group, "src" if receives else "dst", 0 if receives and peer is None else peer, tag)
         return receives, None if peer is None else int(peer), int(tag)
 
-    def _message_port(self, ends: Ends, within: Stream, stream: Stream | str | None) -> Port:
+    def _message_port(self, ends: Ends, within: Stream, stream: Stream | str | None) -> OperationPort:
         """Return this end of the messages of one (source, destination, tag): strict FIFO, in no stream's window."""
         receives, peer, tag = ends
         if peer is None:
@@ -350,7 +352,7 @@ class Issuer:
             _remembered(self._message_ports, (ends, stream), lambda: (port, lane))
         return port
 
-    def _any_port(self, tag: int, stream: Stream) -> Port:
+    def _any_port(self, tag: int, stream: Stream) -> OperationPort:
         """Return this end of the messages of one tag from any source."""
         ranks, mine = self._ranks, self.group.rank
         keys = [Key(ranks, self._occurrence, "", src, mine, tag) for src in range(len(ranks))]
@@ -368,7 +370,7 @@ class Issuer:
 
     # -- all operations ------------------------------------------------------------------------------------------
 
-    def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
+    def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
         """Number an operation, and let it meet those of the other ranks, as soon as its stream has room."""
         context, lane, seq = self.context, port.stream, port.next_seq
         operation.port, operation.seq, port.next_seq = port, seq, seq + 1
@@ -424,7 +426,7 @@ class Issuer:
             and lane is port.stream
             and not port.communicator.closed
             and lane.has_room
-            and not lane.listens
+            and not lane.end_wakes
             and not context.deadlines.wakes(operation.deadline_s)
             and port.communicator.at_once(operation)
         )

@@ -26,7 +26,7 @@ from ..timeline.recording import RawGroup, call_site
 from .arguments import check_rank
 from .context import RankContext
 from .match import Key
-from .outstanding import Issued
+from .outstanding import IssuedFuture
 
 if TYPE_CHECKING:
     from transports.shared_memory.engine import Engine, Op, Post
@@ -471,7 +471,7 @@ def _said(dtype: int, nbytes: int) -> str:
     return f"send/recv({_NAMES[dtype]} ({nbytes // _SIZES[dtype]},))"
 
 
-class _Waiting(Issued[None]):
+class _Waiting(IssuedFuture[None]):
     """A letter that is waited for long, as reports and the flight record have it."""
 
     __slots__ = ("_letter", "_record", "error")
@@ -507,7 +507,7 @@ class _Waiting(Issued[None]):
         self.error = error
         self._letter.mail.mailbox.withdraw(self._letter.op)
 
-    def told(self) -> dict[str, str]:
+    def flight_fields(self) -> dict[str, str]:
         """Return its words for the flight record."""
         letter, mail = self._letter, self._letter.mail
         return {

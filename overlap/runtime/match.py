@@ -101,7 +101,7 @@ class Unfit(Exception):
         self.operation = operation
 
 
-class Voice(NamedTuple):
+class RankCall(NamedTuple):
     """The call of one rank."""
 
     rank: int  # World rank
@@ -109,9 +109,9 @@ class Voice(NamedTuple):
     call_site: str  # Where
 
 
-def few_and_many(voices: Sequence[Voice]) -> tuple[list[Voice], list[Voice]]:
+def minority_and_majority(voices: Sequence[RankCall]) -> tuple[list[RankCall], list[RankCall]]:
     """Return the smallest and the largest side of ranks that agree; of equal sides, the later is the odd one out."""
-    sides: list[list[Voice]] = []
+    sides: list[list[RankCall]] = []
     for voice in voices:
         side = next((side for side in sides if side[0].call.agrees(voice.call)), None)
         if side is None:
@@ -121,7 +121,7 @@ def few_and_many(voices: Sequence[Voice]) -> tuple[list[Voice], list[Voice]]:
     return min(sides, key=len), max(reversed(sides), key=len)
 
 
-def mismatch(group: str, seq: int, one: Voice, other: Voice) -> Callable[[], CollectiveMismatchError]:
+def mismatch(group: str, seq: int, one: RankCall, other: RankCall) -> Callable[[], CollectiveMismatchError]:
     """Return the maker of the error of two ranks that differ in operation `seq`."""
     return partial(
         CollectiveMismatchError,

@@ -6,7 +6,7 @@
     issued, queued, admitted   the stream: until there is room in its window
     blocked                    until its input is there
     matching                   the communicator: until the other ranks have come
-    running                    the engine: while bytes move (`moves`)
+    running                    the engine: while bytes move (`start_moving`)
     stopping                   `fail`, while they still move
     unwanted, cancelling, parked    a receive that its awaits have left (`receive`)
     done, failed, cancelled    `finish`, `fail`, `abandon`
@@ -38,14 +38,14 @@ from .failure import Failure
 from .future import Future
 from .handover import Run
 from .memory.arrays import read_only
-from .outstanding import CallSite, Issued, name_told, place_told
+from .outstanding import CallSite, IssuedFuture, checked_name, code_place
 from .settling import conclude
 from .state import DONE, ISSUED, MATCHING, RUNNING, STOPPING
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Members(Protocol):
+class GroupLike(Protocol):
     """The group of an operation, as operations see it."""
 
     name: str  # For messages
@@ -54,7 +54,7 @@ class Members(Protocol):
     size: int  # How many ranks it has
 
 
-class Member(Members, Protocol):
+class Member(GroupLike, Protocol):
     """One rank's place in a group, which operations keep: they do not keep the group itself."""
 
     @property
@@ -62,7 +62,7 @@ class Member(Members, Protocol):
         """The name of the group, the same on every rank; see `match.Key`."""
 
     @property
-    def group(self) -> Members:
+    def group(self) -> GroupLike:
         """The group, as long as the program has it; then this object."""
 
 
@@ -103,13 +103,13 @@ class Matching(Protocol):
     def forget_receive(self, operation: Operation) -> None:
         """Forget a receive that the transport has taken back."""
 
-    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
+    def put_back(self, port: OperationPort, message: ReturnedMessage, giver: Operation) -> None:
         """Give a message that was received and not taken to the next receive."""
 
     def offer_again(self) -> None:
         """Offer messages to receives from any source: a receive that waited for them has left the queue."""
 
-    def has_message(self, port: Port) -> bool:
+    def has_message(self, port: OperationPort) -> bool:
         """Whether a receive would meet a message at once, as far as that is known."""
 
 
@@ -121,7 +121,7 @@ class ReturnedMessage(NamedTuple):
     data: Array | None  # Flat, and its own memory; None in a simulation without data
 
 
-class Lane(Protocol):
+class StreamLike(Protocol):
     """The stream of an operation, as operations see it."""
 
     name: str  # Also in the timeline
@@ -145,7 +145,7 @@ class Lane(Protocol):
         """Whether an operation would start at once, and its end start no other."""
 
     @property
-    def listens(self) -> bool:
+    def end_wakes(self) -> bool:
         """Whether the end of an operation wakes something: one that waits for room, or the end of the rank."""
 
     def admit(self, operation: Operation) -> bool:
@@ -158,7 +158,7 @@ class Lane(Protocol):
         """Return the operations that wait for room."""
 
 
-class Port:
+class OperationPort:
     """One rank's end of a communicator.
 
     Attributes:
@@ -184,11 +184,13 @@ class Port:
     next_seq: int
     place: int
     position: int
-    stream: Lane
+    stream: StreamLike
     towards: str
     src: int | None
 
-    def __init__(self, communicator: Matching, stream: Lane, *, position: int, place: int, towards: str = "") -> None:
+    def __init__(
+        self, communicator: Matching, stream: StreamLike, *, position: int, place: int, towards: str = ""
+    ) -> None:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
         self.next_seq, self.towards, self.src = 0, towards, None
         self.known: Known = Known()
@@ -213,11 +215,13 @@ class _Nowhere:
         """Do nothing: it has not begun."""
 
 
-NOWHERE: Port = Port(cast("Matching", _Nowhere()), cast("Lane", _Nowhere()), position=0, place=0)
+NOWHERE: OperationPort = OperationPort(
+    cast("Matching", _Nowhere()), cast("StreamLike", _Nowhere()), position=0, place=0
+)
 """The port of operations that the event loop has not heard of."""
 
 
-class CollectiveFuture(Issued[T_co]):
+class CollectiveFuture(IssuedFuture[T_co]):
     """The handle of an issued collective or point-to-point operation.
 
     `await` it for the result. Until it is done, the input array is read-only and belongs to the operation, and so does
@@ -225,9 +229,36 @@ class CollectiveFuture(Issued[T_co]):
     """
 
     __slots__ = (
-        "_input_locked", "algorithm", "awaited_ns", "call", "changed", "counts", "deadline_s",
-        "exact", "given", "input", "insisted", "issued_ns", "kind", "locked", "look", "member", "out", "pairs", "port",
-        "priority", "record", "reduction", "root", "scope", "seq", "shared", "source", "started_ns", "step", "target",
+        "_input_locked",
+        "algorithm",
+        "awaited_ns",
+        "call",
+        "caller_out",
+        "counts",
+        "deadline_s",
+        "exact",
+        "input",
+        "input_changed",
+        "issued_ns",
+        "kind",
+        "locked",
+        "member",
+        "out",
+        "pairs",
+        "poll",
+        "port",
+        "priority",
+        "record",
+        "reduction",
+        "requested_algorithm",
+        "root",
+        "scope",
+        "seq",
+        "shared",
+        "source",
+        "started_ns",
+        "step",
+        "target",
     )  # fmt: skip
 
     # -- its arguments
@@ -240,19 +271,19 @@ class CollectiveFuture(Issued[T_co]):
     pairs: Pairs
     exact: bool
     shared: bool
-    insisted: str | None  # The algorithm that the caller asks for
+    requested_algorithm: str | None  # The algorithm that the caller asks for
     counts: object  # Of rows; once it is issued, as `check_counts` returns them, or None
     priority: int  # Lower is more urgent
     input: object  # As passed by the caller: an array, a future of one, or None
     out: Array | None  # The caller's result; once it is issued, the array that the result is written to
-    given: object  # The caller's `out`, if it is no array but exports the memory of one
-    changed: Callable[[], bool] | None  # Whether the input was changed, if it counts its changes
+    caller_out: object  # The caller's `out`, if it is no array but exports the memory of one
+    input_changed: Callable[[], bool] | None  # Whether the input was changed, if it counts its changes
     source: Array | None  # The array the operation reads
     target: Array | None  # A view of `out` that stays writable
     locked: tuple[Array, ...]  # To be unlocked at the end
     _input_locked: bool
     # -- its life
-    port: Port
+    port: OperationPort
     seq: int  # Its position among the group's operations on its stream
     issued_ns: int
     started_ns: int
@@ -282,16 +313,16 @@ class CollectiveFuture(Issued[T_co]):
         self._value = self._failure = self._waiters = self._callbacks = self._threads = self._anywhere = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
         self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out  # type: ignore[assignment]
-        self.insisted = algorithm
-        self.given = self.changed = self.source = self.target = None
+        self.requested_algorithm = algorithm
+        self.caller_out = self.input_changed = self.source = self.target = None
         self.port = NOWHERE
         self.locked, self._input_locked = (), False
-        self.priority, self.name = priority, kind.text if name is None else name_told(name, kind.text)
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
+        self.priority, self.name = priority, kind.text if name is None else checked_name(name, kind.text)
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
         self.deadline_s: float | None = None  # within which it must end
         self.awaited_ns: int | None = None  # since when the program waits for it
         self.scope: Cancels | None = None  # what moves its bytes, while they move: it can be stopped
-        self.look: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
+        self.poll: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
         self.algorithm: str = "direct"
         self.record: int = -1  # in the flight record
 
@@ -301,7 +332,7 @@ class CollectiveFuture(Issued[T_co]):
         return str(self.kind.value)
 
     @property
-    def group(self) -> Members:
+    def group(self) -> GroupLike:
         """The group it was issued on; once the program has dropped the group, its name, size and ranks."""
         return self.member.group
 
@@ -341,7 +372,7 @@ class CollectiveFuture(Issued[T_co]):
         """When this rank came to it, once it has."""
         return self.started_ns if MATCHING <= self.state <= STOPPING else None
 
-    def told(self) -> dict[str, str]:
+    def flight_fields(self) -> dict[str, str]:
         """Return the words of all operations of this call at this place, for the flight record."""
         call = getattr(self, "call", None)  # none as long as the input is not there
         return {
@@ -367,8 +398,8 @@ class CollectiveFuture(Issued[T_co]):
     def _ends_at_once(self) -> bool:
         if get_ident() != self.context.thread:
             return super()._ends_at_once()
-        if self.look is not None:
-            self.look()
+        if self.poll is not None:
+            self.poll()
         if self.state >= DONE:
             return True
         if self.awaited_ns is None:
@@ -410,7 +441,7 @@ class CollectiveFuture(Issued[T_co]):
         """Record the span, hand over the result and let the stream go on; the loop's thread, or one in its place."""
         if self.state >= DONE:
             return
-        if self.changed is not None and self.changed():
+        if self.input_changed is not None and self.input_changed():
             message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
             self.fail(Failure(UsageError(message)))
             return
@@ -420,7 +451,7 @@ class CollectiveFuture(Issued[T_co]):
         context.flight.carried(self.record, started_ns, end_ns)
         if self.shared and not context.arrays.shapes_only:
             self.out = read_only(cast(Array, self.out))
-        value = self.out if self.given is None else self.given
+        value = self.out if self.caller_out is None else self.caller_out
         self.release()  # first: whoever hears of the end may want the same arrays at once
         self._settle(value, None, DONE, True)  # alone: nobody but who has the loop's place ends it
         if self.deadline_s is not None or self._waiters is not None or self._callbacks is not None:
@@ -429,19 +460,19 @@ class CollectiveFuture(Issued[T_co]):
             self.port.stream.finished(self, None)
 
     @property
-    def heard(self) -> bool:
+    def end_wakes_loop(self) -> bool:
         """Whether its end wakes tasks, callbacks or the stream, which only the loop may do."""
-        return self._waiters is not None or self._callbacks is not None or self.port.stream.listens
+        return self._waiters is not None or self._callbacks is not None or self.port.stream.end_wakes
 
-    def moves(self, by: Cancels | None) -> None:
+    def start_moving(self, by: Cancels | None) -> None:
         """Note that its bytes begin to move; what moves them can be stopped, unless that takes no time."""
         self.scope = by
         if self.state is MATCHING:  # else it has begun before, or nobody waits for it any more
             self._enter(RUNNING)
 
-    def taken_back(self) -> None:
+    def reset_receive(self) -> None:
         """Note that the transport has taken back a receive, which may begin anew."""
-        self.scope = self.look = None
+        self.scope = self.poll = None
 
     def fail(self, failure: Failure) -> None:
         """End with an error, which goes to the awaiting tasks, and fails the rank if there are none.
@@ -476,7 +507,7 @@ class CollectiveFuture(Issued[T_co]):
 
     def stopped(self) -> None:
         """Note that its bytes have stopped moving."""
-        self.scope = self.look = None
+        self.scope = self.poll = None
         if self.state is STOPPING:
             assert self._failure is not None, "it stops because it has failed"
             self.fail(self._failure)
@@ -489,9 +520,9 @@ class CollectiveFuture(Issued[T_co]):
         self.port.stream.finished(self, self._failure)
         if self._waiters is not None or self._callbacks is not None:
             if get_ident() == self.context.thread:
-                self._tell()
-            else:  # added since `heard` was asked
-                self.context.from_thread(self._tell)
+                self._notify()
+            else:  # added since `end_wakes_loop` was asked
+                self.context.from_thread(self._notify)
 
     # -- memory --------------------------------------------------------------------------------------------------
     def lock(self) -> None:
@@ -518,7 +549,7 @@ class CollectiveFuture(Issued[T_co]):
         if self.locked:
             self.context.locks.unlock(self.locked)
             self.locked = ()
-        self.input = self.source = self.target = self.out = self.given = self.changed = None
+        self.input = self.source = self.target = self.out = self.caller_out = self.input_changed = None
 
 
 Operation: TypeAlias = CollectiveFuture[object]

@@ -16,7 +16,7 @@ from transports import TransportError
 from ..errors import DeadlineError, OverlapError, PeerError, UsageError, shown, text_of
 from ..timeline.ranklist import listed
 from ..timeline.recording import call_site
-from .failure import Cause, Failure
+from .failure import Failure, FailureCause
 from .future import Future, Loop, consumers, is_waited_for
 from .settling import has_failed_nursery, settle
 from .state import ADMITTED, BLOCKED, CANCELLING, DONE, QUEUED, STOPPING, UNWANTED, State, TransitionError
@@ -49,7 +49,7 @@ class OfRank(Loop, Protocol):
         """End the rank with an error of this library."""
 
 
-class Issued(Future[T_co]):
+class IssuedFuture(Future[T_co]):
     """The handle of something a rank has issued: a collective, a message, or a compute."""
 
     __slots__ = ("context", "name", "place")
@@ -119,16 +119,16 @@ class Outstanding:
     __slots__ = ("_causes", "_changed", "_cut_off", "_unseen", "daemons", "doing", "draining", "operations")
 
     def __init__(self) -> None:
-        self.operations: dict[Issued[object], None] = {}
-        self.daemons: dict[Issued[object], None] = {}
+        self.operations: dict[IssuedFuture[object], None] = {}
+        self.daemons: dict[IssuedFuture[object], None] = {}
         self.draining: bool = False
         self.doing: list[str] = []
         self._cut_off = ""  # the first operation whose wire broke
-        self._unseen: dict[Cause, Failure] = {}  # the first of each cause, oldest cause first
-        self._causes: dict[object, Cause] = {}  # of failures that arose elsewhere, by what tells them apart
+        self._unseen: dict[FailureCause, Failure] = {}  # the first of each cause, oldest cause first
+        self._causes: dict[object, FailureCause] = {}  # of failures that arose elsewhere, by what tells them apart
         self._changed = trio.Event()
 
-    def note_end(self, operation: Issued[T_co], failure: Failure | None) -> None:
+    def note_end(self, operation: IssuedFuture[T_co], failure: Failure | None) -> None:
         """Keep the failure of an operation that ended, in case it is never awaited, and let `drain` look again."""
         if failure is not None:
             if not operation.runs_code:  # else nobody but that code has seen the cause
@@ -139,7 +139,7 @@ class Outstanding:
                 self._cut_off = self._cut_off or f"{operation.label} ({operation.call_site})"
         self._changed.set()
 
-    async def drain(self, waits: Callable[[Issued[object]], bool] | None = None) -> None:
+    async def drain(self, waits: Callable[[IssuedFuture[object]], bool] | None = None) -> None:
         """Wait for everything issued.
 
         Args:
@@ -175,7 +175,7 @@ class Outstanding:
 
         Cost: one pass over the unfinished operations; only for errors of the rank's own code.
         """
-        users: dict[Future[object], list[Issued[object]]] = {}
+        users: dict[Future[object], list[IssuedFuture[object]]] = {}
         ahead: list[Future[Any]] = [future]
         for operation in list(self.operations):
             if operation._failure is failure:  # it has taken a failed input, and the loop has not heard of that
@@ -269,7 +269,7 @@ def arose_here(error: BaseException) -> bool:
     return not isinstance(error, TransportError)
 
 
-def name_told(name: object, otherwise: str) -> str:
+def checked_name(name: object, otherwise: str) -> str:
     """Return the name that a caller has given, or the default if that is empty.
 
     Raises:
@@ -280,7 +280,7 @@ def name_told(name: object, otherwise: str) -> str:
     return name or otherwise
 
 
-def place_told(site: CallSite) -> tuple[CodeType, int]:
+def code_place(site: CallSite) -> tuple[CodeType, int]:
     """Return the place, as code and instruction, of a call site that is no frame.
 
     Raises:
@@ -321,14 +321,14 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[float, dict[Issued[object], float]] = {}
+        self._queues: dict[float, dict[IssuedFuture[object], float]] = {}
         self._next_s = inf
         self._scope: trio.CancelScope | None = None
         self._clock: trio.abc.Clock | None = None
         self._sooner = trio.Event()
 
     def add(
-        self, operation: Issued[object], timeout_s: float, spawn: Callable[..., None], now_ns: Callable[[], int]
+        self, operation: IssuedFuture[object], timeout_s: float, spawn: Callable[..., None], now_ns: Callable[[], int]
     ) -> None:
         """Let an operation expire when so much time has gone by.
 
@@ -357,7 +357,7 @@ class Deadlines:
             return False
         return self._clock is None or self._clock.current_time() + timeout_s < self._next_s
 
-    def drop(self, operation: Issued[object], timeout_s: float) -> None:
+    def drop(self, operation: IssuedFuture[object], timeout_s: float) -> None:
         """Forget an operation that has ended."""
         queue = self._queues.get(timeout_s)
         if queue is not None:

@@ -10,7 +10,7 @@ from trio.lowlevel import checkpoint
 from ..errors import UsageError, shown
 from .context import RankContext
 from .failure import Failure
-from .outstanding import Issued
+from .outstanding import IssuedFuture
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -29,7 +29,7 @@ def check_errors(errors: str) -> None:
         )
 
 
-class OwnCode(Issued[T_co]):
+class OwnCode(IssuedFuture[T_co]):
     """The handle of a compute or a task."""
 
     __slots__ = ()
@@ -43,12 +43,12 @@ class OwnCode(Issued[T_co]):
         context, failure, outstanding = self.context, self._failure, self.context.outstanding
         if outstanding.operations.pop(self, self) is None or outstanding.daemons.pop(self, self) is None:
             outstanding.note_end(self, failure)
-        self._tell()
+        self._notify()
         if failure is not None and failure.prompt and not failure.seen and not context.closed:
             context.spawn(_judge, context, self, failure)
 
 
-async def _judge(context: RankContext, operation: Issued[Any], failure: Failure) -> None:
+async def _judge(context: RankContext, operation: IssuedFuture[Any], failure: Failure) -> None:
     """End the rank because of an error of its own code, unless the program awaits it: as a child ends a nursery.
 
     Tasks that are about to run come first: those that were woken see the error, and those that have just been started

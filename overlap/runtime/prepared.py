@@ -86,7 +86,7 @@ class PreparedCall:
             context.closed
             or context.ending.failure is not None
             or not lane.has_room
-            or lane.listens
+            or lane.end_wakes
             or context.deadlines.wakes(timeout_s)
             or not communicator.calm
             or not executor.takes_threads()

@@ -13,8 +13,8 @@ from ..collectives.reduce import Array
 from .disputes import Disputes
 from .event_loop import Withdraws
 from .failure import Failure
-from .match import Match, Voice, mismatch
-from .operation import Operation, Port, ReturnedMessage
+from .match import Match, RankCall, mismatch
+from .operation import Operation, OperationPort, ReturnedMessage
 from .receive import ReceiveFuture
 
 RETURNED_NS = -1
@@ -24,7 +24,7 @@ RETURNED_NS = -1
 class PutBack(Disputes):
     """The part of a communicator that takes receives out of matching, and gives their messages to others."""
 
-    ports: dict[int, Port]
+    ports: dict[int, OperationPort]
     _matches: dict[int, Match]
     _moving: dict[int, Match]
 
@@ -67,9 +67,9 @@ class PutBack(Disputes):
             (sender,) = match.ends
             match.pattern, match.first = sender.call, sender
             self._matches[seq] = match
-        operation.taken_back()
+        operation.reset_receive()
 
-    def put_back(self, port: Port, message: ReturnedMessage, giver: Operation) -> None:
+    def put_back(self, port: OperationPort, message: ReturnedMessage, giver: Operation) -> None:
         """Give a message that was received and not taken to the next receive; a later message may have met that."""
         returned = list(port.returned)
         insort(returned, message, key=attrgetter("order"))
@@ -88,7 +88,7 @@ class PutBack(Disputes):
             self.forget_receive(operation)
             self.arrive(operation)
 
-    def has_message(self, port: Port) -> bool:
+    def has_message(self, port: OperationPort) -> bool:
         """Whether a receive would meet a message at once, as far as that is known."""
         return self.offered_ns is not None
 
@@ -101,8 +101,8 @@ class PutBack(Disputes):
             if not message.call.agrees(operation.call):
                 sender, rank = self.members[0], operation.context.rank
                 voices = (
-                    Voice(sender, message.call, "received before"),
-                    Voice(rank, operation.call, operation.call_site),
+                    RankCall(sender, message.call, "received before"),
+                    RankCall(rank, operation.call, operation.call_site),
                 )
                 raise mismatch(self.name, operation.seq, *voices)()
             operation.fit(message.call)

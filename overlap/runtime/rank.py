@@ -20,7 +20,7 @@ from ..state.store import RankState
 from ..timeline.recording import Recorder
 from ..timeline.span import Clock as ClockName
 from .backend import Backend
-from .calls import Calls
+from .calls import GroupCalls
 from .compute import ComputeFuture, ComputeStreams, check_stream
 from .context import STEP_OF_TASK, RankContext
 from .future import Future
@@ -28,7 +28,7 @@ from .group import Group, Surroundings
 from .memory.arrays import common_array, shape_only
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
-from .outstanding import CallSite, name_told
+from .outstanding import CallSite, checked_name
 from .own_code import Errors, check_errors
 from .settling import advance
 from .state import QUEUED
@@ -46,7 +46,7 @@ class RankStatistics:
     buffer_pool: BufferPoolStatistics  # Where the memory of results comes from; one pool serves all ranks of a process
 
 
-class Rank(Calls):
+class Rank(GroupCalls):
     """The argument of `main`: this rank's place in the world and everything it can issue.
 
     Collectives called on a rank run on the group of all ranks, `rank.world`.
@@ -194,7 +194,7 @@ class Rank(Calls):
             raise context.ending.peer_failed()
         label = str(getattr(fn, "__name__", type(fn).__name__))
         if name is not None:
-            label = name_told(name, label)
+            label = checked_name(name, label)
         operation: ComputeFuture[T] = ComputeFuture(
             context, fn, args, label, _getframe(1) if call_site is None else call_site
         )
@@ -261,7 +261,7 @@ class Rank(Calls):
         caller = _getframe(1) if call_site is None else call_site
         task: TaskFuture[T] = TaskFuture(
             context,
-            label if name is None else name_told(name, label),
+            label if name is None else checked_name(name, label),
             caller,
             prompt=errors == "raise" and context.prompt,
             daemon=bool(daemon),
@@ -281,8 +281,8 @@ class Rank(Calls):
         """
         if self._backend.shapes_only:
             return shape_only(shape, dtype)
-        lend = self._around.communicators.engine.lend
-        found = common_array(lend, np.empty(0, dtype).dtype, shape) if common else None
+        loan = self._around.communicators.engine.loan
+        found = common_array(loan, np.empty(0, dtype).dtype, shape) if common else None
         return np.zeros(shape, dtype) if found is None else found
 
     def record(self, name: str, start_ns: int, end_ns: int, *, lane: str = "compute") -> None:

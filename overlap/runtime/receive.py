@@ -29,7 +29,7 @@ from ..errors import FutureCancelledError, PeerFailedError
 from ..timeline.recording import RawMatch
 from .failure import Failure
 from .memory.foreign import as_input
-from .operation import NOWHERE, CollectiveFuture, Lane, Port, ReturnedMessage
+from .operation import NOWHERE, CollectiveFuture, OperationPort, ReturnedMessage, StreamLike
 from .outstanding import CallSite
 from .settling import Flag, conclude, take_back
 from .state import ADMITTED, CANCELLING, DONE, ISSUED, MATCHING, PARKED, RUNNING, STOPPING, UNWANTED
@@ -45,7 +45,7 @@ _ARRIVALS = count(1)  # numbers of messages are of a communicator, which may be 
 class Receives(Protocol):
     """The issuer of a receive."""
 
-    def receivers_port(self, operation: ReceiveFuture[object]) -> Port:
+    def receivers_port(self, operation: ReceiveFuture[object]) -> OperationPort:
         """Return the port of the messages from the source of a receive, which may have been closed since."""
 
     def receive_again(self, operation: ReceiveFuture[object]) -> None:
@@ -63,7 +63,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
 
     __slots__ = ("_place", "_was_taken", "order", "request")
 
-    request: tuple[Receives, int | None, int, Lane | str | None] | None
+    request: tuple[Receives, int | None, int, StreamLike | str | None] | None
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ReceiveFuture(CollectiveFuture[T_co]):
         caller: CallSite,
         priority: int,
         name: str,
-        request: tuple[Receives, int | None, int, Lane | str | None],
+        request: tuple[Receives, int | None, int, StreamLike | str | None],
     ) -> None:
         super().__init__(P2P, None, out, caller, priority, name)
         self.request = request

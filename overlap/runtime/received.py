@@ -113,7 +113,7 @@ class Received(ReceiveFuture[object]):
             return
         if self.state < DONE and self._form:
             try:
-                self.given = self._taken_apart()
+                self.caller_out = self._taken_apart()
             except Exception as error:  # no memory, or a form that cannot be meant
                 self.fail(Failure(error))
                 return

@@ -145,7 +145,7 @@ class Settling:
 
     def _deliver(self) -> None:
         """Tell whoever waits on the loop that it has been settled; the loop's thread, or one in its place."""
-        self._tell()
+        self._notify()
 
     def _wake_threads(self) -> None:
         with LOCK:
@@ -160,7 +160,7 @@ class Settling:
         for callback in callbacks or ():
             callback()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._failure is not None and has_failed_nursery(self):
             self._failure.note_seen()
         waiters, self._waiters = self._waiters, None

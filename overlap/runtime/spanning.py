@@ -24,7 +24,7 @@ from .communicator import Communicator
 from .communicators import Communicators
 from .executor import Executor
 from .failure import Failure
-from .match import Key, Match, Voice, mismatch
+from .match import Key, Match, RankCall, mismatch
 from .operation import Operation
 
 CodePlace: TypeAlias = tuple[CodeType, int]
@@ -43,19 +43,19 @@ ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
 or at once where somebody has asked."""
 
 
-class Telling(Protocol):
+class ControlNotices(Protocol):
     """The control plane as communicators see it: news to and from other processes."""
 
-    def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
+    def send_call(self, communicator_id: int, seqs: Sequence[int], said: RankCall) -> None:
         """Say what a rank here has called, in some operations; without a dtype, it asks for it."""
 
-    def announce_call(self, communicator_id: int, seq: int, said: Voice) -> None:
+    def announce_call(self, communicator_id: int, seq: int, said: RankCall) -> None:
         """Say what a rank here has called to those who do not know it, as soon as one of them asks."""
 
-    def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
+    def send_mismatch(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
         """Say that two ranks mean different operations."""
 
-    def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
+    def send_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
 
     def hold_broken_end(self, fail: Callable[[], None]) -> None:
@@ -65,19 +65,19 @@ class Telling(Protocol):
     def silent(self) -> bool:
         """Whether nobody has said anything of an operation that no rank here has come to."""
 
-    def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
+    def early_calls(self, communicator_id: int, seq: int) -> list[RankCall]:
         """Return, once, what the others called in an operation before any rank here came to it."""
 
     def issued_by(self, rank: int, communicator_id: int) -> int:
         """Return how many operations a rank elsewhere, which has finished, issued on a communicator."""
 
-    def tell_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
+    def send_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
         """Say that nothing of a communicator, or of a group, goes on."""
 
     def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
         """Whether a rank elsewhere, which has finished, is known to have sent no more than so many messages."""
 
-    def tell_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
+    def send_unused(self, group_id: int, ranks: int, size: int, communicator_ids: Sequence[int]) -> None:
         """Say that the ranks here, so many of the group, use it no more; nothing is said of it afterwards."""
 
     def forget(self, ids: Collection[int]) -> None:
@@ -88,13 +88,13 @@ class SpanningMatch(Match):
     """A match of which only some ends are in this process.
 
     Attributes:
-        told: Whether the other processes know that ranks wait here.
+        announced: Whether the other processes know that ranks wait here.
         assumed: Whether its pattern is what the array for the result is good for, and no more is known.
-        heard_of: What ranks elsewhere are known to have called.
+        remote_calls: What ranks elsewhere are known to have called.
     """
 
-    told = assumed = False
-    heard_of: Mapping[int, Voice] = MappingProxyType({})
+    announced = assumed = False
+    remote_calls: Mapping[int, RankCall] = MappingProxyType({})
 
     @property
     def started_ns(self) -> int:
@@ -113,7 +113,13 @@ class SpanningCommunicator(Communicator):
     _matches: dict[int, SpanningMatch]  # type: ignore[assignment]
 
     def __init__(
-        self, shared: Communicators, key: Key, name: str, members: tuple[int, ...], local: frozenset[int], told: Telling
+        self,
+        shared: Communicators,
+        key: Key,
+        name: str,
+        members: tuple[int, ...],
+        local: frozenset[int],
+        told: ControlNotices,
     ) -> None:
         super().__init__(shared, key, name, members)
         self.direct = False
@@ -121,9 +127,9 @@ class SpanningCommunicator(Communicator):
         self.id: int = key.id
         self.issued: dict[int, int] = {}
         self._local, self._others = local, told
-        self._heard = False  # whether an operation here has failed because nothing goes on
+        self._reported = False  # whether an operation here has failed because nothing goes on
         self._bases: dict[Call, int] = {}
-        self._voices_known: dict[tuple[int, int, int, Call], tuple[object, Voice]] = {}
+        self._voices_known: dict[tuple[int, int, int, Call], tuple[object, RankCall]] = {}
         self._withdrawn: dict[int, None] = {}  # numbers of the last operations for which a rank here had no input
         self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `REMEMBERED`: the number, and what it was
 
@@ -160,7 +166,7 @@ class SpanningCommunicator(Communicator):
             match = self._matches[seq] = SpanningMatch(self.size)
             match.error = self._broken
             if match.error is not None:
-                self._is_heard()
+                self._note_reported()
             elif self._left:
                 self._check_left(match, operation)
         match.arrived[operation.port.position] = operation
@@ -168,8 +174,8 @@ class SpanningCommunicator(Communicator):
         # what the others have called, as far as that is known
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        for said in self._others.said_before(self.id, seq):
-            self.hear(seq, said)
+        for said in self._others.early_calls(self.id, seq):
+            self.compare_call(seq, said)
         if operation.call.dtype is None and match.pattern is not None and not match.pattern.settled:
             self._assume_or_ask(match, operation)
         # what can start
@@ -186,7 +192,7 @@ class SpanningCommunicator(Communicator):
             self.issued[rank] = seq + 1
         self._past[seq % REMEMBERED] = seq, (rank, operation.call, operation.place)
         if operation.kind in ANNOUNCED and operation.port.position == operation.call.root:
-            self._others.announce_call(self.id, seq, self._said_again(operation))
+            self._others.announce_call(self.id, seq, self._cached_call_of(operation))
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
         """Begin to receive what the result's array is for, which waits for nobody; without one, ask what comes.
@@ -195,7 +201,7 @@ class SpanningCommunicator(Communicator):
         """
         assumed = call_by_out(operation) if self.here == 1 and match.error is None else None
         if assumed is None:
-            self._others.tell_call(self.id, (operation.seq,), self._said(operation))
+            self._others.send_call(self.id, (operation.seq,), self._call_of(operation))
         else:
             match.pattern, match.assumed = assumed, True
 
@@ -251,7 +257,7 @@ class SpanningCommunicator(Communicator):
             return
         super().fail_one(match, operation, failure)
         assert match.error is not None
-        self._others.tell_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
+        self._others.send_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
 
     def _fail_held(self, match: Match, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end after all: nobody has said why its wire broke."""
@@ -264,7 +270,7 @@ class SpanningCommunicator(Communicator):
 
         Both ends number messages, so the number of a receive is that of the message that it meets: a receive without a
         message has taken none. Another process may have been told of it. It cannot be told otherwise in time: see
-        `SpanningMessages.hear`.
+        `SpanningMessages.compare_call`.
         """
         super().forget_receive(operation)
         self.issued[self.members[operation.port.position]] = operation.seq
@@ -276,56 +282,56 @@ class SpanningCommunicator(Communicator):
         super().give_up(operation, failure)
         broken = self._shared.broken(self.key)
         assert broken is not None
-        self._others.tell_broken(self.id, self.members[operation.port.position], broken())
+        self._others.send_broken(self.id, self.members[operation.port.position], broken())
 
     def missing(self, seq: int) -> list[int]:
         """World ranks that are not known to have come to operation `seq`, if some rank has."""
         match = self._matches.get(seq)
-        return [rank for rank in super().missing(seq) if match is None or rank not in match.heard_of]
+        return [rank for rank in super().missing(seq) if match is None or rank not in match.remote_calls]
 
-    def waiting(self, before_ns: int) -> Iterator[tuple[int, Voice]]:
+    def waiting(self, before_ns: int) -> Iterator[tuple[int, RankCall]]:
         """Find what has been under way since `before_ns` or longer and has not been told; it counts as told now."""
         for seq, match in self._matches.items():
-            if not match.told and match.first is not None and match.started_ns <= before_ns:
-                match.told = True
+            if not match.announced and match.first is not None and match.started_ns <= before_ns:
+                match.announced = True
                 for end in match.arrived:
                     if end is not None:
-                        yield seq, self._said(end)
+                        yield seq, self._call_of(end)
 
-    def tell_early(self, operation: Operation) -> None:
+    def send_now(self, operation: Operation) -> None:
         """Tell the others the call of an operation under way, which differs from theirs."""
         if operation.seq in self._matches:
-            self._others.tell_call(self.id, (operation.seq,), self._said(operation))
+            self._others.send_call(self.id, (operation.seq,), self._call_of(operation))
 
-    def _said_again(self, operation: Operation) -> Voice:
-        """Return what a rank has called, as `_said` does: finding a line takes longer than sending a small message."""
+    def _cached_call_of(self, operation: Operation) -> RankCall:
+        """Return the call of a rank, from a cache: finding a line takes longer than sending a small message."""
         position, (code, instruction) = operation.port.position, operation.place
         key = position, id(code), instruction, operation.call
         known = self._voices_known.get(key)
         if known is None:
             if len(self._voices_known) >= _BASES:
                 self._voices_known.clear()
-            known = self._voices_known[key] = code, self._said(operation)  # as long as it is kept, so is its id
+            known = self._voices_known[key] = code, self._call_of(operation)  # as long as it is kept, so is its id
         return known[1]
 
-    def _said(self, operation: Operation) -> Voice:
+    def _call_of(self, operation: Operation) -> RankCall:
         rank = self.members[operation.port.position]
-        return Voice(rank=rank, call=operation.call, call_site=operation.call_site)
+        return RankCall(rank=rank, call=operation.call, call_site=operation.call_site)
 
     # -- what the other processes say ---------------------------------------------------------------------------------
 
-    def hear(self, seq: int, said: Voice) -> bool:
+    def compare_call(self, seq: int, said: RankCall) -> bool:
         """Compare another process's call with ours; False if none of ours has come to it yet."""
         match = self._matches.get(seq)
         if match is None or match.first is None:
             mine = self.past(seq)
             if mine is not None and not mine[1].agrees(said.call):
-                own = Voice(rank=mine[0], call=mine[1], call_site=call_site(*mine[2]))
-                if not self._heard and self._only_gave(own) and self._only_gave(said):
+                own = RankCall(rank=mine[0], call=mine[1], call_site=call_site(*mine[2]))
+                if not self._reported and self._only_gave(own) and self._only_gave(said):
                     self._shared.unheard.setdefault(self.id, mismatch(self.name, seq, said, own))
                 self._differ(seq, own, said)
             return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - REMEMBERED
-        match.heard_of = {**match.heard_of, said.rank: said}
+        match.remote_calls = {**match.remote_calls, said.rank: said}
         assert match.pattern is not None
         if match.assumed and said.call.dtype is not None and match.first.call.agrees(said.call):
             match.pattern, match.assumed = said.call, False
@@ -338,12 +344,12 @@ class SpanningCommunicator(Communicator):
             self._start(match)
         return True
 
-    def _is_heard(self) -> None:
+    def _note_reported(self) -> None:
         """Note that an operation here fails with what makes all later ones fail."""
-        self._heard = True
+        self._reported = True
         self._shared.unheard.pop(self.id, None)
 
-    def _only_gave(self, voice: Voice) -> bool:
+    def _only_gave(self, voice: RankCall) -> bool:
         """Whether a rank took itself for the root: its end waits for nobody."""
         return voice.call.kind in ANNOUNCED and self.members[voice.call.root] == voice.rank
 
@@ -352,19 +358,19 @@ class SpanningCommunicator(Communicator):
         number, called = self._past.get(seq % REMEMBERED, (-1, None))
         return called if number == seq else None
 
-    def _voices(self, match: Match) -> list[Voice]:
+    def _voices(self, match: Match) -> list[RankCall]:
         """Return what each rank has called that is known to have come, here or elsewhere."""
         assert isinstance(match, SpanningMatch)
-        there = [Voice(said.rank, said.call, said.call_site) for said in match.heard_of.values()]
+        there = [RankCall(said.rank, said.call, said.call_site) for said in match.remote_calls.values()]
         return [*super()._voices(match), *there]
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
-        self._others.tell_difference(self.id, seq, error())
+        self._others.send_mismatch(self.id, seq, error())
         super()._fail_dispute(match, seq, error)
 
-    def _differ(self, seq: int, mine: Voice, theirs: Voice) -> None:
+    def _differ(self, seq: int, mine: RankCall, theirs: RankCall) -> None:
         error = mismatch(self.name, seq, theirs, mine)
-        self._others.tell_difference(self.id, seq, error())
+        self._others.send_mismatch(self.id, seq, error())
         self.fail_here(seq, error)
 
     def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
@@ -373,13 +379,13 @@ class SpanningCommunicator(Communicator):
         if match is None:
             self._broken = error
             if self._matches:
-                self._is_heard()
+                self._note_reported()
             for later in [each for number, each in self._matches.items() if number > seq and each.error is None]:
                 self._fail(later, error)
         elif match.error is None:
             self._fail(match, error)
 
-    def hear_failed_end(self, seq: int, culprit: int, message: str, cause: RemoteError) -> bool:
+    def fail_remote_end(self, seq: int, culprit: int, message: str, cause: RemoteError) -> bool:
         """Fail our ends because of a rank elsewhere, and of its error; False if no rank here has come to it yet."""
         if seq not in self._matches:
             if seq in self._withdrawn:

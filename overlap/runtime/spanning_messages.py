@@ -17,9 +17,9 @@ from ..timeline.recording import call_site
 from .communicator import BaseEngine, Communicator
 from .communicators import KEPT, Communicators
 from .failure import Failure
-from .match import CALL_BITS, CHANNEL_BITS, Key, Match, Voice, mismatch
-from .operation import Operation, Port
-from .spanning import REMEMBERED, Called, SpanningCommunicator, SpanningMatch, Telling
+from .match import CALL_BITS, CHANNEL_BITS, Key, Match, RankCall, mismatch
+from .operation import Operation, OperationPort
+from .spanning import REMEMBERED, Called, ControlNotices, SpanningCommunicator, SpanningMatch
 
 # Of how many tags at rest the number of messages is remembered, so that who waits for a rank that has finished can be
 # told at once; of tags that are older, a stall report tells.
@@ -57,7 +57,7 @@ class SpanningMessages(SpanningCommunicator):
     def _base(self, pattern: Call) -> int:
         return self.key.message_tag(pattern.key)
 
-    def waiting(self, before_ns: int) -> Iterator[tuple[int, Voice]]:
+    def waiting(self, before_ns: int) -> Iterator[tuple[int, RankCall]]:
         """Find operations under way since `before_ns` or longer that other processes have not been told."""
         return super().waiting(before_ns) if self._counted else iter(())
 
@@ -68,7 +68,7 @@ class SpanningMessages(SpanningCommunicator):
         else:  # it would not know which of them is meant
             self.fail_one(match, operation, Failure(_forgotten(self.key, self.name, operation.seq)))
 
-    def hear(self, seq: int, said: Voice) -> bool:
+    def compare_call(self, seq: int, said: RankCall) -> bool:
         """Compare another process's call with ours, or answer a receiver; False if ours has not come to it yet.
 
         The receiver judges: only it knows which of its receives are withdrawn. A sender that hears of another call
@@ -80,9 +80,9 @@ class SpanningMessages(SpanningCommunicator):
             mine = self.past(seq)
             if self.key.ends[0] in self._local and mine is not None and not mine[1].agrees(said.call):
                 rank, call, place = mine
-                self._others.tell_call(self.id, (seq,), Voice(rank=rank, call=call, call_site=call_site(*place)))
+                self._others.send_call(self.id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
                 return True
-            return super().hear(seq, said)
+            return super().compare_call(seq, said)
         if self.key.ends[0] not in self._local:
             self._learn_nothing(seq)
             return True
@@ -115,7 +115,7 @@ class SpanningMessages(SpanningCommunicator):
         """The number of messages, ever."""
         return max(self.issued.values(), default=self.first_seq)
 
-    def has_message(self, port: Port) -> bool:
+    def has_message(self, port: OperationPort) -> bool:
         """Whether a receive would meet a message at once, as far as that is known."""
         return super().has_message(port) or self._shared.has_announced(self.key)
 
@@ -145,7 +145,7 @@ class SpanningCommunicators(Communicators):
         lost_count: Whether it is no longer known of all messages how many there were.
     """
 
-    def __init__(self, engine: BaseEngine, transport: Transport, others: Telling) -> None:
+    def __init__(self, engine: BaseEngine, transport: Transport, others: ControlNotices) -> None:
         super().__init__(engine, keeps=KEPT)
         self.spanning: dict[int, SpanningCommunicator] = {}
         self.lost_count: bool = False
@@ -182,20 +182,20 @@ class SpanningCommunicators(Communicators):
                 "(shape, dtype) for a new array, an array that it may overwrite or a tree of either; or name the source"
             )
 
-    def answer(self, key: Key, seq: int, sent: Called | None, asked: Voice) -> None:
+    def answer(self, key: Key, seq: int, sent: Called | None, asked: RankCall) -> None:
         """Tell a receiver that has `asked` what a rank here has sent, or its own question: nobody knows any more."""
         sent = sent or self._earlier.get((key.id, seq))
         if sent is not None:
             rank, call, place = sent
-            self._others.tell_call(key.id, (seq,), Voice(rank=rank, call=call, call_site=call_site(*place)))
+            self._others.send_call(key.id, (seq,), RankCall(rank=rank, call=call, call_site=call_site(*place)))
         else:
-            self._others.tell_call(key.id, (seq,), asked._replace(rank=key.ends[0]))
+            self._others.send_call(key.id, (seq,), asked._replace(rank=key.ends[0]))
 
     def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
         """Fail all that is under way in a group and all that is to come, here and elsewhere."""
         super().abort(ranks, occurrence, error)
         made = error()
-        self._others.tell_broken(Key(ranks, occurrence, "").id, made.culprit, made)
+        self._others.send_broken(Key(ranks, occurrence, "").id, made.culprit, made)
 
     def close(self, communicator: Communicator) -> None:
         """Forget one of messages that has come to rest, but for their number and the last of them."""
@@ -231,7 +231,7 @@ class SpanningCommunicators(Communicators):
         ids = [group.id, *(key.id for key in self._of_group.get(group[:2], ()))]
         here, size = len(self._local.intersection(group.ranks)), len(group.ranks)
         self._ended_here[ids[0]] = group
-        self._others.tell_unused(ids[0], here, size, ids)
+        self._others.send_unused(ids[0], here, size, ids)
         self.end_elsewhere(ids[0], here, size, ids)
 
     def end_elsewhere(self, group_id: int, ranks: int, size: int, ids: Sequence[int]) -> bool:
@@ -273,15 +273,15 @@ class SpanningCommunicators(Communicators):
         for anyone in [each for each in self._any_call if each.group == group]:
             del self._any_call[anyone]
 
-    def hear(self, communicator_id: int, seq: int, said: Voice) -> bool:
+    def compare_call(self, communicator_id: int, seq: int, said: RankCall) -> bool:
         """Compare another process's call with ours; False if none of ours has come to it yet."""
         known = self.spanning.get(communicator_id)
         if known is not None:
-            return known.hear(seq, said)
+            return known.compare_call(seq, said)
         rested = self._at_rest.get(communicator_id)
         asked = said.call.dtype is None
         if asked and rested is None and self.lost_count:
-            self._others.tell_call(communicator_id, (seq,), said._replace(rank=min(self._local)))
+            self._others.send_call(communicator_id, (seq,), said._replace(rank=min(self._local)))
             return True
         if rested is None or rested.last is None or seq != rested.count - 1:
             if asked and rested is not None and seq < rested.count:
@@ -292,8 +292,8 @@ class SpanningCommunicators(Communicators):
             return True
         rank, call, place = rested.last
         if not call.agrees(said.call):
-            mine = Voice(rank=rank, call=call, call_site=call_site(*place))
-            self._others.tell_difference(communicator_id, seq, mismatch(rested.name, seq, said, mine)())
+            mine = RankCall(rank=rank, call=call, call_site=call_site(*place))
+            self._others.send_mismatch(communicator_id, seq, mismatch(rested.name, seq, said, mine)())
         return True
 
     def elsewhere(self, key: Key) -> bool:
@@ -336,7 +336,7 @@ class SpanningCommunicators(Communicators):
         """Tell the sender of a key's messages at once what the receive expects, which is something else."""
         known = self.spanning.get(key.id)
         if known is not None:
-            known.tell_early(receive)
+            known.send_now(receive)
 
     def drop(self, message: Envelope) -> None:
         """Receive a message that no operation wants, unless it has been withdrawn."""

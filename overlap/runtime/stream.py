@@ -44,11 +44,20 @@ class Stream:
         priority: Added to the priority of each of its operations; lower is more urgent.
         window: How many unfinished operations may be in flight at once.
         rank: World rank that it belongs to.
-        rests: Called when none of its operations is under way any more, unless it is None.
+        on_idle: Called when none of its operations is under way any more, unless it is None.
     """
 
     __slots__ = (
-        "_context", "_in_flight", "_outstanding", "_span", "_started", "_waiting", "name", "priority", "rank", "rests",
+        "_context",
+        "_in_flight",
+        "_outstanding",
+        "_span",
+        "_started",
+        "_waiting",
+        "name",
+        "on_idle",
+        "priority",
+        "rank",
         "window",
     )  # fmt: skip
     name: str
@@ -62,7 +71,7 @@ class Stream:
         self._in_flight: dict[Operation, int] = {}  # in issue order, with how many had started before
         self._started, self._span = 0, max(window, SPAN)
         self._waiting: deque[Operation] = deque()
-        self.rests: Callable[[], None] | None = None
+        self.on_idle: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         in_flight, queued = len(self._in_flight), len(self._waiting)
@@ -96,7 +105,7 @@ class Stream:
         return not in_flight or self._started - next(iter(in_flight.values())) < self._span
 
     @property
-    def listens(self) -> bool:
+    def end_wakes(self) -> bool:
         """Whether the end of an operation wakes something: one that waits for room, or the end of the rank."""
         return bool(self._waiting) or self._outstanding.draining
 
@@ -132,8 +141,8 @@ class Stream:
             self._started += 1
             following._enter(ADMITTED)
             self._context.soon(partial(activate_late, following))
-        if self.rests is not None and not self._in_flight:
-            self.rests()
+        if self.on_idle is not None and not self._in_flight:
+            self.on_idle()
 
 
 def activate(operation: Operation) -> None:

@@ -15,7 +15,7 @@ from ..notice import notify
 from .context import RankContext
 from .failure import Failure
 from .forcing import Closable, force_end, watch_children
-from .outstanding import CallSite, arose_here, place_told
+from .outstanding import CallSite, arose_here, code_place
 from .own_code import OwnCode
 from .settling import conclude
 from .state import DONE, RUNNING
@@ -35,7 +35,7 @@ class TaskFuture(OwnCode[T_co]):
     def __init__(self, context: RankContext, name: str, caller: CallSite, *, prompt: bool, daemon: bool) -> None:
         super().__init__()
         self.name, self._prompt, self.daemon = name, prompt, daemon
-        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else code_place(caller)
         self.context, self._scope = context, trio.CancelScope()
         self._task: Task | None = None
         self._forced = False

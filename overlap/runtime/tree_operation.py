@@ -2,7 +2,7 @@
 
 Such a collective has one number on its stream, whatever the tree holds, because ranks count operations at the call, and
 a future says only later which arrays there are. Arrays that are only moved travel packed in one array. Of a reduction,
-the arrays of the first dtype travel so; the arrays of each further dtype travel as a `Part`, at the same time, on a
+the arrays of the first dtype travel so; the arrays of each further dtype travel as a `TreePart`, at the same time, on a
 communicator that belongs to the stream and to the place of the dtype in the tree. Parts have the number of their
 operation, which is unfinished, and takes room in the window of its stream, until all of its parts have ended. So the
 window bounds the numbers under way on those communicators too (see `stream`).
@@ -23,7 +23,7 @@ from .context import RankContext
 from .derived import Derived, check_here, resolve
 from .failure import Failure
 from .forms import outline_of
-from .operation import NOWHERE, CollectiveFuture, Operation, Port
+from .operation import NOWHERE, CollectiveFuture, Operation, OperationPort
 from .outstanding import Outstanding
 from .settling import conclude
 from .state import DONE
@@ -46,7 +46,7 @@ class PartLane:
     first: Operation | None = None
     last: Operation | None = None
     has_room: bool = True
-    listens: bool = True
+    end_wakes: bool = True
     priority: int = 0
 
     def __init__(self, name: str, window: int, outstanding: Outstanding) -> None:
@@ -69,7 +69,7 @@ class PartLane:
         self._outstanding.note_end(operation, None)
 
 
-class Part(CollectiveFuture[Any]):
+class TreePart(CollectiveFuture[Any]):
     """The arrays of one dtype of a tree that is reduced, other than the first dtype."""
 
     __slots__ = ()
@@ -92,11 +92,11 @@ class TreeOperation(CollectiveFuture[Any]):
 
     # No slots: most hold no tree of several dtypes, and read the values here.
     call: Call
-    given: object
+    caller_out: object
     source: Array | None
-    parts: Sequence[Part] = ()
+    parts: Sequence[TreePart] = ()
     # Issues a part at its place, for a port and with a number; None once it has: the group may be dropped then.
-    issue_part: Callable[[CollectiveFuture[Any], int, Port, int], None] | None = None
+    issue_part: Callable[[CollectiveFuture[Any], int, OperationPort, int], None] | None = None
     _left: int = 0  # Parts that have not ended
     _make: Callable[[list[Any]], object] | None = None  # Makes the tree of results
     _meeting: RawMatch | None = None  # How its own arrays met, once they have arrived
@@ -122,10 +122,10 @@ class TreeOperation(CollectiveFuture[Any]):
             self.parts = [self._part(pack.packed, call_with(self, pack.packed, outline)) for pack in made[1:]]
             self._left = len(self.parts)
 
-    def _part(self, packed: Array, call: Call) -> Part:
-        part = Part(
+    def _part(self, packed: Array, call: Call) -> TreePart:
+        part = TreePart(
             self.kind, None, None, self.place, 0, f"{self.name}: {packed.dtype}", self.reduction, self.root,
-            self.insisted, None, self.exact,
+            self.requested_algorithm, None, self.exact,
         )  # fmt: skip
         part.context, part.member, part.step = self.context, self.member, self.step
         part.source, part.call = packed, call
@@ -133,9 +133,9 @@ class TreeOperation(CollectiveFuture[Any]):
         return part
 
     @property
-    def heard(self) -> bool:
+    def end_wakes_loop(self) -> bool:
         """Whether its end is for the loop alone, as the ends of parts are."""
-        return bool(self.parts) or super().heard
+        return bool(self.parts) or super().end_wakes_loop
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class TreeOperation(CollectiveFuture[Any]):
         if failure is None:
             try:
                 assert self._make is not None
-                self.given = self._make([self.out, *(part._value for part in self.parts)])
+                self.caller_out = self._make([self.out, *(part._value for part in self.parts)])
             except Exception as error:  # no memory for the arrays
                 failure = Failure(error)
         if failure is not None:

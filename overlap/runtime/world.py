@@ -31,14 +31,14 @@ from .communicator import BaseEngine
 from .communicators import Communicators
 from .compute import ComputeStreams
 from .context import RankContext
-from .ending import RANK, Ending, ending_forks, kept, stop_loop
+from .ending import RANK, WorldEnding, ending_forks, kept, stop_loop
 from .event_loop import InTurn
 from .group import GroupRules
 from .handover import Handover
 from .interpreter import tuned
 from .issue import Issuer
 from .memory.buffer_locks import BufferLocks, explain_unfinished
-from .outstanding import Issued, Outstanding
+from .outstanding import IssuedFuture, Outstanding
 from .rank import Rank
 from .task import TaskFuture
 
@@ -72,13 +72,13 @@ class OtherProcesses(Others, Protocol):
     async def verdict(self) -> None:
         """Give other processes a moment to name the culprit."""
 
-    def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
+    def send_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
 
-    def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
+    def send_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Say that a rank here has ended the world. Never raises."""
 
-    def tell_left(self, rank: int) -> None:
+    def send_left(self, rank: int) -> None:
         """Say that a rank here has finished its program."""
 
 
@@ -99,7 +99,7 @@ class World:
 
     size: int
     backend: Backend
-    ending: Ending
+    ending: WorldEnding
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class World:
         limits: StallLimits | None = None,
         steps: KeptSteps | None = None,
     ) -> None:
-        self.size, self.backend, self.ending = size, backend or RealBackend(), Ending()
+        self.size, self.backend, self.ending = size, backend or RealBackend(), WorldEnding()
         local = transport.ranks if ranks is None else ranks
         self.post: Callable[[Sequence[int]], Post | None] = transport.post
         self.local: frozenset[int] = frozenset(local)
@@ -280,7 +280,7 @@ class World:
                 raise stopped from None
         else:
             if self._others:
-                self._others.tell_left(context.rank)
+                self._others.send_left(context.rank)
             self.communicators.rank_left(context.rank)
             context.flight.left()
 
@@ -329,7 +329,7 @@ class World:
         if self.ending.failure is None:
             self._end_because(culprit, cause, doing, spared=rank)
             if self._others:  # once it is recorded: telling may fail as well
-                self._others.tell_failure(culprit, cause, doing)
+                self._others.send_failure(culprit, cause, doing)
         elif not isinstance(error, (PeerError, TransportError)) and culprit != self.ending.failure[0]:
             # wires that break after it are how the end of a process is first seen, and no failures of their own
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
@@ -403,7 +403,7 @@ class World:
         self._reason = reason
         self.reports.take_stock()
         if self._others:
-            self._others.tell_standings(self.reports.stood, reason)
+            self._others.send_standings(self.reports.stood, reason)
         self._scope.cancel(reason=f"the world {reason}")
 
     def _fail_unseen(self) -> bool:
@@ -422,13 +422,13 @@ class World:
             return
         self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
         if self._others:
-            self._others.tell_standings(self.reports.stood, "")
+            self._others.send_standings(self.reports.stood, "")
 
-    def told_to_end(self, by: str) -> None:
+    def end_by_signal(self, by: str) -> None:
         """Let the other processes know that this one was told to end, and by which signal."""
         if self._others and self.ending.failure is None:
             rank = min(self.local)
-            self._others.tell_failure(rank, RemoteError(by, "its process was told to end"), self.reports.doing(rank))
+            self._others.send_failure(rank, RemoteError(by, "its process was told to end"), self.reports.doing(rank))
 
     def _watch(self) -> AbstractContextManager[object]:
         """Watch for stalls for the length of a ``with``; in virtual time the kernel knows them at once."""
@@ -479,7 +479,7 @@ def _raise_unawaited(context: RankContext, raised: BaseException | None) -> None
     raise context.failure.error
 
 
-def _is_program(operation: Issued[object]) -> bool:
+def _is_program(operation: IssuedFuture[object]) -> bool:
     """Whether the end of a rank waits for an operation before it ends the daemons, which tasks may need."""
     return isinstance(operation, TaskFuture) and not operation.daemon
 

@@ -17,7 +17,7 @@ from ..runtime.context import RankContext
 from ..runtime.executor import Executor
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
-from ..runtime.outstanding import Issued
+from ..runtime.outstanding import IssuedFuture
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
@@ -63,7 +63,7 @@ class Doom:
         await trio.sleep_forever()
         raise AssertionError("unreachable: the dead are only cancelled")
 
-    def kill(self, context: RankContext, issued: Issued[Any]) -> None:
+    def kill(self, context: RankContext, issued: IssuedFuture[Any]) -> None:
         """Let a rank die at something it has issued."""
         if context.rank in self.fates.dead or context.closed:
             return

@@ -137,7 +137,7 @@ class SimulatedEngine(BaseEngine):
         transfer = self._transfer(communicator, operations, pattern, arrivals_ns)
         told = partial(_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
         for operation in operations:
-            operation.moves(None)
+            operation.start_moving(None)
         self._traffic.begin(transfer, told)
 
     def _transfer(

@@ -15,7 +15,7 @@ from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.issue import Ends, Issuer
 from ..runtime.match import Key
-from ..runtime.operation import CollectiveFuture, Operation, Port
+from ..runtime.operation import CollectiveFuture, Operation, OperationPort
 from ..runtime.settling import Onlooker
 from ..runtime.state import CANCELLED, PARKED
 from ..runtime.stream import Stream
@@ -54,7 +54,7 @@ class RecordingIssuer(Issuer):
         self._message = ends
         return super().start(operation, stream, timeout_s, ends)
 
-    def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
+    def _enqueue(self, operation: CollectiveFuture[Any], port: OperationPort) -> None:
         shared = self._communicators
         assert isinstance(shared, TestedCommunicators)
         message, self._message = self._message, None
@@ -81,7 +81,7 @@ class TestedCommunicators(FaultyCommunicators):
     def note(
         self,
         operation: CollectiveFuture[Any],
-        port: Port,
+        port: OperationPort,
         message: Ends | None,
         ranks: tuple[int, ...],
     ) -> None:
@@ -147,7 +147,7 @@ class TestedCommunicators(FaultyCommunicators):
                 told = f"has ended without waiting for {issue.told}, which is under way"
                 self.record.leaks.append((rank, told, issue.line))
 
-    def _identity(self, port: Port) -> str:
+    def _identity(self, port: OperationPort) -> str:
         """Return the name of a communicator that is the same on every rank; to make it takes a while for many ranks.
 
         Numbers of operations begin anew when a communicator is opened again.

@@ -122,7 +122,7 @@ def watching(told: list[float], named: list[tuple[int, str]] | None = None) -> l
     """Make a watch of this task that has not started; `told` takes times, `named` ranks and their places or "over"."""
     noted: list[tuple[int, str]] = [] if named is None else named
 
-    def tell(busy: loop_watch.Busy, seconds: float) -> None:
+    def tell(busy: loop_watch.BusyLoop, seconds: float) -> None:
         told.append(seconds)
         noted.append((busy.rank, busy.place))
 
@@ -195,7 +195,8 @@ def test_the_rank_that_kept_a_turn_longest_is_named_with_its_own_line_and_time()
     async def main() -> None:
         watch = watching(told, named)
         watch._turn.kept += [
-            loop_watch.Busy(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6) for rank, line, at_ms in seen
+            loop_watch.BusyLoop(rank=rank, place=f"train.py:{line}", since_ns=at_ms * 10**6)
+            for rank, line, at_ms in seen
         ]
         watch._note_busy(1100 * 10**6)
         watch._answer()
@@ -236,7 +237,7 @@ def test_looks_at_a_turn_find_the_rank_that_keeps_it(
         watch = watching([])
         watch._turn.began_ns = began_ns
         for at, waited, ran, rank in looks:
-            busy = loop_watch.Busy(rank=rank, place="train.py:4", since_ns=0)
+            busy = loop_watch.BusyLoop(rank=rank, place="train.py:4", since_ns=0)
             monkeypatch.setattr(loop_watch, "queued_ns", lambda thread, ms=waited: ms * MS)
             monkeypatch.setattr(loop_watch, "processor_ns", lambda thread, ms=ran: ms * MS)
             monkeypatch.setattr(watch, "_find", lambda *, working_for, busy=busy: busy)

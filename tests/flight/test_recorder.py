@@ -427,7 +427,7 @@ class Placed:
     def __init__(self, instruction: int) -> None:
         self.place = (only.__code__, instruction)
 
-    def told(self) -> dict[str, str]:
+    def flight_fields(self) -> dict[str, str]:
         return {"name": f"all_reduce at {self.place[1]}"}
 
 

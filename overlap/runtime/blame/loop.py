@@ -51,7 +51,7 @@ _LOOKS_S = 0.06  # So old may a turn be that is looked at more often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class BusyLoop:
     """A rank that keeps the loop."""
 
     rank: int  # Which one
@@ -66,9 +66,9 @@ class Turn(trio.abc.Instrument):
         over: Takes the rank that kept the loop for a long turn, and when the turn ended; on the loop's thread.
     """
 
-    def __init__(self, over: Callable[[Busy, int], None]) -> None:
+    def __init__(self, over: Callable[[BusyLoop, int], None]) -> None:
         self.began_ns = perf_counter_ns()
-        self.kept: list[Busy] = []  # What samples of a long turn found, in order; the watch appends, in its thread
+        self.kept: list[BusyLoop] = []  # What samples of a long turn found, in order; the watch appends, in its thread
         self._over = over
 
     def before_io_wait(self, timeout: float) -> None:
@@ -83,7 +83,7 @@ class Turn(trio.abc.Instrument):
         for busy, end_ns in _stretches(kept, perf_counter_ns()):
             self._over(busy, end_ns)
 
-    def longest(self, now_ns: int) -> tuple[Busy, int] | None:
+    def longest(self, now_ns: int) -> tuple[BusyLoop, int] | None:
         """Return the rank that has kept the loop longest in this turn, and for how many ns; None if none was seen."""
         found = [(busy, end_ns - busy.since_ns) for busy, end_ns in _stretches(list(self.kept), now_ns)]
         return max(found, key=lambda each: each[1], default=None)
@@ -93,14 +93,14 @@ class Turn(trio.abc.Instrument):
         self.began_ns = perf_counter_ns()
 
 
-def _stretches(kept: Sequence[Busy], now_ns: int) -> Iterator[tuple[Busy, int]]:
+def _stretches(kept: Sequence[BusyLoop], now_ns: int) -> Iterator[tuple[BusyLoop, int]]:
     """Yield each rank of some samples, at the line that was seen most, and the instant when another one was seen."""
     for rank, found in groupby(kept, key=lambda busy: busy.rank):
         samples = list(found)
         places = Counter(busy.place for busy in samples)
         place = max(places, key=lambda place: places[place])
         later = (busy.since_ns for busy in kept if busy.since_ns > samples[-1].since_ns)
-        yield Busy(rank=rank, place=place, since_ns=samples[0].since_ns), next(later, now_ns)
+        yield BusyLoop(rank=rank, place=place, since_ns=samples[0].since_ns), next(later, now_ns)
 
 
 class LoopWatch:
@@ -125,9 +125,9 @@ class LoopWatch:
         look: Callable[[], None],
         period_s: float,
         tasks: Callable[[], Mapping[int, Task]],
-        told: Callable[[Busy, float], None],
-        over: Callable[[Busy], None],
-        kept: Callable[[Busy, int], None],
+        told: Callable[[BusyLoop, float], None],
+        over: Callable[[BusyLoop], None],
+        kept: Callable[[BusyLoop, int], None],
     ) -> None:
         self._token, self._loop_thread, self._native_thread = token, thread, 0
         self._look, self._look_s = look, period_s
@@ -137,7 +137,7 @@ class LoopWatch:
         self._asked_ns = self._looked_ns = 0
         self._queued_ns = 0  # when it was asked: see `queued_ns`
         self._answered = True  # the loop has run since it was asked
-        self._busy: dict[int, Busy] = {}  # by rank: what was found since the loop answered
+        self._busy: dict[int, BusyLoop] = {}  # by rank: what was found since the loop answered
         self._limits_s: dict[str, float] = {}  # by place: from when on it is told
         self._turn = Turn(kept)
         self._seen = (0, -1)  # when the turn began that samples found last, and which rank
@@ -182,12 +182,12 @@ class LoopWatch:
             self._compare(busy, began_ns, now_ns)
         return now_ns - began_ns < _LOOKS_S * 1e9
 
-    def _compare(self, busy: Busy, began_ns: int, now_ns: int) -> None:
+    def _compare(self, busy: BusyLoop, began_ns: int, now_ns: int) -> None:
         """Keep a sample if the rank has been busy since it was found first, or if the turn is known to be long."""
         turn = self._turn
         if turn.kept:
             if began_ns == turn.began_ns:
-                turn.kept.append(Busy(rank=busy.rank, place=busy.place, since_ns=now_ns))
+                turn.kept.append(BusyLoop(rank=busy.rank, place=busy.place, since_ns=now_ns))
             return
         waited_ns, ran_ns = queued_ns(self._native_thread), processor_ns(self._loop_thread)
         if self._seen != (began_ns, busy.rank):
@@ -197,7 +197,7 @@ class LoopWatch:
         first_ns, before_ns, had_ns, since_ns = self._first
         own_ns = now_ns - first_ns - (waited_ns - before_ns)
         if (ran_ns - had_ns >= _LONG_S * 1e9 / 2 or own_ns >= _BLOCKED_S * 1e9) and began_ns == turn.began_ns:
-            turn.kept.append(Busy(rank=busy.rank, place=busy.place, since_ns=since_ns))
+            turn.kept.append(BusyLoop(rank=busy.rank, place=busy.place, since_ns=since_ns))
 
     def _check(self, now_ns: int, *, late: bool) -> None:
         if self._answered:
@@ -228,7 +228,7 @@ class LoopWatch:
             self._limits_s[busy.place] = max(_AGAIN * BUSY_S, _AGAIN * self._limits_s.get(busy.place, 0.0))
             self._tell(busy, own_ns / 1e9)
 
-    def _find(self, *, working_for: bool = True) -> Busy | None:
+    def _find(self, *, working_for: bool = True) -> BusyLoop | None:
         """Find the rank that has the running task, and its place; None if no rank has it.
 
         Args:
@@ -237,7 +237,7 @@ class LoopWatch:
         with without_collector():
             return self._found(working_for=working_for)
 
-    def _found(self, *, working_for: bool) -> Busy | None:
+    def _found(self, *, working_for: bool) -> BusyLoop | None:
         running = frames_of(self._loop_thread)
         for rank, main in self._tasks().items():
             for task in tasks_of(main):
@@ -247,7 +247,7 @@ class LoopWatch:
                     points = [(each.f_code, each.f_lasti) for each in reversed(inside)]
                     if not working_for and is_our_work(points):
                         return None
-                    return Busy(rank=rank, place=place_of(points), since_ns=self._asked_ns)
+                    return BusyLoop(rank=rank, place=place_of(points), since_ns=self._asked_ns)
         return None
 
     def _answer(self) -> None:

@@ -20,7 +20,7 @@ from ..backend import Backend
 from ..compute import ComputeFuture, ComputeStreams
 from ..context import RankContext
 from ..rank import Rank
-from .loop import Busy, LoopWatch, program_places
+from .loop import BusyLoop, LoopWatch, program_places
 from .stall import Others, StallLimits, StallWatch
 from .standing import Standing, find_stall, report_lines
 
@@ -252,12 +252,12 @@ def world_watch(
         period_s=watch.period_s,
         tasks=lambda: {rank: member.task for rank, member in ranks.items() if member.task is not None},
         told=partial(_tell_busy, others, alone=len(members) == 1),
-        over=lambda busy: others.tell_busy(busy.rank, "") if others else None,
+        over=lambda busy: others.send_busy(busy.rank, "") if others else None,
         kept=lambda busy, now_ns: _record_kept(ranks, busy, now_ns),
     )
 
 
-def _tell_busy(others: Others | None, busy: Busy, seconds: float, *, alone: bool) -> None:
+def _tell_busy(others: Others | None, busy: BusyLoop, seconds: float, *, alone: bool) -> None:
     """Tell the user which rank keeps the loop; in the thread of the watch."""
     waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
     notify(
@@ -266,10 +266,10 @@ def _tell_busy(others: Others | None, busy: Busy, seconds: float, *, alone: bool
         "wait at their next operation: issue it early and await it late, or start it in a nursery"
     )
     if others:
-        others.tell_busy(busy.rank, busy.place)
+        others.send_busy(busy.rank, busy.place)
 
 
-def _record_kept(members: Mapping[int, Member], busy: Busy, now_ns: int) -> None:
+def _record_kept(members: Mapping[int, Member], busy: BusyLoop, now_ns: int) -> None:
     """Show in the timeline that a rank has kept the loop: on its lane "program", on the lane "loop" of all others."""
     for rank, member in members.items():
         lane = "program" if rank == busy.rank else "loop"

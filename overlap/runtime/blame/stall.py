@@ -54,13 +54,13 @@ class Others(Protocol):
 
     speaks: bool  # Whether this process is the one that tells the user
 
-    def tell_quiet(self, standings: Sequence[Standing]) -> None:
+    def send_quiet(self, standings: Sequence[Standing]) -> None:
         """Let the others know which ranks here make no progress: all of them, each time that changes."""
 
     def quiet(self) -> Mapping[int, Standing]:
         """Return the standings that other processes have told, by rank."""
 
-    def tell_busy(self, rank: int, place: str) -> None:
+    def send_busy(self, rank: int, place: str) -> None:
         """Say that a rank here keeps the loop, and where, or with no place that it has let go; any thread."""
 
     async def standings(self, mine: Sequence[Standing]) -> list[Standing]:
@@ -107,7 +107,7 @@ class StallWatch:
         if self._others is not None:
             if frozenset(quiet) != self._said:
                 self._said = frozenset(quiet)
-                self._others.tell_quiet(list(standings.values()))
+                self._others.send_quiet(list(standings.values()))
             if not self._others.speaks:
                 return
             standings = {**self._others.quiet(), **standings}

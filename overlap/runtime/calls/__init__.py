@@ -6,10 +6,10 @@ Both `Group` and `Rank` (for its world) have these methods. None of them blocks;
 from .copies import Copies
 from .exchanges import Exchanges
 from .objects import Objects
-from .reductions import Reductions
+from .reductions import ReductionCalls
 
 
-class Calls(Reductions, Copies, Exchanges, Objects):
+class GroupCalls(ReductionCalls, Copies, Exchanges, Objects):
     """Every collective and point-to-point operation of a group.
 
     What holds for all of them:

@@ -1,4 +1,4 @@
-"""Reductions as users call them."""
+"""ReductionCalls as users call them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @plainly_named
-class Reductions(Issues):
+class ReductionCalls(Issues):
     """Operations that combine the arrays of all ranks."""
 
     @overload

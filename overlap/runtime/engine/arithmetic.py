@@ -10,12 +10,12 @@ import numpy as np
 from ...collectives.program import Step
 from ...collectives.reduce import Array
 from ...collectives.schedule import Buffer, Op
-from .layout import Layout
+from .layout import BufferLayout
 from .workers import INLINE_BYTES, PIECE_BYTES
 
 
 def pieces_of(
-    step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array
+    step: Step, layout: BufferLayout, rank: int, incoming: Array, mine: Array, target: Array
 ) -> list[Callable[[], None]]:
     """Return functions that `apply` a step: one for this thread, or several for worker threads."""
     weight = 1 if layout.reducer is None else layout.reducer.weight
@@ -26,7 +26,7 @@ def pieces_of(
     return [partial(apply, step, layout, rank, incoming[part], mine[part], target[part]) for part in parts]
 
 
-def _is_there(step: Step, layout: Layout, incoming: Array, target: Array) -> bool:
+def _is_there(step: Step, layout: BufferLayout, incoming: Array, target: Array) -> bool:
     """Whether a move has nothing to do, because input and result share memory."""
     divides = layout.reducer is not None and layout.reducer.divides
     if step.op is Op.ADD or divides or incoming.dtype != target.dtype or incoming.size != target.size:
@@ -34,12 +34,12 @@ def _is_there(step: Step, layout: Layout, incoming: Array, target: Array) -> boo
     return bool(incoming.__array_interface__["data"][0] == target.__array_interface__["data"][0])
 
 
-def apply(step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array) -> None:
+def apply(step: Step, layout: BufferLayout, rank: int, incoming: Array, mine: Array, target: Array) -> None:
     """Move or add incoming data, or a part of it, to the target of a step.
 
     Args:
         step: The step, which says whether to move or to add.
-        layout: Layout of the program.
+        layout: BufferLayout of the program.
         rank: Group rank of the program.
         incoming: Received data, or the source of a local step.
         mine: The other operand of an addition: the target itself, or the base of the step.

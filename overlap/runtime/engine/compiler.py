@@ -27,7 +27,7 @@ from ...cost.choice import Choices
 from ...cost.select import size_class
 from ..operation import Operation
 from .laid_out import LaidOut, lay_out
-from .layout import Buffers, Layout, ThinLayout, UnevenLayout, runs_touched
+from .layout import BufferLayout, Buffers, ThinLayout, UnevenLayout, runs_touched
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -103,7 +103,7 @@ _MOST = reducer("max", np.dtype(np.uint8))
 class _Fixed:
     """The parts of a program that are equal in every call."""
 
-    layout: Layout  # Layout of the buffers
+    layout: BufferLayout  # BufferLayout of the buffers
     none: Array  # An empty array, for ranks without an input, or without a result
     scratch: Array  # An empty array of the type of SCRATCH, for ranks that need none
     room: int  # Elements of SCRATCH
@@ -168,7 +168,7 @@ class Compiled:
         combine = _MOST if operation.kind is BARRIER else operation.call.reducer
         accumulator = like.dtype if combine is None else combine.accumulator
         block = like.size // schedule.blocks[0 if source is not None else 1]
-        layout = Layout(block, schedule.slots_per_block, combine, schedule.size)
+        layout = BufferLayout(block, schedule.slots_per_block, combine, schedule.size)
         room, in_result = schedule.blocks[2] * block, schedule.in_place
         if isinstance(schedule, UnevenSchedule):
             starts = block_starts(schedule, program.rank, operation.call.counts, prod(like.shape[1:]))

@@ -193,8 +193,8 @@ class HostRun(Run):
     def wait(self, match: Match) -> None:
         """Be the end of a matched operation under way; the loop's thread, or one in its place."""
         self._match = match
-        self.operation.moves(self)
-        self.operation.look = self.look_before_sleeping
+        self.operation.start_moving(self)
+        self.operation.poll = self.look_before_sleeping
         self.on_end()  # the engine tells nobody of what has ended before `submit` returned
 
     def begin(self) -> None:
@@ -289,7 +289,7 @@ class HostRun(Run):
                     handover.post(self.on_end)
 
     def _ended_in_place(self) -> bool:
-        if self.operation.heard or self._run is None or self._run.state != engine.DONE:
+        if self.operation.end_wakes_loop or self._run is None or self._run.state != engine.DONE:
             return False
         self.on_end()
         return True
@@ -309,7 +309,7 @@ class HostRun(Run):
             self._fall_back()
         elif state != engine.DONE:
             self._settle(self._error(state))
-        elif self.operation.heard and get_ident() != self.operation.context.thread:
+        elif self.operation.end_wakes_loop and get_ident() != self.operation.context.thread:
             self.operation.context.from_thread(self.on_end)
         else:
             self._settle(None)
@@ -368,7 +368,7 @@ class HostRun(Run):
     def _use_arrays(self) -> None:
         """Give the operation arrays, which a program needs, of memory that was submitted without any."""
         (source, target), call, operation = self._addresses, self._executor.call, self.operation
-        operation.given = self._memory  # as long as the operation may touch it
+        operation.caller_out = self._memory  # as long as the operation may touch it
         if source:
             operation.input = operation.source = array_at(source, call.shape or (), call.dtype)
         if target:

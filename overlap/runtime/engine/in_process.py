@@ -25,7 +25,7 @@ from ..executor import Executor
 from ..failure import Failure
 from ..match import Match, Unfit
 from ..operation import Operation
-from .pulls import Move, moves
+from .pulls import MemoryMove, moves
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
 
@@ -70,7 +70,7 @@ class InMemory(Executor):
         )
         self._in_flight += 1  # the end is told on this thread, so it cannot come before
         for operation in operations:
-            operation.moves(self)
+            operation.start_moving(self)
 
     def cancel(self) -> None:
         """Do nothing: the work of threads is not stopped, but waited for."""
@@ -97,7 +97,7 @@ class InMemory(Executor):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class MemoryTransfer:
     """Folds `sources` (flat, of one size) and writes the outcome to every target.
 
     A target may be the memory of the source of the same rank: all sources are read before the first target but
@@ -128,7 +128,7 @@ class Transfer:
         for start in range(0, self.sources[0].size, length):
             part = slice(start, start + length)
             sources, targets = [source[part] for source in self.sources], [target[part] for target in self.targets]
-            yield Transfer(sources, targets, self.reducer, self.exclusive).run
+            yield MemoryTransfer(sources, targets, self.reducer, self.exclusive).run
 
 
 # Up to here a new array costs less than finding out where to accumulate; beyond, its pages cost more than the sum.
@@ -175,7 +175,7 @@ def fit_all(operations: Sequence[Operation], pattern: Call) -> None:
             operation.out, operation.target = operations[0].out, operations[0].target
 
 
-def _transfers(operations: Sequence[Operation], pattern: Call) -> list[Transfer]:
+def _transfers(operations: Sequence[Operation], pattern: Call) -> list[MemoryTransfer]:
     """Return a collective as transfers between the arrays of its ranks."""
     given = [None if operation.source is None else operation.source.reshape(-1) for operation in operations]
     got = [None if operation.target is None else operation.target.reshape(-1) for operation in operations]
@@ -183,11 +183,11 @@ def _transfers(operations: Sequence[Operation], pattern: Call) -> list[Transfer]
 
 
 def _transfer(
-    move: Move, given: Sequence[Array | None], got: Sequence[Array | None], reducer: Reducer | None
-) -> Transfer:
+    move: MemoryMove, given: Sequence[Array | None], got: Sequence[Array | None], reducer: Reducer | None
+) -> MemoryTransfer:
     size, from_ranks, to_ranks = move
     sources = [given[rank][start : start + size] for rank, start in from_ranks]  # type: ignore[index]  # all of these
     targets = [got[rank][start : start + size] for rank, start in to_ranks]  # type: ignore[index]  # have arrays
     first = to_ranks[0][0]
     exclusive = reducer is None or not first or not np.may_share_memory(targets[0], sources[first])
-    return Transfer(sources, targets, reducer, exclusive)
+    return MemoryTransfer(sources, targets, reducer, exclusive)

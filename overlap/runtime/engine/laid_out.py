@@ -15,7 +15,7 @@ import numpy as np
 from ...collectives.program import Extent, Kind, Program, Step
 from ...collectives.reduce import Array
 from ...collectives.schedule import Op
-from .layout import Buffers, Layout
+from .layout import BufferLayout, Buffers
 
 _Range: TypeAlias = tuple[int, int, int]  # buffer, first element, the one after the last
 
@@ -57,7 +57,7 @@ class LaidOut:
     steps: tuple[LaidStep, ...]  # by number
     runs: tuple[Run, ...]  # by number: those of the first queue, then those of the next
     first: tuple[Run, ...]  # those that wait for nothing
-    layout: Layout  # layout of its memory
+    layout: BufferLayout  # layout of its memory
     rank: int  # group rank of this process's rank
     before_begin: Sequence[int]  # for each run, for how many runs and steps it waits
     before_work: Sequence[int]  # for each step, how many must have ended before it may work

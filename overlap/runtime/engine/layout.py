@@ -13,7 +13,7 @@ from .host_bytes import bytes_of
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BufferLayout:
     """Places of slots, and the reduction of their contents: alike in every operation of one call.
 
     A block of `block` elements is cut in `slots` equal slots, the last ones clipped; slot s lies in block s // slots.
@@ -34,7 +34,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class UnevenLayout(Layout):
+class UnevenLayout(BufferLayout):
     """A layout with blocks of different sizes: `starts` has the first element of each (see `block_starts`)."""
 
     starts: tuple[list[int], ...]
@@ -55,9 +55,9 @@ class Buffers:
 
     __slots__ = ("_bytes", "arrays", "layout")
     arrays: tuple[Array, Array, Array]
-    layout: Layout
+    layout: BufferLayout
 
-    def __init__(self, arrays: tuple[Array, Array, Array], layout: Layout) -> None:
+    def __init__(self, arrays: tuple[Array, Array, Array], layout: BufferLayout) -> None:
         self.arrays, self.layout = arrays, layout
         self._bytes: list[memoryview | None] = [None, None, None]  # of the arrays, once they have been asked for
 
@@ -78,7 +78,7 @@ Runs = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class ThinLayout(Layout):
+class ThinLayout(BufferLayout):
     """A layout in which only some slots of SCRATCH exist, one behind the other: `runs` are (first, stop) of these."""
 
     runs: Runs
@@ -89,7 +89,7 @@ class ThinLayout(Layout):
 
     def bounds(self, extent: Extent) -> tuple[int, int]:
         """Return the first element of an extent, and the one after its last."""
-        start, stop = Layout.bounds(self, extent)
+        start, stop = BufferLayout.bounds(self, extent)
         if extent.buffer is not Buffer.SCRATCH:
             return start, stop
         at = bisect_right(self.runs, (extent.slot + 1, 0)) - 1

@@ -17,7 +17,7 @@ from .execution import Execution, Station
 from .laid_out import LaidStep
 
 
-class Message(Execution, Withdraws):
+class MessageTransfer(Execution, Withdraws):
     """One message, which needs no program.
 
     Args:

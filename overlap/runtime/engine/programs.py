@@ -22,7 +22,7 @@ from ..operation import Operation
 from .compiler import Compiled, Compiler
 from .execution import Execution, Station
 from .host_bytes import bytes_of
-from .message import Message
+from .message import MessageTransfer
 from .workers import Workers
 
 MESSAGE_ALGORITHM = "mesh"
@@ -93,16 +93,16 @@ class ProgramExecutor(Executor):
             priority=operation.urgency,
             spawn=operation.context.spawn,
         )
-        operation.moves(execution)
+        operation.start_moving(execution)
         over = execution.begin(partial(self._over, match, operation))
-        operation.look = None if over or communicator.here > 1 else execution.look_before_sleeping
+        operation.poll = None if over or communicator.here > 1 else execution.look_before_sleeping
         if over:
             self._over(match, operation, None)
 
     def _over(self, match: Match, operation: Operation, error: BaseException | None) -> None:
         """End an operation; in a task if a local rank has yet to arrive, because its call may disagree."""
         elsewhere = get_ident() != operation.context.thread
-        if elsewhere and (error is not None or operation.heard or self._communicator.here > 1):
+        if elsewhere and (error is not None or operation.end_wakes_loop or self._communicator.here > 1):
             operation.context.from_thread(self._over, match, operation, error)
         elif error is None and match.count < self._communicator.here:
             operation.context.spawn(self._end_soon, match, operation)
@@ -141,13 +141,13 @@ class MessageExecutor(ProgramExecutor):
         operation.algorithm = MESSAGE_ALGORITHM
         operation.fit(self._call)
         peer = communicator.members[1 - position]
-        message = Message(self._station, peer, operation.context.spawn)
-        operation.moves(message)
+        message = MessageTransfer(self._station, peer, operation.context.spawn)
+        operation.start_moving(message)
         tag, ended = communicator.tag(self._call, operation.seq), partial(self._over, match, operation)
         if position == 1:
             over = message.receive(tag, bytes_of(cast(Array, operation.target).reshape(-1)), ended)
         else:
             over = message.send(tag, bytes_of(cast(Array, operation.source).reshape(-1)), operation.urgency, ended)
-        operation.look = None if over or communicator.here > 1 else message.look_before_sleeping
+        operation.poll = None if over or communicator.here > 1 else message.look_before_sleeping
         if over:
             ended(None)

@@ -27,7 +27,7 @@ class Pull(NamedTuple):
     sources: tuple[Place, ...]
 
 
-class Move(NamedTuple):
+class MemoryMove(NamedTuple):
     """A pull of one rank, or of several that pull the same."""
 
     size: int  # Number of elements
@@ -52,21 +52,21 @@ def pulls(call: Call, position: int) -> Sequence[Pull]:
     return _PULLS[call.kind](call, position, prod(call.shape or ()))
 
 
-def moves(call: Call) -> Sequence[Move]:
+def moves(call: Call) -> Sequence[MemoryMove]:
     """Return the pulls of all ranks that write a result: of a shared result, the first rank for all of them."""
     return _moves(call) if call.counts or call.size > _KEPT_RANKS else _kept_moves(call)
 
 
-def _moves(call: Call) -> Sequence[Move]:
+def _moves(call: Call) -> Sequence[MemoryMove]:
     positions = range(1 if call.shared else call.size)
     if call.kind in _ALIKE:
         return [
-            Move(size, sources, tuple((position, start) for position in positions))
+            MemoryMove(size, sources, tuple((position, start) for position in positions))
             for start, size, sources in pulls(call, 0)
             if size
         ]
     return [
-        Move(size, sources, ((position, start),))
+        MemoryMove(size, sources, ((position, start),))
         for position in positions
         for start, size, sources in pulls(call, position)
         if size

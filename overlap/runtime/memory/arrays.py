@@ -70,20 +70,20 @@ _LEAST_BYTES = 1 << 20
 
 
 def common_array(
-    lend: Callable[[int], tuple[memoryview, Callable[[], None]] | None],
+    loan: Callable[[int], tuple[memoryview, Callable[[], None]] | None],
     dtype: np.dtype[np.generic],
     shape: int | Sequence[int],
 ) -> Array | None:
     """Return an array of zeros; None where there is no such memory, or it would not help.
 
     Args:
-        lend: Returns so many bytes, and what gives them back.
+        loan: Returns so many bytes, and what gives them back.
         dtype: Of the array.
         shape: Of the array.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     nbytes = prod(sizes) * dtype.itemsize
-    lent = lend(nbytes) if nbytes > _LEAST_BYTES else None
+    lent = loan(nbytes) if nbytes > _LEAST_BYTES else None
     if lent is None:
         return None
     array = held(lent[0], sizes, dtype, lent[1])
