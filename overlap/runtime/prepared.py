@@ -42,7 +42,7 @@ class PreparedCall:
         communicator = operation.port.communicator
         if not isinstance(communicator, SpanningCommunicator):
             return None
-        executor = communicator.known_executor(operation)
+        executor = communicator.cached_executor(operation)
         if not isinstance(executor, HostExecutor) or not executor.lasts or executor.call.shared:
             return None
         return cls(operation, executor)

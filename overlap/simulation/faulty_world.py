@@ -10,7 +10,7 @@ import trio
 
 from ..errors import PeerLostError
 from ..runtime.backend import Backend
-from ..runtime.blame.reports import begun
+from ..runtime.blame.reports import call_program
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.context import RankContext
@@ -54,7 +54,7 @@ class Doom:
         try:
             with trio.CancelScope() as life:
                 self._lives[rank.rank] = life
-                result = await begun(main, rank, args)
+                result = await call_program(main, rank, args)
                 if rank.rank not in self.fates.dead:
                     return result
         except Exception:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import topology
 
-    from ..runtime.blame.reports import Member
+    from ..runtime.blame.reports import LocalRank
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ class TestedWorld(FaultyWorld):
 
     issuer: type[RecordingIssuer]
 
-    def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
+    def _member(self, rank: int, everybody: tuple[int, ...]) -> LocalRank:
         self.issuer = RecordingIssuer
         return super()._member(rank, everybody)
 

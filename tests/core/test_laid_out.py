@@ -14,7 +14,7 @@ from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.reduce import reducer
 from overlap.collectives.slicing import in_slices
 from overlap.runtime.engine.arithmetic import apply
-from overlap.runtime.engine.laid_out import AHEAD, LaidOut, LaidStep, Run, lay_out
+from overlap.runtime.engine.laid_out import AHEAD, LaidOut, LaidStep, StepChain, lay_out
 from overlap.runtime.engine.layout import BufferLayout, Buffers
 
 _Lane: TypeAlias = tuple[int, int, int]
@@ -100,7 +100,7 @@ class Rank:
         for number in step.lets_work:
             self.before_work[number] -= 1
 
-    def let_begin(self, over: Run | LaidStep) -> None:
+    def let_begin(self, over: StepChain | LaidStep) -> None:
         for number in over.lets_begin:
             self.before_begin[number] -= 1
             if not self.before_begin[number]:

@@ -206,7 +206,7 @@ def test_ranks_that_leave_with_messages_that_nobody_reads_wait_no_longer_than_th
         errors = do([world.close for world in worlds])
     for error in errors:
         assert re.search(
-            r"DeadlineError: what was sent to rank [01] \(\S*test_mail.py:\d+\) has not ended within timeout_s=0.2",
+            r"DeadlineError: a message to rank [01] \(\S*test_mail.py:\d+\) has not ended within timeout_s=0.2",
             str(error),
         )
 

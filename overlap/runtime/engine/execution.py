@@ -17,11 +17,10 @@ from trio.lowlevel import Task, TrioToken, checkpoint, current_task, reschedule,
 from transports import Call, Delivery, Starter
 
 from ...collectives.reduce import Array
-from ..handover import Handover
-from ..handover import Run as UnderWay
+from ..handover import Handover, OperationRun
 from .arithmetic import apply, pieces_of
 from .host_bytes import typed
-from .laid_out import LaidOut, LaidStep, Run
+from .laid_out import LaidOut, LaidStep, StepChain
 from .layout import Buffers
 from .polling import linger
 from .workers import Workers
@@ -43,7 +42,7 @@ class Station:
         return "shared memory" if self.starters and within_host else "wires"
 
 
-class Execution(UnderWay):
+class Execution(OperationRun):
     """One execution of one rank's program.
 
     Args:
@@ -177,7 +176,7 @@ class Execution(UnderWay):
             self._able.clear()
             self._advancing = False
 
-    def _begin_run(self, run: Run) -> None:
+    def _begin_run(self, run: StepChain) -> None:
         for step in run.steps:
             if self._failure is not None:
                 return

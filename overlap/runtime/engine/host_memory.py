@@ -28,7 +28,7 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Reducer
 from ..communicator import Communicator
 from ..executor import Executor
-from ..handover import Handover, Run
+from ..handover import Handover, OperationRun
 from ..match import Match
 from ..memory.arrays import held
 from ..operation import Operation
@@ -169,7 +169,7 @@ class HostExecutor(Executor):
             self.board.open(self.position, run.begin)
 
 
-class HostRun(Run):
+class HostRun(OperationRun):
     """One rank's end of an operation that the engine carries out. It is the operation's `scope`, too.
 
     Attributes:

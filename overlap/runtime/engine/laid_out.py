@@ -42,7 +42,7 @@ class LaidStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class StepChain:
     """Steps of a queue that begin one after the other, for only the first one waits for anything else."""
 
     steps: tuple[LaidStep, ...]  # the steps, in order
@@ -55,8 +55,8 @@ class LaidOut:
     """A program laid out."""
 
     steps: tuple[LaidStep, ...]  # by number
-    runs: tuple[Run, ...]  # by number: those of the first queue, then those of the next
-    first: tuple[Run, ...]  # those that wait for nothing
+    runs: tuple[StepChain, ...]  # by number: those of the first queue, then those of the next
+    first: tuple[StepChain, ...]  # those that wait for nothing
     layout: BufferLayout  # layout of its memory
     rank: int  # group rank of this process's rank
     before_begin: Sequence[int]  # for each run, for how many runs and steps it waits
@@ -77,7 +77,7 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
     order = order_of(program, None if blank else buffers, works)
     laid = tuple(_laid(step, number, order, buffers, members, works=works[number]) for number, step in enumerate(steps))
     ends = zip(order.runs, order.run_lets_begin, strict=True)
-    runs = tuple(Run(tuple(laid[number] for number in numbers), lets_begin) for numbers, lets_begin in ends)
+    runs = tuple(StepChain(tuple(laid[number] for number in numbers), lets_begin) for numbers, lets_begin in ends)
     return LaidOut(
         steps=laid,
         runs=runs,
