@@ -25,7 +25,7 @@ from .match import Key
 from .operation import NOWHERE, CollectiveFuture, Member, OperationPort, StreamLike
 from .outstanding import CallSite, check_timeout
 from .receive import ReceiveFuture
-from .received import Received, Room
+from .received import ReceiveBuffers, TreeReceive
 from .settling import conclude
 from .state import ISSUED, MATCHING
 from .stream import MessageLane, Stream, Streams, activate
@@ -303,11 +303,11 @@ class Issuer:
         caller = _getframe(2) if call_site is None else call_site
         name = "recv" if name is None else name
         if src is None:
-            self._communicators.check_any_source(self._ranks, told=like is not None)
+            self._communicators.check_any_source(self._ranks, has_like=like is not None)
         out = receive_like(like, self.context.arrays)
         operation: CollectiveFuture[Any]
-        if type(out) is Room:
-            operation = Received(out.packed, caller, priority, name, (self, src, tag, stream))
+        if type(out) is ReceiveBuffers:
+            operation = TreeReceive(out.packed, caller, priority, name, (self, src, tag, stream))
             operation.expect(out)
         else:
             operation = ReceiveFuture(out, caller, priority, name, (self, src, tag, stream))

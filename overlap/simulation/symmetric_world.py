@@ -102,7 +102,7 @@ class SymmetricCommunicators(Communicators):
         rows = self._alike.rows(key.ranks)
         return Key(tuple(rows[0].tolist()), key.occurrence, ""), len(self._simulated(rows))
 
-    def check_any_source(self, ranks: tuple[int, ...], *, told: bool) -> None:
+    def check_any_source(self, ranks: tuple[int, ...], *, has_like: bool) -> None:
         """Raise `UsageError`: those who do not run send nothing that could be waited for."""
         raise UsageError("src: where ranks stand for others, a receive must name its source")
 
