@@ -10,7 +10,7 @@ from topology import Cluster
 
 from ..collectives.placement import Floats, Ints, place
 from ..cost.select import plan, size_class
-from ..simulation import Alike, Fabric, repeated
+from ..simulation import Alike, SimulatedFabric, repeated
 from ..simulation.demand import Demand
 from .layout import Layout
 from .parts import MESSAGE, Operation, Parts
@@ -48,7 +48,7 @@ class _Adding:
 
     def __init__(self, cluster: Cluster, layout: Layout, peer_direct: bool) -> None:
         self._cluster, self._layout, self._peer_direct = cluster, layout, peer_direct
-        self._fabric = Fabric(cluster, peer_direct=peer_direct)
+        self._fabric = SimulatedFabric(cluster, peer_direct=peer_direct)
         self._alike = Alike.of(layout.stage_of, cluster.world_size)
         self._added: list[tuple[Ints, Floats]] = []  # resources, and how long each is busy
         self._unit = self._fabric.resources.ranks_per_unit
